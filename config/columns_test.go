@@ -27,6 +27,7 @@ var columns = map[string][]string{
 	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "UpToDate", "ProviderID", "Paused", "Age"},
 	"CapstanMachinePoolTemplate":  {"CPU", "Memory", "Age"},
 	"CapstanMachineTemplate":      {"CPU", "Memory", "Age"},
+	"CapstanVolume":               {"Cluster", "Owner", "Host", "GiB", "State", "Machine", "Age"},
 	"EtcdBackup":                  {"Trigger", "Phase", "Size", "Member", "Location", "Age"},
 	"EtcdBackupCheck":             {"Backup", "Phase", "Message", "Member", "Age"},
 	"EtcdMember":                  {"Joined", "Healthy", "Leader", "Learner", "Leave", "Size", "Used", "Version", "ID", "Peer", "Age"},

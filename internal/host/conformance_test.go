@@ -13,6 +13,6 @@ func TestConformance(t *testing.T) {
 	}
 	tunnelAddress(t)
 	h := onBox(t)
-	h.config.BalancerUID = 65534
+	h.config.BalancerUID, h.diskBackend = 65534, diskImage
 	conformance.Test(t, h, conformance.Features{LoadBalancers: true, Version: goodSpec().KubernetesVersion})
 }

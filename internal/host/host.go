@@ -84,6 +84,7 @@ type Host struct {
 	*platform
 	*networks
 	*machines
+	*volumes
 	*balancers
 }
 
@@ -98,6 +99,7 @@ func newHost(p *platform) *Host {
 		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}},
 		balancers: &balancers{platform: p, networks: ns, byID: map[string]*loadBalancer{}},
 	}
+	h.volumes = newVolumes(p, h.machines)
 	ns.users = func(networkID string) error {
 		return admission.UnusedNetwork(networkID, h.machines.specs(), h.balancers.specs())
 	}
@@ -208,6 +210,9 @@ func (h *Host) loadAll() error {
 	balancers, badBalancers, err3 := load(h.store, balancersDir, func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} },
 		func(_ string, lb *hostpb.LoadBalancer) error { return owner.Given("load balancer", lb.Id, lb) })
 	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	if err := h.volumes.load(); err != nil {
 		return err
 	}
 	for _, n := range networks {

@@ -95,6 +95,8 @@ func (ms *machines) info() *hostpb.HostInfo {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
+	info.Volumes, info.VolumeBytes = ms.diskBackend == diskImage, ms.volumeBytes()
+	info.AllocatedDiskBytes = info.VolumeBytes
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.reservedMemory()
 		info.AllocatedDiskBytes += admission.DiskBytes(m.current.Load())

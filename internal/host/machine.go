@@ -427,6 +427,9 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err := m.ensureDisk(ctx, system); err != nil {
 		return nil, err
 	}
+	if err := m.attachVolumes(ctx); err != nil {
+		return nil, err
+	}
 	if err := m.ensureNetwork(ctx); err != nil {
 		return nil, err
 	}
@@ -496,7 +499,9 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
 	all.Go(func() { m.keepConnected(ctx) })
 	all.Go(func() { m.followUpdate(ctx) })
-	all.Go(func() { m.restartOnDiskError(ctx, pid1) })
+	for _, d := range append(m.volumeDisks(), m.disk()) {
+		all.Go(func() { m.restartOnDiskError(ctx, d, pid1) })
+	}
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
 		m.log.Error("Cannot watch PID 1", "error", err)
 	}
@@ -563,6 +568,7 @@ func (m *machine) remove(ctx context.Context) error {
 	}
 	err := errors.Join(
 		m.disk().Detach(ctx),
+		m.detachVolumes(ctx),
 		os.RemoveAll(m.runDir()),
 		m.host.box.Unplug(m.spec.Id),
 		m.host.box.UnleaseAll(m.spec.Id),

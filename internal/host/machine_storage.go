@@ -105,19 +105,19 @@ func (m *machine) attachAdoptedDisk(ctx context.Context) {
 	m.log.Error("The disk of the running machine is not visible to capstand: its logs cannot be read")
 }
 
-// restartOnDiskError ends PID 1 after the file system of the machine's disk met an error and became read-only. The next start
+// restartOnDiskError ends PID 1 after the file system of the machine's disk or of a volume met an error and became read-only. The next start
 // repairs the file system and attaches it again; its error is in the status of the machine until it succeeds.
-func (m *machine) restartOnDiskError(ctx context.Context, pid1 *proc.Handle) {
-	if !m.disk().Exists() {
+func (m *machine) restartOnDiskError(ctx context.Context, d machinedisk.Disk, pid1 *proc.Handle) {
+	if !d.Exists() {
 		return
 	}
-	if err := m.disk().AwaitError(ctx); err != nil {
+	if err := d.AwaitError(ctx); err != nil {
 		if ctx.Err() == nil {
 			m.log.Error("The disk of the machine is not observed", "error", err)
 		}
 		return
 	}
-	m.log.Error("The file system of the machine's disk met an error and is read-only; the machine is restarted to repair it")
+	m.log.Error("The file system of a disk of the machine met an error and is read-only; the machine is restarted to repair it", "disk", d.Image)
 	if err := pid1.Signal(unix.SIGKILL); err != nil {
 		m.log.Error("PID 1 was not ended", "error", err)
 	}
@@ -162,7 +162,7 @@ func (m *machine) prepare(system runc.System) (bundle string, err error) {
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: m.viewsDir(), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
 		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec),
-		Capabilities: m.host.capabilities, System: system,
+		Capabilities: m.host.capabilities, System: system, Volumes: m.volumeMounts(),
 	})
 }
 

@@ -27,6 +27,10 @@ type machines struct {
 	// removed is called after a machine was removed from the registry; mu is held.
 	removed func()
 	byID    map[string]*machine
+	// mounts decides whether a new machine may have its volumes; mu is held.
+	mounts func(*hostpb.MachineSpec) error
+	// volumeBytes returns the sizes of all volumes together; mu is held.
+	volumeBytes func() int64
 	// versions of Kubernetes that were found last.
 	versions []string
 }
@@ -103,6 +107,9 @@ func firstFiles(req *hostpb.EnsureMachineRequest) (map[string][]byte, error) {
 // admit decides whether a new machine may be created; mu is held.
 func (ms *machines) admit(spec *hostpb.MachineSpec) error {
 	if err := admission.NewMachine(spec, ms.info(), ms.store.buried(spec.Id, time.Now()), ms.specs()); err != nil {
+		return err
+	}
+	if err := ms.mounts(spec); err != nil {
 		return err
 	}
 	_, free, err := machinedisk.Space(ms.config.Root)

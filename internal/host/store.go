@@ -35,6 +35,8 @@ import (
 //	machines/<id>/{rootfs,bundle,views,init.log}
 //	run/<id>/                         shared with the machine, created at each start
 //	runc/                             runc's own state
+//	volumes/<id>/spec.json            a volume that outlives machines
+//	volumes/<id>/{disk.img,content}   its file system, and where it is mounted
 //	tombstones/<id>                   ids deleted within the last day
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
 //	images/                           images of machines, from the administrator; see Config.Images
@@ -50,6 +52,7 @@ const (
 	networksDir   = "networks"
 	balancersDir  = "balancers"
 	machinesDir   = "machines"
+	volumesDir    = "volumes"
 	tombstonesDir = "tombstones"
 	newDir        = "new"
 	trashDir      = "trash"
@@ -70,7 +73,7 @@ func (s store) open() (hostID string, err error) {
 	if err := os.MkdirAll(s.root, 0o711); err != nil {
 		return "", err
 	}
-	for _, dir := range []string{networksDir, balancersDir, machinesDir, tombstonesDir, newDir, trashDir, runDir} {
+	for _, dir := range []string{networksDir, balancersDir, machinesDir, volumesDir, tombstonesDir, newDir, trashDir, runDir} {
 		if err := os.MkdirAll(s.path(dir), 0o700); err != nil {
 			return "", err
 		}
@@ -98,11 +101,11 @@ func (s store) hostID() (string, error) {
 
 // create creates an object's folder with its spec and secret files, completely or not at all.
 func (s store) create(kind, id string, spec proto.Message, files map[string][]byte) error {
-	tmp := s.path(newDir, kind+"-"+id)
-	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
+	tmp, remove, err := s.unfinished(kind, id)
+	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }() // After a success the folder has another name.
+	defer remove() // After a success the folder has another name.
 	for name, data := range files {
 		if err := atomicfile.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
 			return err
@@ -112,6 +115,12 @@ func (s store) create(kind, id string, spec proto.Message, files map[string][]by
 		return err
 	}
 	return atomicfile.Rename(tmp, s.path(kind, id))
+}
+
+// unfinished creates an empty folder that is to become the folder of an object. remove removes it with its content.
+func (s store) unfinished(kind, id string) (dir string, remove func(), err error) {
+	dir = s.path(newDir, kind+"-"+id)
+	return dir, func() { _ = os.RemoveAll(dir) }, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700))
 }
 
 // specFile returns the path of the spec in the folder of an object.

@@ -40,6 +40,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/services"
+	"capstan.dev/capstan/internal/infrastructure/volume"
 	"capstan.dev/capstan/internal/infrastructure/webhook"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/reconciling"
@@ -56,7 +57,7 @@ func Provider() reconciling.Provider {
 	return reconciling.Provider{
 		Name:              "infrastructure",
 		NeedsClusterCache: true, // for the Services of clusters
-		Kinds:             []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
+		Kinds:             []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost", "CapstanVolume"},
 		AddToScheme: func(s *runtime.Scheme) error {
 			return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s))
 		},
@@ -138,6 +139,7 @@ func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts rec
 		}).SetupWithManager(ctx, mgr),
 		(&services.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&machine.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
+		(&volume.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient(), Workload: workload(mgr.GetClient(), opts.SecretCachingClient)}).SetupWithManager(ctx, mgr),
 	)...)
 }

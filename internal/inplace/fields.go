@@ -37,6 +37,7 @@ var machineFields = []field{
 	{path: "disk.size", decide: decideDisk, services: []string{kubelet}},
 	replaced("network.addressesFromPools", "a machine keeps its addresses for life", "apiGroup", "kind", "name"),
 	replaced("network.addresses", "a machine keeps its addresses for life", "address", "prefix", "gateway"),
+	replaced("volumes", "they are mounted before the first start of the machine", "name", "path", "sizeGiB", "reclaimPolicy"),
 }
 
 // configFields has every field of CapstanConfigSpec.

@@ -25,6 +25,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || !has(oldSelf.network) || !has(oldSelf.network.addresses) || (has(self.network) && has(self.network.addresses) && self.network.addresses == oldSelf.network.addresses)",message="network.addresses cannot be changed once the machine exists: it keeps its addresses for life"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.network) && has(oldSelf.network.addressesFromPools) ? has(self.network) && has(self.network.addressesFromPools) && self.network.addressesFromPools == oldSelf.network.addressesFromPools : !has(self.network) || !has(self.network.addressesFromPools))",message="network.addressesFromPools cannot be changed once the machine has its id: its addresses were claimed from these pools"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.disk) && has(oldSelf.disk.size) ? has(self.disk) && has(self.disk.size) && (!string(self.disk.size).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self.disk.size)).compareTo(quantity(string(oldSelf.disk.size))) >= 0) : !has(self.disk) || !has(self.disk.size))",message="disk cannot shrink once the machine has its id: replace the machine"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.volumes) ? has(self.volumes) && self.volumes == oldSelf.volumes : !has(self.volumes))",message="volumes cannot be changed once the machine has its id: replace the machine"
 type CapstanMachineSpec struct {
 	// id identifies this machine on its host. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id.
@@ -106,6 +107,16 @@ type CapstanMachineSpec struct {
 	// network configures the machine's attachment to the network of its cluster.
 	// +optional
 	Network MachineNetworkSpec `json:"network,omitempty,omitzero"`
+
+	// volumes outlive the machine. The controller gives the machine free CapstanVolumes of its predecessors, or creates new ones,
+	// and places it on their host. Once the machine has its id, the list cannot be changed.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:XValidation:rule="self.all(a, self.all(b, a.name == b.name || !(b.path + '/').startsWith(a.path + '/')))",message="the path of a volume must not be that of another volume, or in it"
+	Volumes []MachineVolume `json:"volumes,omitempty"`
 }
 
 // HostTolerationOperator compares a toleration with a taint.

@@ -139,6 +139,9 @@ const (
 	// HostNotAllowedReason: spec.hostName names a CapstanHost that does not admit the namespace.
 	HostNotAllowedReason = "HostNotAllowed"
 
+	// WaitingForVolumeReason: a volume of the machine cannot be mounted now. The message names the volume, its host and the remedy.
+	WaitingForVolumeReason = "WaitingForVolume"
+
 	// AddressesAssignedCondition is true when the machine's addresses are in spec.
 	AddressesAssignedCondition = "AddressesAssigned"
 	// AddressesAssignedReason: spec contains the addresses.
@@ -219,6 +222,16 @@ const (
 	// UpdateFailedReason: the update ended without success, and the machine is back in its previous state as far as possible.
 	// The message contains the cause.
 	UpdateFailedReason = "UpdateFailed"
+)
+
+// Reasons of the condition Ready of a CapstanVolume.
+const (
+	// VolumeInUseReason: the machine in spec.machineName has the volume.
+	VolumeInUseReason = "InUse"
+	// VolumeFreeReason: no machine has the volume.
+	VolumeFreeReason = "Free"
+	// VolumePendingReason: the host has not made the volume yet.
+	VolumePendingReason = "Pending"
 )
 
 // Reasons that conditions of several kinds share.

@@ -103,6 +103,9 @@ func CheckMachine(s *hostpb.MachineSpec) error {
 	if err := owner.Given("machine", s.Id, s); err != nil {
 		return err
 	}
+	if err := checkMounts(s); err != nil {
+		return err
+	}
 	if err := CheckNetwork(s.Network); err != nil {
 		return err
 	}

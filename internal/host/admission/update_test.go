@@ -101,6 +101,8 @@ func TestCheckChangeOfEveryField(t *testing.T) {
 			want.KubernetesVersion = "v1.37.0"
 		case name == "network":
 			want.Network.Cidr = "10.1.0.0/25"
+		case name == "volumes":
+			want.Volumes = []*hostpb.VolumeMount{{Id: "v-1", Path: "/srv/data"}}
 		case field.IsList():
 			want.Addresses[0].Prefix = 25
 		case field.Kind() == protoreflect.StringKind:

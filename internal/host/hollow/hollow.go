@@ -91,6 +91,7 @@ type Host struct {
 	networks map[string]*hostpb.Network
 	peers    map[string]*hostpb.SetPeersRequest
 	services map[string]*hostpb.SetServicesRequest
+	volumes  map[string]*hostpb.Volume
 	used     int64
 }
 
@@ -110,6 +111,9 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	}
 	var err error
 	if h.id, err = h.store.hostID(); err != nil {
+		return nil, err
+	}
+	if h.volumes, err = h.store.loadVolumes(); err != nil {
 		return nil, err
 	}
 	records, err := h.store.load()
@@ -152,6 +156,7 @@ func (h *Host) info() *hostpb.HostInfo {
 		Id: h.id, Hostname: h.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
 		Cpus: h.config.CPUs, MemoryBytes: h.config.MemoryBytes, AllocatedMemoryBytes: h.used, Machines: int32(len(h.machines)),
 		KubernetesVersions: h.config.Versions, Images: []string{"host"}, Driver: Driver, CgroupVersion: 2, CapstandVersion: "v0.0.0-hollow",
+		Volumes: true, VolumeBytes: h.volumeBytes(),
 	}
 }
 
@@ -306,6 +311,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 // admit decides whether a new machine may be created; h.mu is held.
 func (h *Host) admit(spec *hostpb.MachineSpec) error {
 	if err := admission.NewMachine(spec, h.info(), h.store.buried(spec.GetId()), h.specs()); err != nil {
+		return err
+	}
+	if err := admission.Mounts(spec, func(id string) *hostpb.Volume { return h.volumes[id] }, h.specs()); err != nil {
 		return err
 	}
 	if err := h.admitNetwork(spec.GetNetwork()); err != nil {

@@ -18,6 +18,7 @@ import (
 //	id                         of the host
 //	machines/<id>/machine.json the spec and status of a machine
 //	machines/<id>/…            its bootstrap data until it is used, and its certificate
+//	volumes/<id>.json          a volume
 //	deleted/<id>               an id that is not used again
 type store struct{ root string }
 

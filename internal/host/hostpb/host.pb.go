@@ -73,6 +73,8 @@ const (
 	Refusal_UPDATE_IN_PROGRESS Refusal_Reason = 18
 	// HOST_IN_USE: the host has machines. Code FAILED_PRECONDITION.
 	Refusal_HOST_IN_USE Refusal_Reason = 19
+	// VOLUME_IN_USE: a machine has the volume. Code FAILED_PRECONDITION.
+	Refusal_VOLUME_IN_USE Refusal_Reason = 25
 )
 
 // Enum value maps for Refusal_Reason.
@@ -98,6 +100,7 @@ var (
 		17: "NO_DISK_SPACE",
 		18: "UPDATE_IN_PROGRESS",
 		19: "HOST_IN_USE",
+		25: "VOLUME_IN_USE",
 	}
 	Refusal_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED": 0,
@@ -120,6 +123,7 @@ var (
 		"NO_DISK_SPACE":      17,
 		"UPDATE_IN_PROGRESS": 18,
 		"HOST_IN_USE":        19,
+		"VOLUME_IN_USE":      25,
 	}
 )
 
@@ -306,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35, 0}
+	return file_host_proto_rawDescGZIP(), []int{39, 0}
 }
 
 type MachineStatus_Phase int32
@@ -364,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37, 0}
+	return file_host_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -419,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37, 1}
+	return file_host_proto_rawDescGZIP(), []int{41, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -548,7 +552,11 @@ type HostInfo struct {
 	// boot_id of the running kernel; empty: capstand cannot reboot the box.
 	BootId string `protobuf:"bytes,25,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// booted_at is when the kernel started.
-	BootedAt      *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=booted_at,json=bootedAt,proto3" json:"booted_at,omitempty"`
+	BootedAt *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=booted_at,json=bootedAt,proto3" json:"booted_at,omitempty"`
+	// volumes is true if the host can have volumes that outlive machines.
+	Volumes bool `protobuf:"varint,30,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	// volume_bytes are the sizes of all volumes together. They are reserved: they do not exceed disk_bytes.
+	VolumeBytes   int64 `protobuf:"varint,31,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -763,6 +771,20 @@ func (x *HostInfo) GetBootedAt() *timestamppb.Timestamp {
 		return x.BootedAt
 	}
 	return nil
+}
+
+func (x *HostInfo) GetVolumes() bool {
+	if x != nil {
+		return x.Volumes
+	}
+	return false
+}
+
+func (x *HostInfo) GetVolumeBytes() int64 {
+	if x != nil {
+		return x.VolumeBytes
+	}
+	return 0
 }
 
 type MachineImage struct {
@@ -2493,8 +2515,10 @@ type MachineSpec struct {
 	ControlPlane      bool       `protobuf:"varint,13,opt,name=control_plane,json=controlPlane,proto3" json:"control_plane,omitempty"`
 	PidsLimit         int64      `protobuf:"varint,14,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"` // processes and threads of the machine together; 0: the host's default
 	DiskBytes         int64      `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"` // size of the machine's disk; 0: the host's default, 20 GiB
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// volumes are mounted in the machine. They exist before, belong to the namespace of the machine, and are of no other machine.
+	Volumes       []*VolumeMount `protobuf:"bytes,20,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MachineSpec) Reset() {
@@ -2632,6 +2656,232 @@ func (x *MachineSpec) GetDiskBytes() int64 {
 	return 0
 }
 
+func (x *MachineSpec) GetVolumes() []*VolumeMount {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// Volume is a file system that outlives machines.
+type Volume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the CapstanVolume: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	SizeBytes     int64  `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Volume) Reset() {
+	*x = Volume{}
+	mi := &file_host_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Volume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Volume) ProtoMessage() {}
+
+func (x *Volume) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Volume.ProtoReflect.Descriptor instead.
+func (*Volume) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Volume) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Volume) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Volume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Volume) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+type DeleteVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the CapstanVolume: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeRequest) Reset() {
+	*x = DeleteVolumeRequest{}
+	mi := &file_host_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeRequest) ProtoMessage() {}
+
+func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *DeleteVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeResponse) Reset() {
+	*x = DeleteVolumeResponse{}
+	mi := &file_host_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeResponse) ProtoMessage() {}
+
+func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{34}
+}
+
+type VolumeMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`     // of the Volume
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"` // in the machine, absolute and clean
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMount) Reset() {
+	*x = VolumeMount{}
+	mi := &file_host_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMount) ProtoMessage() {}
+
+func (x *VolumeMount) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
+func (*VolumeMount) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *VolumeMount) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 type Address struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -2643,7 +2893,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2905,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2918,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Address) GetAddress() string {
@@ -2706,7 +2956,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2968,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2981,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -2773,7 +3023,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +3035,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +3048,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -2844,7 +3094,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +3106,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +3119,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -2926,7 +3176,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3188,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3201,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -2994,7 +3244,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3256,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3269,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3131,7 +3381,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3393,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3406,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3193,7 +3443,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3455,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3468,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3265,7 +3515,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3277,7 +3527,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3290,7 +3540,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3308,7 +3558,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3570,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3583,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 type ListMachinesResponse struct {
@@ -3345,7 +3595,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3607,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3620,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3392,7 +3642,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3654,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3667,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -3453,7 +3703,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3715,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3728,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -3515,7 +3765,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3777,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3790,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -3581,7 +3831,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3843,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3856,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -3627,7 +3877,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +3889,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3902,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -3679,7 +3929,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3941,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3954,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -3726,7 +3976,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3988,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +4001,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -3791,7 +4041,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +4053,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +4066,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3841,7 +4091,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +4103,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +4116,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -3957,7 +4207,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3969,7 +4219,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3982,7 +4232,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4030,7 +4280,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4042,7 +4292,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4055,7 +4305,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4087,7 +4337,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4349,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4362,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4191,10 +4441,10 @@ var File_host_proto protoreflect.FileDescriptor
 const file_host_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc8\x03\n" +
+	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdb\x03\n" +
 	"\aRefusal\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.capstan.host.v1.Refusal.ReasonR\x06reason\x12\x18\n" +
-	"\asubject\x18\x02 \x01(\tR\asubject\"\xe9\x02\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\"\xfc\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aINVALID\x10\x01\x12\x10\n" +
@@ -4216,8 +4466,9 @@ const file_host_proto_rawDesc = "" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
 	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
-	"\vHOST_IN_USE\x10\x13\"\x10\n" +
-	"\x0eGetInfoRequest\"\xeb\a\n" +
+	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
+	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
+	"\x0eGetInfoRequest\"\xa8\b\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4246,7 +4497,9 @@ const file_host_proto_rawDesc = "" +
 	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\x12,\n" +
 	"\x12overlay_public_key\x18\x18 \x01(\tR\x10overlayPublicKey\x12\x17\n" +
 	"\aboot_id\x18\x19 \x01(\tR\x06bootId\x127\n" +
-	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\"T\n" +
+	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\x12\x18\n" +
+	"\avolumes\x18\x1e \x01(\bR\avolumes\x12!\n" +
+	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\"T\n" +
 	"\fMachineImage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
@@ -4371,7 +4624,7 @@ const file_host_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"\x1c\n" +
-	"\x1aDeleteLoadBalancerResponse\"\xfc\x03\n" +
+	"\x1aDeleteLoadBalancerResponse\"\xb4\x04\n" +
 	"\vMachineSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -4391,7 +4644,22 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"pids_limit\x18\x0e \x01(\x03R\tpidsLimit\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\"U\n" +
+	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\x126\n" +
+	"\avolumes\x18\x14 \x03(\v2\x1c.capstan.host.v1.VolumeMountR\avolumes\"i\n" +
+	"\x06Volume\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x03R\tsizeBytes\"W\n" +
+	"\x13DeleteVolumeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x16\n" +
+	"\x14DeleteVolumeResponse\"1\n" +
+	"\vVolumeMount\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"U\n" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\x05R\x06prefix\x12\x18\n" +
@@ -4520,7 +4788,7 @@ const file_host_proto_rawDesc = "" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
 	"\texit_code\x18\x04 \x01(\x05H\x00R\bexitCodeB\t\n" +
-	"\acontent2\xd0\r\n" +
+	"\acontent2\xef\x0e\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -4537,7 +4805,9 @@ const file_host_proto_rawDesc = "" +
 	"\rDeleteMachine\x12%.capstan.host.v1.DeleteMachineRequest\x1a&.capstan.host.v1.DeleteMachineResponse\x12N\n" +
 	"\fStartMachine\x12$.capstan.host.v1.StartMachineRequest\x1a\x18.capstan.host.v1.Machine\x12N\n" +
 	"\fClaimMachine\x12$.capstan.host.v1.ClaimMachineRequest\x1a\x18.capstan.host.v1.Machine\x12P\n" +
-	"\rUpdateMachine\x12%.capstan.host.v1.UpdateMachineRequest\x1a\x18.capstan.host.v1.Machine\x12U\n" +
+	"\rUpdateMachine\x12%.capstan.host.v1.UpdateMachineRequest\x1a\x18.capstan.host.v1.Machine\x12@\n" +
+	"\fEnsureVolume\x12\x17.capstan.host.v1.Volume\x1a\x17.capstan.host.v1.Volume\x12[\n" +
+	"\fDeleteVolume\x12$.capstan.host.v1.DeleteVolumeRequest\x1a%.capstan.host.v1.DeleteVolumeResponse\x12U\n" +
 	"\n" +
 	"SetFencing\x12\".capstan.host.v1.SetFencingRequest\x1a#.capstan.host.v1.SetFencingResponse\x12[\n" +
 	"\fListContacts\x12$.capstan.host.v1.ListContactsRequest\x1a%.capstan.host.v1.ListContactsResponse\x12I\n" +
@@ -4559,7 +4829,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4599,46 +4869,50 @@ var file_host_proto_goTypes = []any{
 	(*DeleteLoadBalancerRequest)(nil),  // 35: capstan.host.v1.DeleteLoadBalancerRequest
 	(*DeleteLoadBalancerResponse)(nil), // 36: capstan.host.v1.DeleteLoadBalancerResponse
 	(*MachineSpec)(nil),                // 37: capstan.host.v1.MachineSpec
-	(*Address)(nil),                    // 38: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 39: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 40: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 41: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 42: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 43: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 44: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 45: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 46: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 47: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 48: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 49: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 50: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 51: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 52: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 53: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 54: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 55: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 56: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 57: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 58: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 59: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 60: capstan.host.v1.ExecResponse
-	nil,                                // 61: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
+	(*Volume)(nil),                     // 38: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 39: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 40: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 41: capstan.host.v1.VolumeMount
+	(*Address)(nil),                    // 42: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 43: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 44: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 45: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 46: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 47: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 48: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 49: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 50: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 51: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 52: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 53: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 54: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 55: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 56: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 57: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 58: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 59: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 60: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 61: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 62: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 63: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 64: capstan.host.v1.ExecResponse
+	nil,                                // 65: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 66: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	10, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	9,  // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	62, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	66, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
 	17, // 4: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
 	10, // 5: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
 	1,  // 6: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	42, // 7: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	46, // 7: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
 	32, // 8: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
 	8,  // 9: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
 	21, // 10: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
 	23, // 11: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	61, // 12: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	65, // 12: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
 	26, // 13: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
 	27, // 14: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
 	2,  // 15: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
@@ -4646,72 +4920,77 @@ var file_host_proto_depIdxs = []int32{
 	34, // 17: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
 	33, // 18: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
 	20, // 19: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	38, // 20: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	37, // 21: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	37, // 22: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 23: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	62, // 24: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	62, // 25: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	37, // 26: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	43, // 27: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 28: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 29: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	45, // 30: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	62, // 31: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	44, // 32: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	41, // 33: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	62, // 34: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	62, // 35: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	42, // 36: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	58, // 37: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	59, // 38: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 39: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	18, // 40: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	20, // 41: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	30, // 42: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	22, // 43: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	25, // 44: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	32, // 45: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	35, // 46: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	39, // 47: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	46, // 48: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	47, // 49: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	49, // 50: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	50, // 51: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	51, // 52: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	40, // 53: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	11, // 54: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	15, // 55: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	13, // 56: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	53, // 57: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	55, // 58: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	57, // 59: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 60: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	19, // 61: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	20, // 62: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	31, // 63: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	24, // 64: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	28, // 65: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	32, // 66: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	36, // 67: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	42, // 68: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	42, // 69: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	48, // 70: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	52, // 71: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	42, // 72: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	42, // 73: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	42, // 74: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	12, // 75: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	16, // 76: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	14, // 77: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	54, // 78: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	56, // 79: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	60, // 80: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	60, // [60:81] is the sub-list for method output_type
-	39, // [39:60] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	42, // 20: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	41, // 21: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	37, // 22: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	37, // 23: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 24: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	66, // 25: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	66, // 26: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	37, // 27: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	47, // 28: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 29: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 30: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	49, // 31: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	66, // 32: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	48, // 33: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	45, // 34: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	66, // 35: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	66, // 36: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	46, // 37: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	62, // 38: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	63, // 39: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 40: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	18, // 41: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	20, // 42: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	30, // 43: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	22, // 44: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	25, // 45: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	32, // 46: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	35, // 47: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	43, // 48: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	50, // 49: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	51, // 50: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	53, // 51: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	54, // 52: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	55, // 53: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	44, // 54: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	38, // 55: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	39, // 56: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	11, // 57: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	15, // 58: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	13, // 59: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	57, // 60: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	59, // 61: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	61, // 62: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 63: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	19, // 64: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	20, // 65: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	31, // 66: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	24, // 67: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	28, // 68: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	32, // 69: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	36, // 70: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	46, // 71: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	46, // 72: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	52, // 73: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	56, // 74: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	46, // 75: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	46, // 76: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	46, // 77: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	38, // 78: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	40, // 79: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	12, // 80: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	16, // 81: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	14, // 82: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	58, // 83: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	60, // 84: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	64, // 85: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	63, // [63:86] is the sub-list for method output_type
+	40, // [40:63] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4724,13 +5003,13 @@ func file_host_proto_init() {
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[51].OneofWrappers = []any{
+	file_host_proto_msgTypes[55].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[54].OneofWrappers = []any{
+	file_host_proto_msgTypes[58].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -4742,7 +5021,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   56,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,6 +41,8 @@ const (
 	Host_StartMachine_FullMethodName       = "/capstan.host.v1.Host/StartMachine"
 	Host_ClaimMachine_FullMethodName       = "/capstan.host.v1.Host/ClaimMachine"
 	Host_UpdateMachine_FullMethodName      = "/capstan.host.v1.Host/UpdateMachine"
+	Host_EnsureVolume_FullMethodName       = "/capstan.host.v1.Host/EnsureVolume"
+	Host_DeleteVolume_FullMethodName       = "/capstan.host.v1.Host/DeleteVolume"
 	Host_SetFencing_FullMethodName         = "/capstan.host.v1.Host/SetFencing"
 	Host_ListContacts_FullMethodName       = "/capstan.host.v1.Host/ListContacts"
 	Host_Reboot_FullMethodName             = "/capstan.host.v1.Host/Reboot"
@@ -98,6 +100,12 @@ type HostClient interface {
 	// update runs, with INVALID for a field that cannot change, which the message names, and with NOT_RUNNING for a machine
 	// that has not been bootstrapped or has failed.
 	UpdateMachine(ctx context.Context, in *UpdateMachineRequest, opts ...grpc.CallOption) (*Machine, error)
+	// EnsureVolume makes a volume: a file system of a fixed size that outlives machines. The host reserves its full size. Refused
+	// with NO_DISK_SPACE if the host has no room for it, with SPEC_CHANGED for another size than that of the existing volume, and with
+	// DELETED for an id that was deleted within the last day.
+	EnsureVolume(ctx context.Context, in *Volume, opts ...grpc.CallOption) (*Volume, error)
+	// DeleteVolume deletes a volume with its data. Unknown ids are fine. Refused with VOLUME_IN_USE while a machine has the volume.
+	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 	// SetFencing sets after how long without contact the host stops the machines of a management cluster. It is kept on disk.
 	// A machine of a network without other hosts is never stopped.
 	SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error)
@@ -283,6 +291,26 @@ func (c *hostClient) UpdateMachine(ctx context.Context, in *UpdateMachineRequest
 	return out, nil
 }
 
+func (c *hostClient) EnsureVolume(ctx context.Context, in *Volume, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Host_EnsureVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteVolumeResponse)
+	err := c.cc.Invoke(ctx, Host_DeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostClient) SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetFencingResponse)
@@ -407,6 +435,12 @@ type HostServer interface {
 	// update runs, with INVALID for a field that cannot change, which the message names, and with NOT_RUNNING for a machine
 	// that has not been bootstrapped or has failed.
 	UpdateMachine(context.Context, *UpdateMachineRequest) (*Machine, error)
+	// EnsureVolume makes a volume: a file system of a fixed size that outlives machines. The host reserves its full size. Refused
+	// with NO_DISK_SPACE if the host has no room for it, with SPEC_CHANGED for another size than that of the existing volume, and with
+	// DELETED for an id that was deleted within the last day.
+	EnsureVolume(context.Context, *Volume) (*Volume, error)
+	// DeleteVolume deletes a volume with its data. Unknown ids are fine. Refused with VOLUME_IN_USE while a machine has the volume.
+	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	// SetFencing sets after how long without contact the host stops the machines of a management cluster. It is kept on disk.
 	// A machine of a network without other hosts is never stopped.
 	SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error)
@@ -477,6 +511,12 @@ func (UnimplementedHostServer) ClaimMachine(context.Context, *ClaimMachineReques
 }
 func (UnimplementedHostServer) UpdateMachine(context.Context, *UpdateMachineRequest) (*Machine, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateMachine not implemented")
+}
+func (UnimplementedHostServer) EnsureVolume(context.Context, *Volume) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method EnsureVolume not implemented")
+}
+func (UnimplementedHostServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
 }
 func (UnimplementedHostServer) SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetFencing not implemented")
@@ -780,6 +820,42 @@ func _Host_UpdateMachine_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_EnsureVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(Volume)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).EnsureVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_EnsureVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).EnsureVolume(ctx, req.(*Volume))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).DeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_DeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).DeleteVolume(ctx, req.(*DeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Host_SetFencing_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetFencingRequest)
 	if err := dec(in); err != nil {
@@ -921,6 +997,14 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UpdateMachine",
 			Handler:    _Host_UpdateMachine_Handler,
+		},
+		{
+			MethodName: "EnsureVolume",
+			Handler:    _Host_EnsureVolume_Handler,
+		},
+		{
+			MethodName: "DeleteVolume",
+			Handler:    _Host_DeleteVolume_Handler,
 		},
 		{
 			MethodName: "SetFencing",

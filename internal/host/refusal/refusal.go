@@ -34,6 +34,7 @@ var codeOf = map[hostpb.Refusal_Reason]codes.Code{
 
 	hostpb.Refusal_UPDATE_IN_PROGRESS: codes.FailedPrecondition,
 	hostpb.Refusal_HOST_IN_USE:        codes.FailedPrecondition,
+	hostpb.Refusal_VOLUME_IN_USE:      codes.FailedPrecondition,
 }
 
 // Errorf returns the error of a refused call. The reason determines the gRPC code.

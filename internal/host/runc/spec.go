@@ -4,6 +4,7 @@
 package runc
 
 import (
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -36,6 +37,8 @@ type Params struct {
 	// Backups is a folder of the host that is mounted at BackupsIn in the machine; none if empty.
 	Backups   string
 	BackupsIn string
+	// Volumes are folders of the host by their paths in the machine.
+	Volumes map[string]string
 	// Views is the folder with the files of WriteViews.
 	Views string
 	// NetNS is the path of the machine's network namespace.
@@ -157,6 +160,9 @@ func mounts(p Params) []specs.Mount {
 	}
 	if p.Backups != "" {
 		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))
+	}
+	for _, path := range slices.Sorted(maps.Keys(p.Volumes)) {
+		all = append(all, bind(p.Volumes[path], path, "rw", "nosuid", "nodev"))
 	}
 	for _, folder := range p.System.Folders {
 		all = append(all, bind(filepath.Join(p.System.Root, folder), folder, p.System.options()...))

@@ -87,6 +87,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(&infrav1.CapstanHost{}).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
+		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(onlyDeletes, hostsChanged)).
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
@@ -132,6 +133,8 @@ var hostsChanged = predicate.Funcs{
 func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 	switch o := o.(type) {
 	case *infrav1.CapstanMachine:
+		return request(o.Spec.HostName)
+	case *infrav1.CapstanVolume:
 		return request(o.Spec.HostName)
 	case *infrav1.CapstanCluster:
 		for _, name := range hostaccess.BalancerHosts(o) {
@@ -309,6 +312,11 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 				machines, clusters, infrav1.HostAbandonedAnnotation)
 			return nil
 		}
+		volumes, err := r.volumes(ctx, host.Name)
+		if err != nil || volumes > 0 {
+			setInUse(host, "The host has %d CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with %s", volumes, infrav1.HostAbandonedAnnotation)
+			return err
+		}
 	}
 	if err := r.endTokens(ctx, host); err != nil {
 		return err
@@ -335,6 +343,18 @@ func (r *Reconciler) users(ctx context.Context, name string) (machines, clusters
 		}
 	}
 	return count(ctx, r.LiveClient, name, client.MatchingFields{}, client.MatchingFields{})
+}
+
+// volumes counts the CapstanVolumes on a host, of all namespaces.
+func (r *Reconciler) volumes(ctx context.Context, name string) (n int, err error) {
+	list := &infrav1.CapstanVolumeList{}
+	err = r.LiveClient.List(ctx, list)
+	for i := range list.Items {
+		if list.Items[i].Spec.HostName == name {
+			n++
+		}
+	}
+	return n, err
 }
 
 func count(ctx context.Context, c client.Reader, name string, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {

@@ -177,6 +177,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 					c.BadImages = append(c.BadImages, i.GetName())
 				}
 			}
+			c.Volumes, c.FreeVolumes = info.GetVolumes(), info.GetDiskBytes()-info.GetVolumeBytes()
 			free := conn.Free()
 			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
 			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk

@@ -182,16 +182,28 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	if err := r.countMembers(ctx, s, candidates); err != nil {
 		return nil, err
 	}
-	name, err := placement.Choose(candidates, req)
+	name, err := r.place(ctx, s, candidates, req)
 	if err != nil {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
-		return nil, errWaiting
+		return nil, err
 	}
 	host := r.Pool.Get(name)
 	if host == nil {
 		return nil, fmt.Errorf("host %s was disconnected in between", name)
 	}
 	return host, nil
+}
+
+// place chooses the host, and binds the volumes of the machine, which stay on their host.
+func (r *Reconciler) place(ctx context.Context, s *scope, candidates []placement.Host, req placement.Request) (string, error) {
+	if len(s.capstan.Spec.Volumes) > 0 {
+		return r.placeWithVolumes(ctx, s, candidates, req)
+	}
+	name, err := placement.Choose(candidates, req)
+	if err != nil {
+		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
+		return "", errWaiting
+	}
+	return name, nil
 }
 
 // host is the CapstanHost of the machine.

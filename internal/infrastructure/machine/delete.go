@@ -25,10 +25,10 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 )
 
-// reconcileDelete removes the machine: load balancer, host, claims, finalizer (IM-06, IM-09). It needs neither
+// reconcileDelete removes the machine: load balancer, host, volumes, claims, finalizer (IM-06, IM-09). It needs neither
 // Machine nor Cluster. A machine that never got an id has nothing anywhere, but perhaps claims.
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
-	for _, step := range []func(context.Context, *scope) error{r.leaveLoadBalancer, r.deleteMachine, r.releaseAddresses} {
+	for _, step := range []func(context.Context, *scope) error{r.leaveLoadBalancer, r.deleteMachine, r.releaseVolumes, r.releaseAddresses} {
 		if err := step(ctx, s); errors.Is(err, errWaiting) {
 			return nil
 		} else if err != nil {

@@ -229,6 +229,9 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	if err != nil {
 		return nil, err
 	}
+	if spec.Volumes, err = r.ensureVolumes(ctx, s, host); err != nil {
+		return nil, err
+	}
 	managementCluster, err := hostaccess.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return nil, err

@@ -49,6 +49,10 @@ type Host struct {
 	FreeMemory int64
 	// Disk is the size of the file system for the disks of machines, in bytes; 0 when the host does not report it.
 	Disk int64
+	// Volumes is true if it can have volumes that outlive machines.
+	Volumes bool
+	// FreeVolumes is the part of Disk that no volume has, in bytes.
+	FreeVolumes int64
 	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
 	FreeDisk int64
 }
@@ -79,6 +83,11 @@ type Request struct {
 	Memory int64
 	// Disk is the size of the machine's disk in bytes.
 	Disk int64
+	// Host is the only host that can run the machine, because it has its volume Volume; any host when empty.
+	Host, Volume string
+	// NewVolumes is true if the host must make volumes for the machine, of VolumeBytes together.
+	NewVolumes  bool
+	VolumeBytes int64
 }
 
 // Choose returns the name of a host that can run the machine: one in the failure domain with the fewest members, and of those the
@@ -155,6 +164,8 @@ func tolerated(taint infrav1.HostTaint, req Request) bool {
 // refusal returns the reason why a host does not take a machine, in the order in which an operator would look.
 func refusal(h *Host, req Request) string {
 	switch {
+	case req.Host != "" && h.Name != req.Host:
+		return fmt.Sprintf("does not have the machine's volume %s: host %s has it", req.Volume, req.Host)
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
 		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
 	case !Reaches(h, req) && !req.Overlay:
@@ -183,6 +194,10 @@ func refusal(h *Host, req Request) string {
 	// than it.
 	case h.Disk > 0 && h.Disk < req.Disk:
 		return fmt.Sprintf("has a disk of %s, %s are needed", quantity(h.Disk), quantity(req.Disk))
+	case req.NewVolumes && !h.Volumes:
+		return "cannot have volumes: upgrade its capstand, or see status.diskBackend of the CapstanHost"
+	case req.NewVolumes && h.Disk > 0 && h.FreeVolumes < req.VolumeBytes:
+		return fmt.Sprintf("has %s of disk left for volumes, %s are needed", quantity(h.FreeVolumes), quantity(req.VolumeBytes))
 	}
 	return ""
 }

@@ -26,7 +26,7 @@ var _ admission.Validator[*infrav1.CapstanMachine] = Machine{}
 var limits = []string{"cpus", "memory", "pidsLimit", "disk.size"}
 
 // written are the fields that the controller writes, and those that CEL protects.
-var written = []string{"id", "providerID", "hostName", "hostID", "network.addresses", "network.addressesFromPools"}
+var written = []string{"id", "providerID", "hostName", "hostID", "network.addresses", "network.addressesFromPools", "volumes"}
 
 // ValidateCreate implements admission.Validator.
 func (Machine) ValidateCreate(context.Context, *infrav1.CapstanMachine) (admission.Warnings, error) {

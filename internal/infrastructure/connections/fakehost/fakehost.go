@@ -46,6 +46,7 @@ type Host struct {
 	occupied      map[string]string
 	loadBalancers map[string]*hostpb.LoadBalancer
 	machines      map[string]*hostpb.Machine
+	volumes       map[string]*hostpb.Volume
 	deleted       map[string]bool
 	bootstrap     map[string][]byte
 	updates       map[string]*update
@@ -72,10 +73,11 @@ func New(t testing.TB, setup ...func(*Host)) *Host {
 		Keepalive: hostpb.DefaultKeepalive, socket: filepath.Join(dir, "s"),
 		info: &hostpb.HostInfo{
 			Id: filepath.Base(dir), Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
-			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2,
+			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2, Volumes: true,
 		},
 		networks: map[string]*hostpb.Network{}, peers: map[string]*hostpb.SetPeersRequest{},
 		services: map[string]*hostpb.SetServicesRequest{}, occupied: map[string]string{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
+		volumes: map[string]*hostpb.Volume{},
 		deleted: map[string]bool{}, bootstrap: map[string][]byte{}, updates: map[string]*update{}, watchers: map[chan *hostpb.Event]struct{}{},
 		calls: map[string]int{}, refuse: map[string]error{}, before: map[string]func(){},
 	}
@@ -489,6 +491,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	if err := admission.NewMachine(spec, h.info, h.deleted[spec.GetId()], h.specs()); err != nil {
 		return nil, err
 	}
+	if err := admission.Mounts(spec, func(id string) *hostpb.Volume { return h.volumes[id] }, h.specs()); err != nil {
+		return nil, err
+	}
 	if err := admission.FreeAddresses(spec, h.specs()); err != nil {
 		return nil, err
 	}
@@ -705,7 +710,10 @@ func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 // account updates the allocated resources in the host's properties.
 func (h *Host) account() {
 	h.info = proto.CloneOf(h.info)
-	h.info.Machines, h.info.AllocatedMemoryBytes = 0, 0
+	h.info.Machines, h.info.AllocatedMemoryBytes, h.info.VolumeBytes = 0, 0, 0
+	for _, v := range h.volumes {
+		h.info.VolumeBytes += v.GetSizeBytes()
+	}
 	for _, m := range h.machines {
 		h.info.Machines++
 		h.info.AllocatedMemoryBytes += m.GetSpec().GetMemoryBytes()

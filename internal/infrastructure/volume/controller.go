@@ -1,0 +1,211 @@
+// Package volume reconciles CapstanVolumes: it shows their state, and deletes the data of those that are deleted. The machines create
+// and bind them (package machine).
+//
+// Layer: reconciler. Allowed imports: api, library, contract.
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/predicates"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanvolumes,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanvolumes/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanmachines,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+
+// Reconciler shows the state of volumes and deletes them.
+type Reconciler struct {
+	reconciling.Options
+	Client client.Client
+	Pool   *connections.Pool
+
+	frame reconciling.Frame
+}
+
+// SetupWithManager adds the reconciler.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.VolumeFinalizer}
+	return r.Controller(mgr, "CapstanVolume").
+		For(&infrav1.CapstanVolume{}).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicates.ClusterPausedTransitions(mgr.GetScheme(), mgr.GetLogger())).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.IgnoreStatus()).
+		// A machine that is deleted by force lets the volumes go that wait for it.
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), onlyDeletes).
+		WatchesRawSource(r.Pool.Source(func(ctx context.Context, e connections.Event) []reconcile.Request {
+			if !e.Connection {
+				return nil
+			}
+			return r.deleted(ctx, e.Host)
+		})).
+		Complete(ctx, reconciling.Traced("CapstanVolume", r))
+}
+
+var onlyDeletes = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
+func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.list(ctx, func(v *infrav1.CapstanVolume) bool { return v.Spec.ClusterName == o.GetName() }, client.InNamespace(o.GetNamespace()))
+}
+
+// deletedOn maps a host, or a machine, to the volumes on its host whose deletion waits.
+func (r *Reconciler) deletedOn(ctx context.Context, o client.Object) []reconcile.Request {
+	if m, ok := o.(*infrav1.CapstanMachine); ok {
+		return r.deleted(ctx, m.Spec.HostName)
+	}
+	return r.deleted(ctx, o.GetName())
+}
+
+func (r *Reconciler) deleted(ctx context.Context, host string) []reconcile.Request {
+	return r.list(ctx, func(v *infrav1.CapstanVolume) bool { return v.Spec.HostName == host && !v.DeletionTimestamp.IsZero() })
+}
+
+func (r *Reconciler) list(ctx context.Context, of func(*infrav1.CapstanVolume) bool, options ...client.ListOption) (out []reconcile.Request) {
+	list := &infrav1.CapstanVolumeList{}
+	if r.Client.List(ctx, list, options...) != nil {
+		return nil
+	}
+	for i := range list.Items {
+		if of(&list.Items[i]) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+	v := &infrav1.CapstanVolume{}
+	if err := r.Client.Get(ctx, req.NamespacedName, v); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(v) || moved(v) {
+		return ctrl.Result{}, nil
+	}
+	cluster := &clusterv1.Cluster{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: v.Namespace, Name: v.Spec.ClusterName}, cluster); apierrors.IsNotFound(err) {
+		cluster = nil
+	} else if err != nil {
+		return ctrl.Result{}, err
+	}
+	patch, err := r.frame.Begin(ctx, cluster, v)
+	if err != nil || patch == nil {
+		return ctrl.Result{}, err
+	}
+	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, patch, v)) }()
+	show(v)
+	if v.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, r.reconcileDelete(ctx, v)
+}
+
+// moved reports whether clusterctl deletes the object after it was moved. It sets the annotation first, and removes the finalizer last.
+// The data belongs to the management cluster with the other object then.
+func moved(v *infrav1.CapstanVolume) bool {
+	_, ok := v.Annotations[clusterctlv1.DeleteForMoveAnnotation]
+	return ok
+}
+
+// show sets Ready from the spec, which is the record of the host and the machine.
+func show(v *infrav1.CapstanVolume) {
+	ready := metav1.Condition{Type: clusterv1.ReadyCondition, Status: metav1.ConditionTrue, Reason: infrav1.VolumeFreeReason, Message: "No machine has the volume"}
+	switch {
+	case v.Spec.HostID == "":
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, infrav1.VolumePendingReason, "Host "+v.Spec.HostName+" makes the volume before the first machine starts"
+	case v.Spec.MachineName != "":
+		ready.Reason, ready.Message = infrav1.VolumeInUseReason, "CapstanMachine "+v.Spec.MachineName+" has the volume"
+	}
+	conditions.Set(v, ready)
+}
+
+func blocked(v *infrav1.CapstanVolume, format string, args ...any) {
+	conditions.Set(v, metav1.Condition{
+		Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.DeletionBlockedReason, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// reconcileDelete deletes the data when no machine has the volume.
+func (r *Reconciler) reconcileDelete(ctx context.Context, v *infrav1.CapstanVolume) error {
+	if name := v.Spec.MachineName; name != "" {
+		err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: v.Namespace, Name: name}, &infrav1.CapstanMachine{})
+		if err == nil {
+			blocked(v, "CapstanMachine %s has the volume: the data is deleted after its Machine is deleted", name)
+		}
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	gone, err := r.deleteData(ctx, v)
+	if err != nil {
+		blocked(v, "%s", err)
+	}
+	if gone {
+		controllerutil.RemoveFinalizer(v, infrav1.VolumeFinalizer)
+	}
+	return err
+}
+
+// deleteData makes the host delete the volume. It returns whether nothing of it is left, as far as Capstan is responsible.
+func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (gone bool, err error) {
+	if hostaccess.Abandoned(v) {
+		return true, nil
+	}
+	name := v.Spec.HostName
+	h := &infrav1.CapstanHost{}
+	switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, h); {
+	case apierrors.IsNotFound(err):
+		blocked(v, "CapstanHost %s does not exist, so the data cannot be deleted. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanVolume with %s",
+			name, infrav1.HostAbandonedAnnotation)
+		return false, nil
+	case err != nil:
+		return false, err
+	case hostaccess.Abandoned(h):
+		return true, nil
+	}
+	host := r.Pool.Get(name)
+	if host == nil || host.Connected() != nil {
+		blocked(v, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
+		return false, nil
+	}
+	if why := hostaccess.Mismatch(name, v.Spec.HostID, host.ID()); why != "" {
+		blocked(v, "%s", why)
+		return false, nil
+	}
+	_, err = host.DeleteVolume(ctx, &hostpb.DeleteVolumeRequest{Id: v.Spec.ID, Namespace: v.Namespace, Name: v.Name})
+	switch connections.Code(err) {
+	case codes.OK, codes.PermissionDenied: // A copy of the object of another namespace has nothing on the host.
+		ctrl.LoggerFrom(ctx).Info("Host deleted the volume", "CapstanHost", klog.KRef("", name), "id", v.Spec.ID)
+		return true, nil
+	case codes.Unimplemented: // A capstand without volumes has none.
+		return true, nil
+	}
+	return false, fmt.Errorf("delete the volume on host %s: %s", name, connections.Message(err))
+}
