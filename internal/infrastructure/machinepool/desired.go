@@ -59,6 +59,9 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 		return err
 	}
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
+	if len(pool.Spec.MachineTemplate.Spec.Volumes) > 0 {
+		s.want.budget = s.want.budget.withVolumes()
+	}
 	for _, check := range []*invalid{
 		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(candidates)), stale,
 	} {
@@ -182,6 +185,12 @@ func resolveBudget(spec infrav1.MachinePoolRollingUpdate, replicas int) (budget,
 		unavailable = 1
 	}
 	return budget{maxSurge: max(0, surge), maxUnavailable: max(0, unavailable)}, nil
+}
+
+// withVolumes returns the budget of machines with volumes: a successor gets the volumes of its predecessor, so the predecessor is
+// deleted first.
+func (b budget) withVolumes() budget {
+	return budget{maxUnavailable: max(1, b.maxUnavailable)}
 }
 
 // specHash is a hash of all properties of a machine. It contains the name of the bootstrap data Secret and not its

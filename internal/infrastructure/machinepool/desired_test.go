@@ -42,6 +42,15 @@ func TestResolveBudget(t *testing.T) {
 	}
 }
 
+// Machines with volumes are deleted before their successors are created.
+func TestBudgetWithVolumes(t *testing.T) {
+	for from, want := range map[budget]budget{{1, 0}: {0, 1}, {2, 3}: {0, 3}, {0, 1}: {0, 1}} {
+		if got := from.withVolumes(); got != want {
+			t.Errorf("%+v: got %+v, want %+v", from, got, want)
+		}
+	}
+}
+
 // MP-09
 func TestChecks(t *testing.T) {
 	domains := []clusterv1.FailureDomain{{Name: "x"}, {Name: "y"}}
