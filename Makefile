@@ -256,6 +256,12 @@ kube-state-metrics:
 	@$(CACHED) kube-state-metrics $(TOOLS)/kube-state-metrics 'tools/kube-state-metrics hack/go-install.sh' \
 		hack/go-install.sh tools/kube-state-metrics $(TOOLS) k8s.io/kube-state-metrics/v2
 
+# The manager that installs providers.
+.PHONY: cluster-api-operator
+cluster-api-operator:
+	@$(CACHED) cluster-api-operator $(BIN)/cluster-api-operator/cmd 'tools/cluster-api-operator hack/go-install.sh' \
+		hack/go-install.sh tools/cluster-api-operator $(BIN)/cluster-api-operator sigs.k8s.io/cluster-api-operator/cmd
+
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
@@ -338,6 +344,10 @@ test-monitoring: setup build kube-state-metrics ## Check the alerts with promtoo
 	@hack/setup.sh prometheus
 	hack/monitoring.sh
 	go test -tags e2e,monitoring ./test/e2e/plane -run TestMonitoring -count=1 -v -timeout 20m
+
+.PHONY: test-operator
+test-operator: setup build cluster-api-operator ## Install the providers with the manager of Cluster API Operator, and create a cluster with them (not part of test).
+	hack/isolated.sh operator go test -tags e2e,operator ./test/e2e/clusterctl -run TestOperator -count=1 -v -timeout 30m
 
 # SCREENSHOTS=1 replaces the pictures of docs/images.
 .PHONY: test-dashboard
