@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/network/wireguard"
@@ -48,6 +49,7 @@ func main() {
 type options struct {
 	root, assets, name, socket string
 	backups, images            string
+	cdiDirs                    []string
 	socketGroup                string
 	socketUID                  int
 	reserveMemory, reserveDisk string
@@ -85,6 +87,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs of machines: the output of make build")
 	f.StringVar(&o.backups, "backups", "", "folder for etcd backups of clusters; control plane machines see the folder of their cluster at /var/lib/capstan/backups (default: <root>/backups)")
 	f.StringVar(&o.images, "images-dir", "", "folder with images of machines, as folders or OCI archives NAME.tar, which the administrator fills; only root may change it (default: <root>/images)")
+	f.StringSliceVar(&o.cdiDirs, "cdi-dirs", devices.SpecDirs, "folders with the CDI specifications of devices that machines can have; later ones have priority")
 	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
 	f.StringVar(&o.name, "name", hostname, "name of the host (default: the hostname)")
 	f.Lookup("name").DefValue = "" // The help and the man page must be the same on every machine.
@@ -180,7 +183,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		}
 	}
 	return host.Config{
-		Root: root, Assets: assets, Backups: backups, Images: images, Name: o.name, ReserveMemory: reserve.Value(),
+		Root: root, Assets: assets, Backups: backups, Images: images, CDIDirs: o.cdiDirs, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
 		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(), Reboot: host.SystemdReboot(),

@@ -29,6 +29,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -50,6 +51,8 @@ type Config struct {
 	Backups string
 	// Images contains the images of machines, which an administrator puts there.
 	Images string
+	// CDIDirs are the folders with the CDI specifications of the host's devices.
+	CDIDirs []string
 	// Name of the host, for people.
 	Name string
 	// ReserveMemory is the memory of the host that machines cannot use, in bytes.
@@ -136,6 +139,9 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	p.images = &machineimage.Store{
 		Dir: config.Images, Unpacked: p.store.path(unpackedDir), Reserved: []string{admission.HostImage},
 	}
+	if p.cdi, err = devices.NewCDI(config.CDIDirs...); err != nil {
+		return nil, err
+	}
 	setSysctls("/proc/sys", log)
 	if err := p.forgetOtherBoot(); err != nil {
 		return nil, err
@@ -175,6 +181,7 @@ func (h *Host) recover() error {
 		h.log.Error("Networks without a record were not removed", "error", err)
 	}
 	h.running.Go(func() { h.machines.keepImages(h.ctx) })
+	h.running.Go(func() { h.machines.keepDevices(h.ctx) })
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
 	h.running.Go(func() { h.box.GuardOverlays(h.ctx, h.log) })
 	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })

@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
+	"capstan.dev/capstan/internal/host/hostmount"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -94,6 +95,8 @@ type machineState struct {
 	ManagementCluster string `json:"managementCluster,omitempty"`
 	// ImageDigest is that of the image with which the machine was made; empty for the image of the host.
 	ImageDigest string `json:"imageDigest,omitempty"`
+	// Devices are the qualified names of the CDI devices of the machine, chosen when it was recorded.
+	Devices []string `json:"devices,omitempty"`
 	// RestartAt is the time when a failed machine is started again; zero means only on request.
 	RestartAt time.Time `json:"restartAt,omitzero"`
 }
@@ -377,6 +380,7 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 		}
 	} else {
 		m.attachAdoptedDisk(life)
+		m.unstage()
 		m.log.Info("Running machine adopted", "pid", pid1.PID)
 	}
 	m.setStatus(func(s *hostpb.MachineStatus) {
@@ -433,7 +437,12 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err := m.ensureNetwork(ctx); err != nil {
 		return nil, err
 	}
-	bundle, err := m.prepare(system)
+	defer m.unstage()
+	mounts, err := m.stageHostMounts()
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := m.prepare(system, mounts)
 	if err != nil {
 		return nil, err
 	}
@@ -462,6 +471,9 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 // clear removes the remains of an earlier PID 1.
 func (m *machine) clear(ctx context.Context) error {
 	if err := m.cgroup().Remove(ctx); err != nil {
+		return err
+	}
+	if err := hostmount.Unstage(m.stagingDir()); err != nil {
 		return err
 	}
 	state := filepath.Join(m.host.runc.Root, m.spec.Id)

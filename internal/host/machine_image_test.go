@@ -82,7 +82,7 @@ func TestMachineOfAnImage(t *testing.T) {
 		t.Error("a link of the image led to a file of the host")
 	}
 	h.config.Assets = t.TempDir()
-	bundle, err := m.prepare(system)
+	bundle, err := m.prepare(system, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

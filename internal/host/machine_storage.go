@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -136,8 +137,8 @@ func (m *machine) syncDisk() error {
 	return nil
 }
 
-// prepare writes the files that PID 1 reads at its start.
-func (m *machine) prepare(system runc.System) (bundle string, err error) {
+// prepare writes the files that PID 1 reads at its start. mounts are those of the host.
+func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle string, err error) {
 	var data []byte
 	m.mu.Lock()
 	if !m.state.bootstrapped() {
@@ -155,8 +156,13 @@ func (m *machine) prepare(system runc.System) (bundle string, err error) {
 	if err != nil {
 		return "", err
 	}
+	nodes, err := deviceNodes(spec, system.Devices)
+	if err != nil {
+		return "", err
+	}
 	bundle = filepath.Join(m.dir, "bundle")
-	return bundle, writeBundle(bundle, runc.Params{
+	return bundle, writeBundle(bundle, func(s *oci.Spec) error { return m.host.cdi.Inject(s, m.cdiDevices()) }, runc.Params{
+		HostMounts: mounts, Devices: nodes,
 		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
 		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),

@@ -84,7 +84,11 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	if err := ms.lease(req.Spec); err != nil {
 		return networkError(err)
 	}
-	files, err := firstFiles(req)
+	chosen, err := ms.chooseDevices(req.Spec)
+	if err != nil {
+		return err
+	}
+	files, err := firstFiles(req, chosen)
 	if err == nil {
 		err = ms.store.create(machinesDir, req.Spec.Id, req.Spec, files)
 	}
@@ -94,9 +98,9 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	return nil
 }
 
-// firstFiles are those that a new machine has besides its spec.
-func firstFiles(req *hostpb.EnsureMachineRequest) (map[string][]byte, error) {
-	state, err := json.Marshal(machineState{ManagementCluster: req.ManagementCluster})
+// firstFiles are those that a new machine has besides its spec. devices are its CDI devices.
+func firstFiles(req *hostpb.EnsureMachineRequest, devices []string) (map[string][]byte, error) {
+	state, err := json.Marshal(machineState{ManagementCluster: req.ManagementCluster, Devices: devices})
 	files := map[string][]byte{"state.json": state}
 	if len(req.BootstrapData) > 0 {
 		files["bootstrap-data"] = req.BootstrapData
@@ -110,6 +114,9 @@ func (ms *machines) admit(spec *hostpb.MachineSpec) error {
 		return err
 	}
 	if err := ms.mounts(spec); err != nil {
+		return err
+	}
+	if err := ms.hasHostFiles(spec); err != nil {
 		return err
 	}
 	_, free, err := machinedisk.Space(ms.config.Root)

@@ -127,7 +127,7 @@ func TestClaim(t *testing.T) {
 	}
 	made := goodSpec()
 	made.Id = "m-2"
-	files, err := firstFiles(&hostpb.EnsureMachineRequest{ManagementCluster: "three"})
+	files, err := firstFiles(&hostpb.EnsureMachineRequest{ManagementCluster: "three"}, nil)
 	if err := errors.Join(err, h.store.create(machinesDir, made.Id, made, files)); err != nil {
 		t.Fatal(err)
 	}

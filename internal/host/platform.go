@@ -10,6 +10,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -30,6 +31,7 @@ type platform struct {
 	diskBackend  string // diskImage or diskNone
 	capabilities []string
 	images       *machineimage.Store // nil in some tests
+	cdi          *devices.CDI        // nil in some tests
 	store        store
 	runc         runc.Runc
 	box          network.Box

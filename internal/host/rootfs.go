@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
@@ -179,8 +180,8 @@ func metadata(spec *hostpb.MachineSpec, diskBytes int64) machineapi.Metadata {
 	return m
 }
 
-// writeBundle writes the files that runc needs in addition to the machine's disk.
-func writeBundle(bundle string, p runc.Params) error {
+// writeBundle writes the files that runc needs in addition to the machine's disk. edit changes the configuration of the container.
+func writeBundle(bundle string, edit func(*oci.Spec) error, p runc.Params) error {
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return err
@@ -188,8 +189,12 @@ func writeBundle(bundle string, p runc.Params) error {
 	if err := runc.WriteViews(p.Views, p.CPUs, p.MemoryBytes, string(cpuinfo)); err != nil {
 		return fmt.Errorf("writing the files with the machine's size: %w", err)
 	}
+	spec := runc.Spec(p)
+	if err := edit(spec); err != nil {
+		return err
+	}
 	var config bytes.Buffer
-	if err := json.NewEncoder(&config).Encode(runc.Spec(p)); err != nil {
+	if err := json.NewEncoder(&config).Encode(spec); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(bundle, 0o700); err != nil {

@@ -35,6 +35,8 @@ var machineFields = []field{
 	restarts("memory", kubelet),
 	restarts("pidsLimit", kubelet),
 	{path: "disk.size", decide: decideDisk, services: []string{kubelet}},
+	replaced("hostMounts", "the mounts of a machine are made at its start, on a host that allows them", "source", "path", "readOnly"),
+	replaced("devices", "a machine keeps its devices, and its host allows them", "name", "count"),
 	replaced("network.addressesFromPools", "a machine keeps its addresses for life", "apiGroup", "kind", "name"),
 	replaced("network.addresses", "a machine keeps its addresses for life", "address", "prefix", "gateway"),
 	replaced("volumes", "they are mounted before the first start of the machine", "name", "path", "sizeGiB", "reclaimPolicy"),

@@ -89,6 +89,22 @@ type CapstanHostSpec struct {
 	// +optional
 	Services *HostServices `json:"services,omitempty"`
 
+	// allowedMounts are the folders and files of the host that machines can mount, and by whom. If empty, no machine can mount a path
+	// of the host. A change applies to new machines. Existing machines keep their mounts.
+	// +optional
+	// +listType=map
+	// +listMapKey=path
+	// +kubebuilder:validation:MaxItems=32
+	AllowedMounts []AllowedMount `json:"allowedMounts,omitempty"`
+
+	// allowedDevices are the devices of the host that machines can have, and of which namespaces. If empty, no machine can have a device
+	// of the host. A change applies to new machines. Existing machines keep their devices.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=32
+	AllowedDevices []AllowedDevice `json:"allowedDevices,omitempty"`
+
 	// taints keep new machines off the host, unless spec.hostTolerations of the CapstanMachine tolerates them. They steer the
 	// placement and are no access control: see allowedNamespaces. Load balancers do not regard them.
 	// +optional
@@ -226,13 +242,14 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// capacity is the cpu and memory of the host that machines can use, and as ephemeral-storage the size of the file system
-	// that has their disks.
+	// capacity is the cpu and memory of the host that machines can use, as ephemeral-storage the size of the file system
+	// that has their disks, and the number of its CDI devices by kind.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
 	// allocatable is the part of the capacity that is not used. The ephemeral-storage is what the sizes of all disks leave. It
-	// is 0 if they exceed the capacity: disks occupy only what was written to them, so the host still accepts machines.
+	// is 0 if they exceed the capacity: disks occupy only what was written to them, so the host still accepts machines. Of CDI devices
+	// it has those that no machine has.
 	// +optional
 	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
 

@@ -26,6 +26,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.network) && has(oldSelf.network.addressesFromPools) ? has(self.network) && has(self.network.addressesFromPools) && self.network.addressesFromPools == oldSelf.network.addressesFromPools : !has(self.network) || !has(self.network.addressesFromPools))",message="network.addressesFromPools cannot be changed once the machine has its id: its addresses were claimed from these pools"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.disk) && has(oldSelf.disk.size) ? has(self.disk) && has(self.disk.size) && (!string(self.disk.size).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self.disk.size)).compareTo(quantity(string(oldSelf.disk.size))) >= 0) : !has(self.disk) || !has(self.disk.size))",message="disk cannot shrink once the machine has its id: replace the machine"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.volumes) ? has(self.volumes) && self.volumes == oldSelf.volumes : !has(self.volumes))",message="volumes cannot be changed once the machine has its id: replace the machine"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.hostMounts) ? has(self.hostMounts) && self.hostMounts == oldSelf.hostMounts : !has(self.hostMounts))",message="hostMounts cannot be changed once the machine has its id: replace the machine"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.devices) ? has(self.devices) && self.devices == oldSelf.devices : !has(self.devices))",message="devices cannot be changed once the machine has its id: replace the machine"
 type CapstanMachineSpec struct {
 	// id identifies this machine on its host. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id.
@@ -103,6 +105,26 @@ type CapstanMachineSpec struct {
 	// nothing can shrink it.
 	// +optional
 	Disk MachineDiskSpec `json:"disk,omitempty,omitzero"`
+
+	// hostMounts are folders and files of the host in the machine. The machine is placed on a host whose spec.allowedMounts allow all
+	// of them for its namespace. Root in the machine is root on the host, so a mount shares files and does not protect them. They cannot be changed once the machine has its id.
+	// +optional
+	// +listType=map
+	// +listMapKey=path
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !self.exists(b, a.path.startsWith(b.path + '/')))",message="no path of hostMounts can be below another one"
+	HostMounts []HostMount `json:"hostMounts,omitempty"`
+
+	// devices are devices of the host in the machine. The machine is placed on a host whose spec.allowedDevices allow all of them for
+	// its namespace, and which has enough free CDI devices. They cannot be changed once the machine has its id.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(d, !d.name.startsWith('/') || !has(d.count))",message="a device node has no count: only CDI devices have one"
+	Devices []MachineDevice `json:"devices,omitempty"`
 
 	// network configures the machine's attachment to the network of its cluster.
 	// +optional

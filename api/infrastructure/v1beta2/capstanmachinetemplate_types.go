@@ -28,7 +28,7 @@ type CapstanMachineTemplateResource struct {
 // from zero.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineTemplateStatus struct {
-	// capacity contains the resources of a machine.
+	// capacity contains the resources of a machine: cpu, memory, ephemeral-storage, and its CDI devices by kind.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 

@@ -24,6 +24,9 @@ func NewMachine(spec *hostpb.MachineSpec, info *hostpb.HostInfo, deleted bool, o
 	if err := provided(spec, info); err != nil {
 		return err
 	}
+	if err := hasDevices(spec, info); err != nil {
+		return err
+	}
 	return fits(spec, info)
 }
 

@@ -112,6 +112,9 @@ func CheckMachine(s *hostpb.MachineSpec) error {
 	if err := checkAddresses(s); err != nil {
 		return invalid("machine %s/%s: %v", s.Namespace, s.Name, err)
 	}
+	if err := checkHostAccess(s); err != nil {
+		return invalid("machine %s/%s: %v", s.Namespace, s.Name, err)
+	}
 	return nil
 }
 

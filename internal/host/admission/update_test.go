@@ -103,6 +103,10 @@ func TestCheckChangeOfEveryField(t *testing.T) {
 			want.Network.Cidr = "10.1.0.0/25"
 		case name == "volumes":
 			want.Volumes = []*hostpb.VolumeMount{{Id: "v-1", Path: "/srv/data"}}
+		case name == "host_mounts":
+			want.HostMounts = []*hostpb.HostMount{{Source: "/srv/a", Path: "/mnt/a"}}
+		case name == "devices":
+			want.Devices = []*hostpb.MachineDevice{{Name: "/dev/kvm", Count: 1}}
 		case field.IsList():
 			want.Addresses[0].Prefix = 25
 		case field.Kind() == protoreflect.StringKind:

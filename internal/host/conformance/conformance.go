@@ -48,7 +48,7 @@ const TunnelAddress = "192.0.2.1"
 // Test makes calls to a host without objects, which has memory for two machines of 1 GiB and less than 1 TiB.
 func Test(t *testing.T, h hostpb.HostServer, f Features) {
 	t.Helper()
-	calls := slices.Concat(networkCalls(), overlayCalls(), serviceCalls(), machineCalls(f.Version), claimCalls(), volumeCalls(f.Version), updateCalls(f.Version), streamCalls())
+	calls := slices.Concat(networkCalls(), overlayCalls(), serviceCalls(), machineCalls(f.Version), hostAccessCalls(f.Version), claimCalls(), volumeCalls(f.Version), updateCalls(f.Version), streamCalls())
 	if f.LoadBalancers {
 		calls = append(calls, balancerCalls()...)
 	}

@@ -203,7 +203,7 @@ func (x Event_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Type.Descriptor instead.
 func (Event_Type) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13, 0}
+	return file_host_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type PublishedPort_Protocol int32
@@ -252,7 +252,7 @@ func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishedPort_Protocol.Descriptor instead.
 func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21, 0}
+	return file_host_proto_rawDescGZIP(), []int{22, 0}
 }
 
 type UpdateStatus_Phase int32
@@ -310,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39, 0}
+	return file_host_proto_rawDescGZIP(), []int{42, 0}
 }
 
 type MachineStatus_Phase int32
@@ -368,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41, 0}
+	return file_host_proto_rawDescGZIP(), []int{44, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -423,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41, 1}
+	return file_host_proto_rawDescGZIP(), []int{44, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -556,7 +556,11 @@ type HostInfo struct {
 	// volumes is true if the host can have volumes that outlive machines.
 	Volumes bool `protobuf:"varint,30,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	// volume_bytes are the sizes of all volumes together. They are reserved: they do not exceed disk_bytes.
-	VolumeBytes   int64 `protobuf:"varint,31,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
+	VolumeBytes int64 `protobuf:"varint,31,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
+	// host_mounts is true if machines can have mounts and devices of the host. Older capstands ignore them.
+	HostMounts bool `protobuf:"varint,40,opt,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
+	// devices are the kinds of CDI devices of the host, by name.
+	Devices       []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -787,6 +791,81 @@ func (x *HostInfo) GetVolumeBytes() int64 {
 	return 0
 }
 
+func (x *HostInfo) GetHostMounts() bool {
+	if x != nil {
+		return x.HostMounts
+	}
+	return false
+}
+
+func (x *HostInfo) GetDevices() []*DeviceKind {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// DeviceKind is a kind of devices that the host has CDI specifications for. A device belongs to one machine at a time.
+type DeviceKind struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // for example nvidia.com/gpu
+	Count         int32                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Allocated     int32                  `protobuf:"varint,3,opt,name=allocated,proto3" json:"allocated,omitempty"` // devices of machines
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceKind) Reset() {
+	*x = DeviceKind{}
+	mi := &file_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceKind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceKind) ProtoMessage() {}
+
+func (x *DeviceKind) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceKind.ProtoReflect.Descriptor instead.
+func (*DeviceKind) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DeviceKind) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeviceKind) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeviceKind) GetAllocated() int32 {
+	if x != nil {
+		return x.Allocated
+	}
+	return 0
+}
+
 type MachineImage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -798,7 +877,7 @@ type MachineImage struct {
 
 func (x *MachineImage) Reset() {
 	*x = MachineImage{}
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +889,7 @@ func (x *MachineImage) String() string {
 func (*MachineImage) ProtoMessage() {}
 
 func (x *MachineImage) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +902,7 @@ func (x *MachineImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineImage.ProtoReflect.Descriptor instead.
 func (*MachineImage) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{3}
+	return file_host_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *MachineImage) GetName() string {
@@ -857,7 +936,7 @@ type Fencing struct {
 
 func (x *Fencing) Reset() {
 	*x = Fencing{}
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +948,7 @@ func (x *Fencing) String() string {
 func (*Fencing) ProtoMessage() {}
 
 func (x *Fencing) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +961,7 @@ func (x *Fencing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fencing.ProtoReflect.Descriptor instead.
 func (*Fencing) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{4}
+	return file_host_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Fencing) GetManagementCluster() string {
@@ -909,7 +988,7 @@ type SetFencingRequest struct {
 
 func (x *SetFencingRequest) Reset() {
 	*x = SetFencingRequest{}
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1000,7 @@ func (x *SetFencingRequest) String() string {
 func (*SetFencingRequest) ProtoMessage() {}
 
 func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1013,7 @@ func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingRequest.ProtoReflect.Descriptor instead.
 func (*SetFencingRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{5}
+	return file_host_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SetFencingRequest) GetManagementCluster() string {
@@ -959,7 +1038,7 @@ type SetFencingResponse struct {
 
 func (x *SetFencingResponse) Reset() {
 	*x = SetFencingResponse{}
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1050,7 @@ func (x *SetFencingResponse) String() string {
 func (*SetFencingResponse) ProtoMessage() {}
 
 func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1063,7 @@ func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingResponse.ProtoReflect.Descriptor instead.
 func (*SetFencingResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{6}
+	return file_host_proto_rawDescGZIP(), []int{7}
 }
 
 type RebootRequest struct {
@@ -996,7 +1075,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1087,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1100,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{7}
+	return file_host_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RebootRequest) GetBootId() string {
@@ -1039,7 +1118,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1130,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1143,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{8}
+	return file_host_proto_rawDescGZIP(), []int{9}
 }
 
 type ListContactsRequest struct {
@@ -1076,7 +1155,7 @@ type ListContactsRequest struct {
 
 func (x *ListContactsRequest) Reset() {
 	*x = ListContactsRequest{}
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1167,7 @@ func (x *ListContactsRequest) String() string {
 func (*ListContactsRequest) ProtoMessage() {}
 
 func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1180,7 @@ func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsRequest.ProtoReflect.Descriptor instead.
 func (*ListContactsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{9}
+	return file_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListContactsRequest) GetNetworkId() string {
@@ -1123,7 +1202,7 @@ type ListContactsResponse struct {
 
 func (x *ListContactsResponse) Reset() {
 	*x = ListContactsResponse{}
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1214,7 @@ func (x *ListContactsResponse) String() string {
 func (*ListContactsResponse) ProtoMessage() {}
 
 func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1227,7 @@ func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsResponse.ProtoReflect.Descriptor instead.
 func (*ListContactsResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10}
+	return file_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListContactsResponse) GetContacts() []*Contact {
@@ -1183,7 +1262,7 @@ type Contact struct {
 
 func (x *Contact) Reset() {
 	*x = Contact{}
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1274,7 @@ func (x *Contact) String() string {
 func (*Contact) ProtoMessage() {}
 
 func (x *Contact) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1287,7 @@ func (x *Contact) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contact.ProtoReflect.Descriptor instead.
 func (*Contact) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11}
+	return file_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Contact) GetHost() string {
@@ -1258,7 +1337,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1349,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1362,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{12}
+	return file_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchRequest) GetManagementCluster() string {
@@ -1308,7 +1387,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1399,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1412,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13}
+	return file_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetType() Event_Type {
@@ -1422,7 +1501,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1513,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1526,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14}
+	return file_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Network) GetId() string {
@@ -1518,7 +1597,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1609,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1622,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{15}
+	return file_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Overlay) GetVni() uint32 {
@@ -1587,7 +1666,7 @@ type SetPeersRequest struct {
 
 func (x *SetPeersRequest) Reset() {
 	*x = SetPeersRequest{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1678,7 @@ func (x *SetPeersRequest) String() string {
 func (*SetPeersRequest) ProtoMessage() {}
 
 func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1691,7 @@ func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
 func (*SetPeersRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetPeersRequest) GetNetworkId() string {
@@ -1668,7 +1747,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1759,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1772,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Peer) GetAddresses() []string {
@@ -1718,7 +1797,7 @@ type SetPeersResponse struct {
 
 func (x *SetPeersResponse) Reset() {
 	*x = SetPeersResponse{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +1809,7 @@ func (x *SetPeersResponse) String() string {
 func (*SetPeersResponse) ProtoMessage() {}
 
 func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +1822,7 @@ func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
 func (*SetPeersResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 type SetServicesRequest struct {
@@ -1760,7 +1839,7 @@ type SetServicesRequest struct {
 
 func (x *SetServicesRequest) Reset() {
 	*x = SetServicesRequest{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1851,7 @@ func (x *SetServicesRequest) String() string {
 func (*SetServicesRequest) ProtoMessage() {}
 
 func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1864,7 @@ func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
 func (*SetServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetServicesRequest) GetNetworkId() string {
@@ -1832,7 +1911,7 @@ type PublishedService struct {
 
 func (x *PublishedService) Reset() {
 	*x = PublishedService{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1923,7 @@ func (x *PublishedService) String() string {
 func (*PublishedService) ProtoMessage() {}
 
 func (x *PublishedService) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1936,7 @@ func (x *PublishedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
 func (*PublishedService) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PublishedService) GetName() string {
@@ -1906,7 +1985,7 @@ type PublishedPort struct {
 
 func (x *PublishedPort) Reset() {
 	*x = PublishedPort{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +1997,7 @@ func (x *PublishedPort) String() string {
 func (*PublishedPort) ProtoMessage() {}
 
 func (x *PublishedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2010,7 @@ func (x *PublishedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
 func (*PublishedPort) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
@@ -1964,7 +2043,7 @@ type SetServicesResponse struct {
 
 func (x *SetServicesResponse) Reset() {
 	*x = SetServicesResponse{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2055,7 @@ func (x *SetServicesResponse) String() string {
 func (*SetServicesResponse) ProtoMessage() {}
 
 func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2068,7 @@ func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
 func (*SetServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
@@ -2010,7 +2089,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2101,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2114,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -2064,7 +2143,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2155,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2168,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -2121,7 +2200,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2212,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2225,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 type LoadBalancer struct {
@@ -2175,7 +2254,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2266,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2279,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2290,7 +2369,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2381,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2394,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2351,7 +2430,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2442,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2455,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Backend) GetName() string {
@@ -2412,7 +2491,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2503,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2516,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2469,7 +2548,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2560,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2573,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 type MachineSpec struct {
@@ -2516,14 +2595,19 @@ type MachineSpec struct {
 	PidsLimit         int64      `protobuf:"varint,14,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"` // processes and threads of the machine together; 0: the host's default
 	DiskBytes         int64      `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"` // size of the machine's disk; 0: the host's default, 20 GiB
 	// volumes are mounted in the machine. They exist before, belong to the namespace of the machine, and are of no other machine.
-	Volumes       []*VolumeMount `protobuf:"bytes,20,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes []*VolumeMount `protobuf:"bytes,20,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// host_mounts are folders and files of the host. The managers decide whether a machine may have them. The host refuses those
+	// of its system, and those that do not exist or have symbolic links in their path (NOT_PROVIDED).
+	HostMounts []*HostMount `protobuf:"bytes,40,rep,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
+	// devices of the host, with different names. The managers decide whether a machine may have them.
+	Devices       []*MachineDevice `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2619,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2632,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2663,6 +2747,20 @@ func (x *MachineSpec) GetVolumes() []*VolumeMount {
 	return nil
 }
 
+func (x *MachineSpec) GetHostMounts() []*HostMount {
+	if x != nil {
+		return x.HostMounts
+	}
+	return nil
+}
+
+func (x *MachineSpec) GetDevices() []*MachineDevice {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
 // Volume is a file system that outlives machines.
 type Volume struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2677,7 +2775,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2787,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2800,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Volume) GetId() string {
@@ -2745,7 +2843,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2855,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2868,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -2802,7 +2900,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2912,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2925,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 type VolumeMount struct {
@@ -2840,7 +2938,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2950,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +2963,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VolumeMount) GetId() string {
@@ -2882,6 +2980,120 @@ func (x *VolumeMount) GetPath() string {
 	return ""
 }
 
+// MachineDevice is a device node of the host, or a number of CDI devices of a kind.
+type MachineDevice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`    // path of a device node, for example /dev/kvm, or a CDI kind, for example nvidia.com/gpu
+	Count         int32                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"` // of CDI devices; 1 for a device node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineDevice) Reset() {
+	*x = MachineDevice{}
+	mi := &file_host_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineDevice) ProtoMessage() {}
+
+func (x *MachineDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineDevice.ProtoReflect.Descriptor instead.
+func (*MachineDevice) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *MachineDevice) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MachineDevice) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// HostMount is a folder or file of the host in a machine.
+type HostMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // absolute path on the host, without symbolic links
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`     // in the machine
+	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostMount) Reset() {
+	*x = HostMount{}
+	mi := &file_host_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostMount) ProtoMessage() {}
+
+func (x *HostMount) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
+func (*HostMount) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *HostMount) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *HostMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HostMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 type Address struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -2893,7 +3105,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3117,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3130,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Address) GetAddress() string {
@@ -2956,7 +3168,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3180,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3193,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -3023,7 +3235,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3247,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3260,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -3094,7 +3306,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3106,7 +3318,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3119,7 +3331,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -3176,7 +3388,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3400,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3413,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -3244,7 +3456,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3468,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3481,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3381,7 +3593,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3605,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3618,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3443,7 +3655,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3667,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3680,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3515,7 +3727,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3739,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3752,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3558,7 +3770,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3570,7 +3782,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3583,7 +3795,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 type ListMachinesResponse struct {
@@ -3595,7 +3807,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3819,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3832,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3642,7 +3854,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3866,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3879,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -3703,7 +3915,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3927,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3940,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -3765,7 +3977,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3777,7 +3989,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3790,7 +4002,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -3831,7 +4043,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +4055,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +4068,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -3877,7 +4089,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3889,7 +4101,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3902,7 +4114,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -3929,7 +4141,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4153,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4166,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -3976,7 +4188,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3988,7 +4200,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4001,7 +4213,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -4041,7 +4253,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4053,7 +4265,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4066,7 +4278,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4091,7 +4303,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4103,7 +4315,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4116,7 +4328,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{55}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -4207,7 +4419,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4431,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4444,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{56}
+	return file_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4280,7 +4492,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4292,7 +4504,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4305,7 +4517,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{57}
+	return file_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4337,7 +4549,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4561,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4574,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{58}
+	return file_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4468,7 +4680,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xa8\b\n" +
+	"\x0eGetInfoRequest\"\x80\t\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4499,7 +4711,15 @@ const file_host_proto_rawDesc = "" +
 	"\aboot_id\x18\x19 \x01(\tR\x06bootId\x127\n" +
 	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\x12\x18\n" +
 	"\avolumes\x18\x1e \x01(\bR\avolumes\x12!\n" +
-	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\"T\n" +
+	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12\x1f\n" +
+	"\vhost_mounts\x18( \x01(\bR\n" +
+	"hostMounts\x125\n" +
+	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\"T\n" +
+	"\n" +
+	"DeviceKind\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x1c\n" +
+	"\tallocated\x18\x03 \x01(\x05R\tallocated\"T\n" +
 	"\fMachineImage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
@@ -4624,7 +4844,7 @@ const file_host_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"\x1c\n" +
-	"\x1aDeleteLoadBalancerResponse\"\xb4\x04\n" +
+	"\x1aDeleteLoadBalancerResponse\"\xab\x05\n" +
 	"\vMachineSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -4645,7 +4865,10 @@ const file_host_proto_rawDesc = "" +
 	"pids_limit\x18\x0e \x01(\x03R\tpidsLimit\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\x126\n" +
-	"\avolumes\x18\x14 \x03(\v2\x1c.capstan.host.v1.VolumeMountR\avolumes\"i\n" +
+	"\avolumes\x18\x14 \x03(\v2\x1c.capstan.host.v1.VolumeMountR\avolumes\x12;\n" +
+	"\vhost_mounts\x18( \x03(\v2\x1a.capstan.host.v1.HostMountR\n" +
+	"hostMounts\x128\n" +
+	"\adevices\x18) \x03(\v2\x1e.capstan.host.v1.MachineDeviceR\adevices\"i\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -4659,7 +4882,14 @@ const file_host_proto_rawDesc = "" +
 	"\x14DeleteVolumeResponse\"1\n" +
 	"\vVolumeMount\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"U\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"9\n" +
+	"\rMachineDevice\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"T\n" +
+	"\tHostMount\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"U\n" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\x05R\x06prefix\x12\x18\n" +
@@ -4829,7 +5059,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4840,157 +5070,163 @@ var file_host_proto_goTypes = []any{
 	(*Refusal)(nil),                    // 6: capstan.host.v1.Refusal
 	(*GetInfoRequest)(nil),             // 7: capstan.host.v1.GetInfoRequest
 	(*HostInfo)(nil),                   // 8: capstan.host.v1.HostInfo
-	(*MachineImage)(nil),               // 9: capstan.host.v1.MachineImage
-	(*Fencing)(nil),                    // 10: capstan.host.v1.Fencing
-	(*SetFencingRequest)(nil),          // 11: capstan.host.v1.SetFencingRequest
-	(*SetFencingResponse)(nil),         // 12: capstan.host.v1.SetFencingResponse
-	(*RebootRequest)(nil),              // 13: capstan.host.v1.RebootRequest
-	(*RebootResponse)(nil),             // 14: capstan.host.v1.RebootResponse
-	(*ListContactsRequest)(nil),        // 15: capstan.host.v1.ListContactsRequest
-	(*ListContactsResponse)(nil),       // 16: capstan.host.v1.ListContactsResponse
-	(*Contact)(nil),                    // 17: capstan.host.v1.Contact
-	(*WatchRequest)(nil),               // 18: capstan.host.v1.WatchRequest
-	(*Event)(nil),                      // 19: capstan.host.v1.Event
-	(*Network)(nil),                    // 20: capstan.host.v1.Network
-	(*Overlay)(nil),                    // 21: capstan.host.v1.Overlay
-	(*SetPeersRequest)(nil),            // 22: capstan.host.v1.SetPeersRequest
-	(*Peer)(nil),                       // 23: capstan.host.v1.Peer
-	(*SetPeersResponse)(nil),           // 24: capstan.host.v1.SetPeersResponse
-	(*SetServicesRequest)(nil),         // 25: capstan.host.v1.SetServicesRequest
-	(*PublishedService)(nil),           // 26: capstan.host.v1.PublishedService
-	(*PublishedPort)(nil),              // 27: capstan.host.v1.PublishedPort
-	(*SetServicesResponse)(nil),        // 28: capstan.host.v1.SetServicesResponse
-	(*RefusedAddress)(nil),             // 29: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 30: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 31: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 32: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 33: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 34: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 35: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 36: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 37: capstan.host.v1.MachineSpec
-	(*Volume)(nil),                     // 38: capstan.host.v1.Volume
-	(*DeleteVolumeRequest)(nil),        // 39: capstan.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 40: capstan.host.v1.DeleteVolumeResponse
-	(*VolumeMount)(nil),                // 41: capstan.host.v1.VolumeMount
-	(*Address)(nil),                    // 42: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 43: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 44: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 45: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 46: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 47: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 48: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 49: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 50: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 51: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 52: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 53: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 54: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 55: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 56: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 57: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 58: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 59: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 60: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 61: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 62: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 63: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 64: capstan.host.v1.ExecResponse
-	nil,                                // 65: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 66: google.protobuf.Timestamp
+	(*DeviceKind)(nil),                 // 9: capstan.host.v1.DeviceKind
+	(*MachineImage)(nil),               // 10: capstan.host.v1.MachineImage
+	(*Fencing)(nil),                    // 11: capstan.host.v1.Fencing
+	(*SetFencingRequest)(nil),          // 12: capstan.host.v1.SetFencingRequest
+	(*SetFencingResponse)(nil),         // 13: capstan.host.v1.SetFencingResponse
+	(*RebootRequest)(nil),              // 14: capstan.host.v1.RebootRequest
+	(*RebootResponse)(nil),             // 15: capstan.host.v1.RebootResponse
+	(*ListContactsRequest)(nil),        // 16: capstan.host.v1.ListContactsRequest
+	(*ListContactsResponse)(nil),       // 17: capstan.host.v1.ListContactsResponse
+	(*Contact)(nil),                    // 18: capstan.host.v1.Contact
+	(*WatchRequest)(nil),               // 19: capstan.host.v1.WatchRequest
+	(*Event)(nil),                      // 20: capstan.host.v1.Event
+	(*Network)(nil),                    // 21: capstan.host.v1.Network
+	(*Overlay)(nil),                    // 22: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 23: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 24: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 25: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 26: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 27: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 28: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 29: capstan.host.v1.SetServicesResponse
+	(*RefusedAddress)(nil),             // 30: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 31: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 32: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 33: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 34: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 35: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 36: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 37: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 38: capstan.host.v1.MachineSpec
+	(*Volume)(nil),                     // 39: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 40: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 41: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 42: capstan.host.v1.VolumeMount
+	(*MachineDevice)(nil),              // 43: capstan.host.v1.MachineDevice
+	(*HostMount)(nil),                  // 44: capstan.host.v1.HostMount
+	(*Address)(nil),                    // 45: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 46: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 47: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 48: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 49: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 50: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 51: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 52: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 53: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 54: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 55: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 56: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 57: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 58: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 59: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 60: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 61: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 62: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 63: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 64: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 65: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 66: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 67: capstan.host.v1.ExecResponse
+	nil,                                // 68: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 69: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
-	10, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
-	9,  // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	66, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
-	17, // 4: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
-	10, // 5: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
-	1,  // 6: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	46, // 7: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	32, // 8: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	8,  // 9: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	21, // 10: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	23, // 11: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	65, // 12: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	26, // 13: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	27, // 14: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 15: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	29, // 16: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	34, // 17: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	33, // 18: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	20, // 19: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	42, // 20: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	41, // 21: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	37, // 22: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	37, // 23: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 24: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	66, // 25: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	66, // 26: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	37, // 27: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	47, // 28: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 29: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 30: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	49, // 31: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	66, // 32: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	48, // 33: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	45, // 34: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	66, // 35: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	66, // 36: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	46, // 37: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	62, // 38: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	63, // 39: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 40: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	18, // 41: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	20, // 42: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	30, // 43: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	22, // 44: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	25, // 45: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	32, // 46: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	35, // 47: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	43, // 48: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	50, // 49: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	51, // 50: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	53, // 51: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	54, // 52: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	55, // 53: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	44, // 54: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	38, // 55: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	39, // 56: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	11, // 57: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	15, // 58: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	13, // 59: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	57, // 60: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	59, // 61: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	61, // 62: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 63: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	19, // 64: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	20, // 65: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	31, // 66: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	24, // 67: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	28, // 68: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	32, // 69: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	36, // 70: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	46, // 71: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	46, // 72: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	52, // 73: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	56, // 74: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	46, // 75: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	46, // 76: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	46, // 77: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	38, // 78: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	40, // 79: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	12, // 80: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	16, // 81: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	14, // 82: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	58, // 83: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	60, // 84: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	64, // 85: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	63, // [63:86] is the sub-list for method output_type
-	40, // [40:63] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	11, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
+	10, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
+	69, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	9,  // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
+	18, // 5: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	11, // 6: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 7: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	49, // 8: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	33, // 9: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 10: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	22, // 11: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	24, // 12: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	68, // 13: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	27, // 14: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	28, // 15: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 16: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	30, // 17: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	35, // 18: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	34, // 19: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	21, // 20: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	45, // 21: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	42, // 22: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	44, // 23: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	43, // 24: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	38, // 25: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	38, // 26: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 27: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	69, // 28: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	69, // 29: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	38, // 30: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	50, // 31: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 32: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 33: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	52, // 34: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	69, // 35: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	51, // 36: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	48, // 37: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	69, // 38: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	69, // 39: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	49, // 40: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	65, // 41: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	66, // 42: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 43: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	19, // 44: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	21, // 45: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	31, // 46: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	23, // 47: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	26, // 48: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	33, // 49: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	36, // 50: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	46, // 51: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	53, // 52: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	54, // 53: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	56, // 54: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	57, // 55: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	58, // 56: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	47, // 57: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	39, // 58: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	40, // 59: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	12, // 60: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	16, // 61: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	14, // 62: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	60, // 63: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	62, // 64: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	64, // 65: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 66: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	20, // 67: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	21, // 68: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	32, // 69: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	25, // 70: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	29, // 71: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	33, // 72: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	37, // 73: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	49, // 74: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	49, // 75: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	55, // 76: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	59, // 77: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	49, // 78: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	49, // 79: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	49, // 80: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	39, // 81: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	41, // 82: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	13, // 83: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	17, // 84: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	15, // 85: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	61, // 86: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	63, // 87: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	67, // 88: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	66, // [66:89] is the sub-list for method output_type
+	43, // [43:66] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4998,18 +5234,18 @@ func file_host_proto_init() {
 	if File_host_proto != nil {
 		return
 	}
-	file_host_proto_msgTypes[13].OneofWrappers = []any{
+	file_host_proto_msgTypes[14].OneofWrappers = []any{
 		(*Event_Machine)(nil),
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[55].OneofWrappers = []any{
+	file_host_proto_msgTypes[58].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[58].OneofWrappers = []any{
+	file_host_proto_msgTypes[61].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -5021,7 +5257,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   60,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,10 @@ type Params struct {
 	BackupsIn string
 	// Volumes are folders of the host by their paths in the machine.
 	Volumes map[string]string
+	// HostMounts are folders and files of the host in the machine.
+	HostMounts []HostMount
+	// Devices of the host in the machine, in addition to those of System.
+	Devices []specs.LinuxDevice
 	// Views is the folder with the files of WriteViews.
 	Views string
 	// NetNS is the path of the machine's network namespace.
@@ -69,6 +73,25 @@ type System struct {
 	Devices []specs.LinuxDevice
 	// AppArmor is true if the host has AppArmor.
 	AppArmor bool
+}
+
+// HostMount is a folder or file of the host in a machine.
+type HostMount struct {
+	// Source is a path of the open folder or file.
+	Source string
+	// Path in the machine.
+	Path     string
+	ReadOnly bool
+}
+
+// mount returns the mount without the file systems that are mounted below its source: a read-only mount would leave them writable.
+// Its files get no privileges and no devices: whoever can write to the folder could otherwise make both.
+func (m HostMount) mount() specs.Mount {
+	access := "rw"
+	if m.ReadOnly {
+		access = "ro"
+	}
+	return specs.Mount{Source: m.Source, Destination: m.Path, Type: "bind", Options: []string{"bind", "rprivate", "nosuid", "nodev", access}}
 }
 
 // options of the mounts. The files of an image get no privileges and no devices, whatever their bits say.
@@ -112,7 +135,7 @@ func Spec(p Params) *specs.Spec {
 				{Type: specs.NetworkNamespace, Path: p.NetNS},
 			},
 			Resources: resources(p),
-			Devices:   p.System.Devices,
+			Devices:   slices.Concat(p.System.Devices, p.Devices),
 			// Pods with mountPropagation Bidirectional need it.
 			RootfsPropagation: "rshared",
 			// These settings belong to the host, and capstand sets them once. The settings of the network namespace
@@ -166,6 +189,9 @@ func mounts(p Params) []specs.Mount {
 	}
 	for _, folder := range p.System.Folders {
 		all = append(all, bind(filepath.Join(p.System.Root, folder), folder, p.System.options()...))
+	}
+	for _, m := range p.HostMounts {
+		all = append(all, m.mount())
 	}
 	for _, view := range views(p.CPUs) {
 		all = append(all, bind(filepath.Join(p.Views, view), "/"+view, "ro"))

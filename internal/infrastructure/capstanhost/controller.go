@@ -237,6 +237,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.Capacity[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(disk, resource.BinarySI)
 		s.Allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, disk-info.GetAllocatedDiskBytes()), resource.BinarySI)
 	}
+	setDevices(s, info)
 	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)

@@ -2,6 +2,7 @@ package connections
 
 import (
 	"errors"
+	"reflect"
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -81,12 +82,19 @@ func TestFreeResources(t *testing.T) {
 	spec := func(cpus int32, disk int64) *hostpb.Machine {
 		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Cpus: cpus, DiskBytes: disk, MemoryBytes: gib}}
 	}
-	h := &Host{
-		info:     &hostpb.HostInfo{Cpus: 8, MemoryBytes: 10 * gib, DiskBytes: 100 * gib},
-		machines: map[string]*hostpb.Machine{"a": spec(2, 20*gib), "b": spec(0, 10*gib)},
-		promised: map[string]Resources{"a": {CPUs: 2, Memory: 3 * gib, Disk: 20 * gib}, "c": {CPUs: 1, Memory: 2 * gib, Disk: 80 * gib}},
+	withGPU := func(m *hostpb.Machine) *hostpb.Machine {
+		m.Spec.Devices = []*hostpb.MachineDevice{{Name: "example.com/gpu", Count: 1}, {Name: "/dev/kvm", Count: 1}}
+		return m
 	}
-	if got, want := h.Free(), (Resources{CPUs: 8 - 2 - 8 - 1, Memory: (10 - 3 - 1 - 2) * gib, Disk: -10 * gib}); got != want {
+	h := &Host{
+		info:     &hostpb.HostInfo{Cpus: 8, MemoryBytes: 10 * gib, DiskBytes: 100 * gib, Devices: []*hostpb.DeviceKind{{Name: "example.com/gpu", Count: 4, Allocated: 1}}},
+		machines: map[string]*hostpb.Machine{"a": withGPU(spec(2, 20*gib)), "b": spec(0, 10*gib)},
+		promised: map[string]Resources{
+			"a": {CPUs: 2, Memory: 3 * gib, Disk: 20 * gib, Devices: map[string]int32{"example.com/gpu": 1}},
+			"c": {CPUs: 1, Memory: 2 * gib, Disk: 80 * gib, Devices: map[string]int32{"example.com/gpu": 2}},
+		},
+	}
+	if got, want := h.Free(), (Resources{CPUs: 8 - 2 - 8 - 1, Memory: (10 - 3 - 1 - 2) * gib, Disk: -10 * gib, Devices: map[string]int32{"example.com/gpu": 1}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

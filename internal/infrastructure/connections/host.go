@@ -248,7 +248,8 @@ func (h *Host) LoadBalancer(id string) *hostpb.LoadBalancer {
 // Resources are what a machine has of its host. CPUs 0 are all of the host's.
 type Resources struct {
 	CPUs         int32
-	Memory, Disk int64 // in bytes
+	Memory, Disk int64            // in bytes
+	Devices      map[string]int32 // CDI devices by kind
 }
 
 // Promise sets resources aside for a machine that is about to be made, until the host has it: the
@@ -355,6 +356,7 @@ func (h *Host) Free() Resources {
 			use(r.CPUs, r.Disk)
 		}
 	}
+	free.Devices = h.freeDevices()
 	return free
 }
 

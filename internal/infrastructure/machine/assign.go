@@ -62,8 +62,19 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.usable(ctx, s, capstanCluster)
-	return err
+	usable, err := r.usable(ctx, s, capstanCluster)
+	if err != nil {
+		return err
+	}
+	permissions, err := hostaccess.Permissions(ctx, r.Client, m, usable)
+	if err != nil {
+		return err
+	}
+	if why := permissions[m.Spec.HostName].Refusal(m.Namespace, m.Spec.HostMounts, m.Spec.Devices); why != "" {
+		set(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "spec.hostName is CapstanHost %s, which %s", m.Spec.HostName, why)
+		return errWaiting // A change of the CapstanHost is the event.
+	}
+	return nil
 }
 
 // onItsHost returns the machine with this id in the last report of the host, or nil. It can belong to another owner:
@@ -118,7 +129,9 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 		spec.ID = uuid.NewString()
 	}
 	spec.HostName, spec.HostID, spec.Network.Addresses = host.Name(), host.ID(), addresses
-	host.Promise(spec.ID, connections.Resources{CPUs: spec.CPUs, Memory: memory(s.capstan), Disk: diskSize(s.capstan)})
+	host.Promise(spec.ID, connections.Resources{
+		CPUs: spec.CPUs, Memory: memory(s.capstan), Disk: diskSize(s.capstan), Devices: connections.CDIDevices(machineDevices(s.capstan)),
+	})
 	r.chosen.note(s.cluster, s.capstan)
 	return host, nil
 }
@@ -178,7 +191,15 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	req.CPUs = s.capstan.Spec.CPUs
 	req.Memory = memory(s.capstan)
 	req.Disk = diskSize(s.capstan)
+	req.Namespace, req.Mounts, req.Devices = s.capstan.Namespace, s.capstan.Spec.HostMounts, s.capstan.Spec.Devices
 	candidates := hostaccess.Candidates(usable, r.Pool)
+	permissions, err := hostaccess.Permissions(ctx, r.Client, s.capstan, usable)
+	if err != nil {
+		return nil, err
+	}
+	for i := range candidates {
+		candidates[i].Permissions = permissions[candidates[i].Name]
+	}
 	if err := r.countMembers(ctx, s, candidates); err != nil {
 		return nil, err
 	}

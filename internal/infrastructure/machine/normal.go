@@ -240,7 +240,9 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	// After a refusal, the call makes no promise of memory. Its withdrawal would be an event that leads to another call
 	// at once.
 	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {
-		host.Promise(spec.GetId(), connections.Resources{CPUs: spec.GetCpus(), Memory: spec.GetMemoryBytes(), Disk: spec.GetDiskBytes()})
+		host.Promise(spec.GetId(), connections.Resources{
+			CPUs: spec.GetCpus(), Memory: spec.GetMemoryBytes(), Disk: spec.GetDiskBytes(), Devices: connections.CDIDevices(spec.GetDevices()),
+		})
 	}
 	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data, ManagementCluster: managementCluster})
 	if err == nil {
@@ -306,6 +308,8 @@ func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec
 		ProviderId:        infrav1.ProviderIDPrefix + m.Spec.ID,
 		FailureDomain:     placement.FailureDomain(host),
 		ControlPlane:      util.IsControlPlaneMachine(s.machine),
+		HostMounts:        hostMounts(m),
+		Devices:           machineDevices(m),
 	}
 	for _, a := range m.Spec.Network.Addresses {
 		spec.Addresses = append(spec.Addresses, &hostpb.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})

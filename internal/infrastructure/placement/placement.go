@@ -53,6 +53,12 @@ type Host struct {
 	Volumes bool
 	// FreeVolumes is the part of Disk that no volume has, in bytes.
 	FreeVolumes int64
+	// Permissions of the machine's namespace on the host, for a request with mounts or devices.
+	Permissions Permissions
+	// HostAccess is true if its capstand can give mounts and devices to machines.
+	HostAccess bool
+	// FreeDevices are the free CDI devices by kind.
+	FreeDevices map[string]int32
 	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
 	FreeDisk int64
 }
@@ -88,6 +94,11 @@ type Request struct {
 	// NewVolumes is true if the host must make volumes for the machine, of VolumeBytes together.
 	NewVolumes  bool
 	VolumeBytes int64
+	// Namespace of the machine, for messages.
+	Namespace string
+	// Mounts and Devices of the host in the machine.
+	Mounts  []infrav1.HostMount
+	Devices []infrav1.MachineDevice
 }
 
 // Choose returns the name of a host that can run the machine: one in the failure domain with the fewest members, and of those the
@@ -186,6 +197,8 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
 	case req.ControlPlane && !h.ControlPlane:
 		return "does not accept control plane machines"
+	case accessRefusal(h, req) != "":
+		return accessRefusal(h, req)
 	case h.CPUs < req.CPUs:
 		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:

@@ -1,0 +1,189 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/devices"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/hostmount"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// devicePause is the time between two looks at the CDI specifications. Only this file looks: a watch would use one of the inotify
+// instances of the host, which its machines need.
+const devicePause = 5 * time.Second
+
+// keepDevices reads the CDI specifications that drivers and administrators add, until ctx ends.
+func (ms *machines) keepDevices(ctx context.Context) {
+	var errs lastErrors
+	ticker := time.NewTicker(devicePause)
+	defer ticker.Stop()
+	for {
+		changed, err := ms.cdi.Scan()
+		if errs.news("cdi", err) {
+			ms.log.Error("Some CDI specifications cannot be read; the host reports the devices of the others", "error", err)
+		}
+		if changed {
+			ms.announceDevices()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// announceDevices publishes the devices.
+func (ms *machines) announceDevices() {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	ms.log.Info("The CDI devices of the host have changed", "devices", ms.deviceKinds())
+	ms.broadcaster.Publish(events.Host(ms.info()))
+}
+
+// deviceKinds describes the CDI devices of the host, by name; mu is held.
+func (ms *machines) deviceKinds() (out []*hostpb.DeviceKind) {
+	used, lost := ms.usedDevices()
+	for kind, names := range ms.cdi.Kinds() {
+		k := &hostpb.DeviceKind{Name: kind, Count: int32(len(names))}
+		for _, name := range names {
+			if lost[kind] || used[kind+"="+name] {
+				k.Allocated++
+			}
+		}
+		out = append(out, k)
+	}
+	slices.SortFunc(out, func(a, b *hostpb.DeviceKind) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// usedDevices returns the qualified names of the CDI devices of all machines, and the kinds of which machines with a damaged record
+// have unknown devices; mu is held.
+func (ms *machines) usedDevices() (used, lost map[string]bool) {
+	used, lost = map[string]bool{}, map[string]bool{}
+	for _, m := range ms.byID {
+		m.mu.Lock()
+		for _, name := range m.state.Devices {
+			used[name] = true
+		}
+		if m.broken != "" {
+			for _, d := range m.spec.GetDevices() {
+				lost[d.Name] = true
+			}
+		}
+		m.mu.Unlock()
+	}
+	return used, lost
+}
+
+// chooseDevices returns the CDI devices of a new machine; mu is held until they are recorded with it, so that no other machine gets
+// them. They never change, so a machine has the same devices after a restart.
+func (ms *machines) chooseDevices(spec *hostpb.MachineSpec) (out []string, err error) {
+	used, _ := ms.usedDevices()
+	for _, d := range spec.Devices {
+		if admission.IsDeviceNode(d.Name) {
+			continue
+		}
+		names := ms.cdi.Choose(d.Name, int(d.Count), used)
+		if names == nil { // They disappeared after the admission.
+			return nil, refusal.Errorf(hostpb.Refusal_NOT_PROVIDED, "machine %s/%s requests %d devices %s, this host has fewer", spec.Namespace, spec.Name, d.Count, d.Name)
+		}
+		out = append(out, names...)
+	}
+	return out, nil
+}
+
+// hasHostFiles refuses a machine whose mounts and device nodes the host does not have (NOT_PROVIDED).
+func (ms *machines) hasHostFiles(spec *hostpb.MachineSpec) error {
+	files, err := openHostMounts(spec, ms.config)
+	closeAll(files)
+	if err == nil {
+		_, err = deviceNodes(spec, nil)
+	}
+	if err != nil {
+		return refusal.Errorf(hostpb.Refusal_NOT_PROVIDED, "machine %s/%s: %v", spec.Namespace, spec.Name, err)
+	}
+	return nil
+}
+
+// openHostMounts opens the sources of a machine's mounts, in their order. They stay open until the machine has them.
+func openHostMounts(spec *hostpb.MachineSpec, config Config) ([]*os.File, error) {
+	var files []*os.File
+	for _, m := range spec.HostMounts {
+		file, err := hostmount.Open(m.Source, config.Root, config.Backups, config.Images, config.Assets, config.RunDir)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, file := range files {
+		_ = file.Close() // It was opened without access to its content.
+	}
+}
+
+func (m *machine) stagingDir() string { return m.host.store.path("mounts", m.spec.Id) }
+
+// stageHostMounts mounts the sources of the machine's mounts where runc finds them. They are unstaged after the start, and after a
+// crash of capstand by clear.
+func (m *machine) stageHostMounts() (out []runc.HostMount, err error) {
+	files, err := openHostMounts(m.spec, m.host.config)
+	defer func() { closeAll(files) }()
+	if err != nil {
+		return nil, err
+	}
+	for i, mount := range m.spec.HostMounts {
+		at := filepath.Join(m.stagingDir(), strconv.Itoa(i))
+		if err := hostmount.Stage(files[i], at); err != nil {
+			return nil, err
+		}
+		out = append(out, runc.HostMount{Source: at, Path: mount.Path, ReadOnly: mount.ReadOnly})
+	}
+	return out, nil
+}
+
+// unstage removes what stageHostMounts has mounted. The machine keeps its mounts.
+func (m *machine) unstage() {
+	if err := hostmount.Unstage(m.stagingDir()); err != nil {
+		m.log.Error("The mounts for the start of the machine were not removed; the next start or removal tries again", "error", err)
+	}
+}
+
+// deviceNodes returns the device nodes of a machine, without those that it has anyway.
+func deviceNodes(spec *hostpb.MachineSpec, have []oci.LinuxDevice) (out []oci.LinuxDevice, err error) {
+	for _, d := range spec.Devices {
+		if !admission.IsDeviceNode(d.Name) || slices.ContainsFunc(have, func(h oci.LinuxDevice) bool { return h.Path == d.Name }) {
+			continue
+		}
+		node, nodeErr := devices.Node(d.Name)
+		if nodeErr != nil {
+			err = errors.Join(err, nodeErr)
+			continue
+		}
+		out = append(out, node)
+	}
+	return out, err
+}
+
+// cdiDevices returns the qualified names of the CDI devices of the machine.
+func (m *machine) cdiDevices() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.Devices
+}
