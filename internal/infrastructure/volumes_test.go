@@ -202,7 +202,8 @@ func TestVolumeMoves(t *testing.T) {
 		v.Annotations = map[string]string{clusterctlv1.DeleteForMoveAnnotation: ""}
 	})
 	b.delete(v)
-	b.Consistently(func() int { return b.fake.Calls("DeleteVolume") }).Should(BeZero())
+	// An object is reconciled at most once a second.
+	b.Consistently(func() int { return b.fake.Calls("DeleteVolume") }, "2500ms").Should(BeZero())
 	update(b, v, func(v *infrav1.CapstanVolume) { v.Finalizers = nil })
 	b.gone(v)
 	b.Expect(b.fake.Volume(v.Spec.ID)).NotTo(BeNil())
