@@ -113,3 +113,17 @@ func TestHostAccessValidation(t *testing.T) {
 		}
 	}
 }
+
+// IM-07: the capacity of a template contains its CDI devices, so that autoscalers scale from zero, and no device nodes.
+func TestTemplateDevices_IM07(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	template := b.template(func(t *infrav1.CapstanMachineTemplate) {
+		t.Spec.Template.Spec.Devices = []infrav1.MachineDevice{{Name: "/dev/kvm"}, {Name: "example.com/gpu", Count: 2}, {Name: "example.com/nic"}}
+	})
+	b.create(template)
+	b.Eventually(func() corev1.ResourceList { b.get(template); return template.Status.Capacity }).Should(And(
+		HaveKeyWithValue(corev1.ResourceName("example.com/gpu"), resource.MustParse("2")),
+		HaveKeyWithValue(corev1.ResourceName("example.com/nic"), resource.MustParse("1")),
+		Not(HaveKey(corev1.ResourceName("/dev/kvm")))))
+}

@@ -72,7 +72,7 @@ func below(path, parent string) bool { return path == parent || strings.HasPrefi
 func checkHostMount(m *hostpb.HostMount) error {
 	for what, path := range map[string]string{"source": m.Source, "path": m.Path} {
 		if len(path) > maxPath || !pathForm.MatchString(path) || dotted.MatchString(path) {
-			return fmt.Errorf("the %s %q of a mount is not valid: expected an absolute path of at most %d letters, digits and ._+@=:- without . and ..", what, path, maxPath)
+			return fmt.Errorf("the %s %q of a mount is not valid: expected an absolute path without . and .. of at most %d letters, digits and the characters ._+@=:-", what, path, maxPath)
 		}
 	}
 	if systemPath.MatchString(m.Source) {
