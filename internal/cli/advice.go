@@ -35,6 +35,8 @@ var adviceByReason = map[string]advice{
 
 	// clusters and machines
 	"NoHost":                 {"add a host, free memory or CPUs, change the hostSelector, or allow the namespace on a host", "no-host-for-a-machine"},
+	"WaitingForVolume":       {"do what the message says: let the rollout delete first, repair the host of the volume, or delete the CapstanVolume to start with an empty one", "a-machine-waits-for-its-volume"},
+	"Pending":                {none, "a-machine-waits-for-its-volume"},
 	"HostNotFound":           {"create the CapstanHost again, or delete the Machine", "a-host-is-lost"},
 	"HostNotAllowed":         {"allow the namespace in spec.allowedNamespaces of the host", "no-host-for-a-machine"},
 	"HostUnreachable":        {"repair the connection of the host: `capstan describe host NAME`", "a-host-is-not-connected"},
