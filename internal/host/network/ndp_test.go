@@ -67,6 +67,12 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	if err := HoldVirtual(link, address, virtualLife); err != nil {
 		t.Fatal(err)
 	}
+	// The kernel accepts packets for a new IPv6 address a moment later.
+	for end := time.Now().Add(5 * time.Second); !strings.Contains(run(t, "ip -6 route show table local"), "local 2001:db8:5::100 "); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the kernel does not accept packets for the address")
+		}
+	}
 	run(t, in+"ip neigh replace 2001:db8:5::100 lladdr 02:00:00:00:00:99 dev client nud reachable")
 	if err := AnnounceVirtual(link, address); err != nil {
 		t.Fatal(err)
