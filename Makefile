@@ -355,6 +355,10 @@ test-dashboard: setup build-kube build-capstan ## Test the page of capstan dashb
 	@hack/setup.sh chromium fonts-inter fonts-jetbrains-mono
 	CAPSTAN_SCREENSHOTS=$(if $(SCREENSHOTS),$(CURDIR)/docs/images) go test -tags dashboard ./test/dashboard -count=1 -v -timeout 20m
 
+.PHONY: test-arm64
+test-arm64: setup ## Build everything for arm64, and run unit tests and an API server under emulation, an hour (not part of test; as root).
+	hack/arm64.sh
+
 .PHONY: test-vm
 test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, an hour or more (not part of test).
 	go test -tags vm ./test/vm -count=1 -v -timeout 6h

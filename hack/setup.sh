@@ -18,7 +18,7 @@ if ! command -v dpkg-query >/dev/null; then
 fi
 missing=()
 for p in "${packages[@]}"; do
-	[[ $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) == installed ]] || missing+=("$p")
+	[[ $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) == installed* ]] || missing+=("$p")
 done
 ((${#missing[@]})) || exit 0
 

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds everything for arm64, and runs it on this box under emulation (qemu-user): the tests of all packages that start no API server,
+# then one package with a real API server and etcd. The build is in bin/arm64, a copy of this checkout, because a checkout holds the programs
+# of one architecture.
+#
+#   hack/arm64.sh [build|unit|smoke]...      all three without an argument
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+copy=bin/arm64
+(($#)) || set -- build unit smoke
+
+# The kernel starts programs of other architectures with the emulators that the package qemu-user-static registers.
+packages() {
+	[[ -e /proc/sys/fs/binfmt_misc/status ]] || mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
+	dpkg --print-foreign-architectures | grep -qx arm64 || { echo "==> dpkg --add-architecture arm64" >&2; dpkg --add-architecture arm64; }
+	hack/setup.sh qemu-user-static binfmt-support gcc-aarch64-linux-gnu libc6-dev-arm64-cross libseccomp-dev:arm64
+	[[ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]] || update-binfmts --enable qemu-aarch64
+}
+
+sources() {
+	mkdir -p $copy
+	git ls-files -z | xargs -0 cp --parents --update --preserve=mode,timestamps -t $copy
+}
+
+build() {
+	make -C $copy GOARCH=arm64 CC=aarch64-linux-gnu-gcc PKG_CONFIG_PATH=/usr/lib/aarch64-linux-gnu/pkgconfig build
+	local program
+	for program in $copy/bin/{capstan,manager,capstand,capstan-init,clusterctl} $copy/bin/node/bin/{containerd,runc} $copy/bin/kubernetes/*/capstan-{kube,etcd}; do
+		readelf -h "$program" | grep -q AArch64 || { echo "arm64.sh: wanted a program for arm64, found another one: $program" >&2; exit 1; }
+	done
+}
+
+# emulated [go test argument...]
+emulated() { (cd $copy && GOARCH=arm64 go test -count=1 -timeout 60m "$@"); }
+
+unit() {
+	local packages
+	mapfile -t packages < <(go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep -v ' \[\] \[\]$' | grep -v internal/testenv | cut -d' ' -f1)
+	emulated "${packages[@]}"
+}
+
+smoke() {
+	export KUBEBUILDER_CONTROLPLANE_START_TIMEOUT=10m KUBEBUILDER_ASSETS
+	KUBEBUILDER_ASSETS=$(realpath $copy/bin/kubernetes/v1.36*)
+	emulated ./internal/testenv
+}
+
+packages
+sources
+for step in "$@"; do "$step"; done
