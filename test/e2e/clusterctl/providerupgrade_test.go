@@ -58,13 +58,17 @@ metadata: {name: kept, namespace: tenants}
 spec: {subnets: [{cidr: 10.219.0.0/24, gateway: 10.219.0.1}]}
 `
 
-// laterRights are rights that the managers need and that the earlier release does not grant, because the managers are of
+// laterKinds and laterRights are what the managers need and the earlier release does not contain, because the managers are of
 // the current build.
+const laterKinds = "../../../config/infrastructure/crd/bases/infrastructure.capstan.dev_capstanvolumes.yaml"
+
 const laterRights = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: later-rights}
-rules: [{apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, list, watch]}]
+rules:
+- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, list, watch]}
+- {apiGroups: [infrastructure.capstan.dev], resources: [capstanvolumes], verbs: [get, list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -91,6 +95,7 @@ func installEarlier(t *testing.T, management *harness.Cluster) {
 	}
 	loadImages(t, management, earlierVersion)
 	mustKubectl(t, management.Kubeconfig, laterRights, "apply", "-f", "-")
+	mustKubectl(t, management.Kubeconfig, "", "apply", "-f", laterKinds)
 	init := []string{"init", "--kubeconfig", management.Kubeconfig, "--wait-providers", "--core", "cluster-api"}
 	for i := 0; i < len(providerFlags); i += 2 {
 		init = append(init, providerFlags[i], providerFlags[i+1]+":"+earlierVersion)
