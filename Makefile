@@ -367,7 +367,7 @@ test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal 
 test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.
 	@for m in $(filter-out $(DOCUMENT_MODULES),$(TEST_MODULES)); do (cd $$m && go test ./...); done
 	@for m in $(DOCUMENT_MODULES); do (cd $$m && go test -count=1 ./...); done
-	$(call gotest,$(foreach d,api cmd config docs hack internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
+	$(call gotest,$(foreach d,api cmd config docs hack internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 40m
 
 .PHONY: test-times
 test-times: gotestsum ## Show the slowest tests and packages of the last run.
