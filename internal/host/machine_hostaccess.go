@@ -12,7 +12,6 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
-	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostmount"
@@ -56,8 +55,12 @@ func (ms *machines) announceDevices() {
 
 // deviceKinds describes the CDI devices of the host, by name; mu is held.
 func (ms *machines) deviceKinds() (out []*hostpb.DeviceKind) {
+	kinds := ms.cdi.Kinds()
+	if len(kinds) == 0 {
+		return nil
+	}
 	used, lost := ms.usedDevices()
-	for kind, names := range ms.cdi.Kinds() {
+	for kind, names := range kinds {
 		k := &hostpb.DeviceKind{Name: kind, Count: int32(len(names))}
 		for _, name := range names {
 			if lost[kind] || used[kind+"="+name] {
@@ -94,7 +97,7 @@ func (ms *machines) usedDevices() (used, lost map[string]bool) {
 func (ms *machines) chooseDevices(spec *hostpb.MachineSpec) (out []string, err error) {
 	used, _ := ms.usedDevices()
 	for _, d := range spec.Devices {
-		if admission.IsDeviceNode(d.Name) {
+		if d.IsNode() {
 			continue
 		}
 		names := ms.cdi.Choose(d.Name, int(d.Count), used)
@@ -168,7 +171,7 @@ func (m *machine) unstage() {
 // deviceNodes returns the device nodes of a machine, without those that it has anyway.
 func deviceNodes(spec *hostpb.MachineSpec, have []oci.LinuxDevice) (out []oci.LinuxDevice, err error) {
 	for _, d := range spec.Devices {
-		if !admission.IsDeviceNode(d.Name) || slices.ContainsFunc(have, func(h oci.LinuxDevice) bool { return h.Path == d.Name }) {
+		if !d.IsNode() || slices.ContainsFunc(have, func(h oci.LinuxDevice) bool { return h.Path == d.Name }) {
 			continue
 		}
 		node, nodeErr := devices.Node(d.Name)

@@ -1,5 +1,7 @@
 package v1beta2
 
+import "strings"
+
 // AllowedMount is a folder or file of a host that machines of some namespaces can mount.
 type AllowedMount struct {
 	// path is a folder or file of the host. Machines can mount it, and everything below it. It is an absolute path without
@@ -77,3 +79,9 @@ type MachineDevice struct {
 	// +kubebuilder:validation:Maximum=64
 	Count int32 `json:"count,omitempty"`
 }
+
+// IsNode reports whether the device is a device node of the host, and not a kind of CDI devices.
+func (d MachineDevice) IsNode() bool { return strings.HasPrefix(d.Name, "/") }
+
+// Number is how many of the device a machine has.
+func (d MachineDevice) Number() int32 { return max(1, d.Count) }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -32,9 +31,6 @@ var (
 	kindForm     = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
 )
 
-// IsDeviceNode returns whether a device of a machine is a device node, and not a kind of CDI devices.
-func IsDeviceNode(name string) bool { return strings.HasPrefix(name, "/") }
-
 // checkHostAccess returns an error for mounts and devices that no host gives to a machine.
 func checkHostAccess(s *hostpb.MachineSpec) error {
 	if len(s.HostMounts) > maxHostMounts || len(s.Devices) > maxDevices {
@@ -45,12 +41,12 @@ func checkHostAccess(s *hostpb.MachineSpec) error {
 			return err
 		}
 		for _, v := range s.Volumes {
-			if below(m.Path, v.Path) || below(v.Path, m.Path) {
+			if overlapping(m.Path, v.Path) {
 				return fmt.Errorf("the mount at %s and the volume at %s overlap: expected different paths, none below another", m.Path, v.Path)
 			}
 		}
 		for _, other := range s.HostMounts[:i] {
-			if below(m.Path, other.Path) || below(other.Path, m.Path) {
+			if overlapping(m.Path, other.Path) {
 				return fmt.Errorf("the mounts at %s and %s overlap: expected different paths, none below another", other.Path, m.Path)
 			}
 		}
@@ -65,9 +61,6 @@ func checkHostAccess(s *hostpb.MachineSpec) error {
 	}
 	return nil
 }
-
-// below returns whether a path is another one or below it.
-func below(path, parent string) bool { return path == parent || strings.HasPrefix(path, parent+"/") }
 
 func checkHostMount(m *hostpb.HostMount) error {
 	for what, path := range map[string]string{"source": m.Source, "path": m.Path} {
@@ -86,11 +79,11 @@ func checkHostMount(m *hostpb.HostMount) error {
 
 func checkDevice(d *hostpb.MachineDevice) error {
 	switch {
-	case IsDeviceNode(d.Name) && (len(d.Name) > maxPath || !deviceForm.MatchString(d.Name) || dotted.MatchString(d.Name) || noDevicePath.MatchString(d.Name)):
+	case d.IsNode() && (len(d.Name) > maxPath || !deviceForm.MatchString(d.Name) || dotted.MatchString(d.Name) || noDevicePath.MatchString(d.Name)):
 		return fmt.Errorf("the device %q is not valid: expected the path of a device node below /dev, for example /dev/kvm", d.Name)
-	case !IsDeviceNode(d.Name) && (len(d.Name) > maxPath || !kindForm.MatchString(d.Name)):
+	case !d.IsNode() && (len(d.Name) > maxPath || !kindForm.MatchString(d.Name)):
 		return fmt.Errorf("the device %q is not valid: expected a device node such as /dev/kvm, or a CDI kind such as nvidia.com/gpu", d.Name)
-	case d.Count < 1 || d.Count > maxCount || IsDeviceNode(d.Name) && d.Count != 1:
+	case d.Count < 1 || d.Count > maxCount || d.IsNode() && d.Count != 1:
 		return fmt.Errorf("it requests %d devices %s: expected 1 device node, or 1 to %d CDI devices", d.Count, d.Name, maxCount)
 	}
 	return nil
@@ -99,7 +92,7 @@ func checkDevice(d *hostpb.MachineDevice) error {
 // hasDevices refuses a machine for which the host has too few free CDI devices (NOT_PROVIDED). Device nodes are checked by capstand.
 func hasDevices(s *hostpb.MachineSpec, info *hostpb.HostInfo) error {
 	for _, d := range s.Devices {
-		if IsDeviceNode(d.Name) {
+		if d.IsNode() {
 			continue
 		}
 		count, free := int32(0), int32(0)

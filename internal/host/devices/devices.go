@@ -172,12 +172,6 @@ func (c *CDI) Choose(kind string, count int, used map[string]bool) []string {
 	return out
 }
 
-// KindOf returns the kind of a device by its qualified name.
-func KindOf(qualified string) string {
-	kind, _, _ := strings.Cut(qualified, "=")
-	return kind
-}
-
 // Inject adds devices to the configuration of a container. It reads the specifications again, so that devices that have changed are
 // those of now.
 func (c *CDI) Inject(spec *specs.Spec, qualified []string) error {

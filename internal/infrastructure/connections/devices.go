@@ -1,8 +1,6 @@
 package connections
 
 import (
-	"strings"
-
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -10,7 +8,7 @@ import (
 func CDIDevices(devices []*hostpb.MachineDevice) map[string]int32 {
 	var out map[string]int32
 	for _, d := range devices {
-		if strings.HasPrefix(d.GetName(), "/") {
+		if d.IsNode() {
 			continue
 		}
 		if out == nil {

@@ -18,7 +18,7 @@ func hostMounts(m *infrav1.CapstanMachine) (out []*hostpb.HostMount) {
 // machineDevices are the devices of the host in a machine.
 func machineDevices(m *infrav1.CapstanMachine) (out []*hostpb.MachineDevice) {
 	for _, d := range m.Spec.Devices {
-		out = append(out, &hostpb.MachineDevice{Name: d.Name, Count: max(1, d.Count)})
+		out = append(out, &hostpb.MachineDevice{Name: d.Name, Count: d.Number()})
 	}
 	return out
 }

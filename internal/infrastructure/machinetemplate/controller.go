@@ -6,7 +6,6 @@ package machinetemplate
 
 import (
 	"context"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -153,8 +152,8 @@ func Describe(spec infrav1.CapstanMachineSpec, usable []infrav1.CapstanHost) inf
 		out.Capacity[corev1.ResourceCPU] = *resource.NewQuantity(int64(spec.CPUs), resource.DecimalSI)
 	}
 	for _, d := range spec.Devices { // An autoscaler matches them with the resources that pods request.
-		if !strings.HasPrefix(d.Name, "/") {
-			out.Capacity[corev1.ResourceName(d.Name)] = *resource.NewQuantity(int64(max(1, d.Count)), resource.DecimalSI)
+		if !d.IsNode() {
+			out.Capacity[corev1.ResourceName(d.Name)] = *resource.NewQuantity(int64(d.Number()), resource.DecimalSI)
 		}
 	}
 	infos := map[infrav1.NodeInfo]bool{}

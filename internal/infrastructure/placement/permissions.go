@@ -78,7 +78,7 @@ func accessRefusal(h *Host, req Request) string {
 		return "cannot give mounts and devices to machines: upgrade its capstand"
 	}
 	for _, d := range req.Devices {
-		if count := max(1, d.Count); !strings.HasPrefix(d.Name, "/") && h.FreeDevices[d.Name] < count {
+		if count := d.Number(); !d.IsNode() && h.FreeDevices[d.Name] < count {
 			return fmt.Sprintf("has %d free devices %s, %d are needed", max(0, h.FreeDevices[d.Name]), d.Name, count)
 		}
 	}
