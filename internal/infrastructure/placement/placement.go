@@ -197,8 +197,13 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
 	case req.ControlPlane && !h.ControlPlane:
 		return "does not accept control plane machines"
-	case accessRefusal(h, req) != "":
-		return accessRefusal(h, req)
+	}
+	return cmp.Or(accessRefusal(h, req), sizeRefusal(h, req))
+}
+
+// sizeRefusal returns why a host is too small for a machine, or "".
+func sizeRefusal(h *Host, req Request) string {
+	switch {
 	case h.CPUs < req.CPUs:
 		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:
