@@ -47,6 +47,13 @@ func IgnoreStatus() predicate.Predicate {
 	}}
 }
 
+// OnlyDeletes passes deletions.
+var OnlyDeletes = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
 // OwnedOrDeleting drops events of objects without an owner of the kind. The contract forbids changes of them, and with
 // ReconcilerRateLimiting a reconcile without effect delays the next one.
 func OwnedOrDeleting(owner schema.GroupKind) predicate.Predicate {

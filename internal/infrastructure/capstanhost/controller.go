@@ -86,9 +86,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	return r.Controller(mgr, "CapstanHost").
 		For(&infrav1.CapstanHost{}).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
-		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
-		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
-		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(onlyDeletes, hostsChanged)).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), reconciling.OnlyDeletes).
+		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(hostsOf), reconciling.OnlyDeletes).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(reconciling.OnlyDeletes, hostsChanged)).
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
@@ -112,12 +112,6 @@ func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 			return hostaccess.BalancerHosts(o.(*infrav1.CapstanCluster))
 		}),
 	)
-}
-
-var onlyDeletes = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	UpdateFunc:  func(event.UpdateEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
 // hostsChanged passes the update with which a load balancer is off a host.

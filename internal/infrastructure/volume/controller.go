@@ -16,9 +16,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -55,7 +53,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicates.ClusterPausedTransitions(mgr.GetScheme(), mgr.GetLogger())).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.IgnoreStatus()).
 		// A machine that is deleted by force lets the volumes go that wait for it.
-		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), onlyDeletes).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.OnlyDeletes).
 		WatchesRawSource(r.Pool.Source(func(ctx context.Context, e connections.Event) []reconcile.Request {
 			if !e.Connection {
 				return nil
@@ -63,12 +61,6 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			return r.deleted(ctx, e.Host)
 		})).
 		Complete(ctx, reconciling.Traced("CapstanVolume", r))
-}
-
-var onlyDeletes = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	UpdateFunc:  func(event.UpdateEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
 func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
