@@ -65,12 +65,7 @@ func (vs *volumes) load() error {
 func (vs *volumes) all() iter.Seq[*hostpb.Volume] { return maps.Values(vs.byID) }
 
 // bytes returns the sizes of all volumes together; mu is held.
-func (vs *volumes) bytes() (sum int64) {
-	for v := range vs.all() {
-		sum += v.SizeBytes
-	}
-	return sum
-}
+func (vs *volumes) bytes() int64 { return admission.VolumeBytes(vs.all()) }
 
 // mounts decides whether a new machine may have its volumes; mu is held.
 func (vs *volumes) mounts(spec *hostpb.MachineSpec) error {

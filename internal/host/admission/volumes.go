@@ -90,6 +90,14 @@ func Volume(v, have *hostpb.Volume, info *hostpb.HostInfo, deleted bool, others 
 	return nil
 }
 
+// VolumeBytes returns the sizes of volumes together.
+func VolumeBytes(volumes iter.Seq[*hostpb.Volume]) (sum int64) {
+	for v := range volumes {
+		sum += v.GetSizeBytes()
+	}
+	return sum
+}
+
 // sameVolume accepts the volume that the host has.
 func sameVolume(have, want *hostpb.Volume) error {
 	if err := owner.Ensure("volume", have.Id, have, want); err != nil {

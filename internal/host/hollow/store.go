@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -58,19 +59,15 @@ func (s store) create(m *hostpb.Machine, bootstrapData []byte) error {
 }
 
 func (s store) save(m *hostpb.Machine) error {
-	data, err := protojson.Marshal(m)
-	if err != nil {
-		return err
-	}
-	return write(filepath.Join(s.dir(m.GetSpec().GetId()), recordFile), data)
+	return record(filepath.Join(s.dir(m.GetSpec().GetId()), recordFile), m)
 }
 
-// bury removes a machine permanently.
+// bury removes a machine or a volume permanently.
 func (s store) bury(id string) error {
 	if err := write(s.tombstone(id), nil); err != nil {
 		return err
 	}
-	return os.RemoveAll(s.dir(id))
+	return errors.Join(os.RemoveAll(s.dir(id)), os.RemoveAll(s.volumeFile(id)))
 }
 
 func (s store) buried(id string) bool {
@@ -103,6 +100,15 @@ func (s store) load() ([]*hostpb.Machine, error) {
 		out = append(out, m)
 	}
 	return out, nil
+}
+
+// record writes an object to a file.
+func record(path string, object proto.Message) error {
+	data, err := protojson.Marshal(object)
+	if err != nil {
+		return err
+	}
+	return write(path, data)
 }
 
 // write replaces a file as a whole. Only root can read the file, because it can contain secrets.

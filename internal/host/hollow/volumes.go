@@ -2,8 +2,6 @@ package hollow
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -51,7 +49,7 @@ func (h *Host) DeleteVolume(_ context.Context, r *hostpb.DeleteVolumeRequest) (*
 	if have == nil {
 		return &hostpb.DeleteVolumeResponse{}, nil
 	}
-	if err := h.store.removeVolume(r.GetId()); err != nil {
+	if err := h.store.bury(r.GetId()); err != nil {
 		return nil, status.Errorf(codes.Internal, "removing the volume: %v", err)
 	}
 	delete(h.volumes, r.GetId())
@@ -59,32 +57,13 @@ func (h *Host) DeleteVolume(_ context.Context, r *hostpb.DeleteVolumeRequest) (*
 	return &hostpb.DeleteVolumeResponse{}, nil
 }
 
-// volumeBytes returns the sizes of all volumes together; h.mu is held.
-func (h *Host) volumeBytes() (sum int64) {
-	for _, v := range h.volumes {
-		sum += v.GetSizeBytes()
-	}
-	return sum
-}
-
 func (s store) volumeFile(id string) string { return filepath.Join(s.root, "volumes", id+".json") }
 
 func (s store) saveVolume(v *hostpb.Volume) error {
-	data, err := protojson.Marshal(v)
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(filepath.Join(s.root, "volumes"), 0o700); err != nil {
 		return err
 	}
-	return write(s.volumeFile(v.GetId()), data)
-}
-
-func (s store) removeVolume(id string) error {
-	if err := write(s.tombstone(id), nil); err != nil {
-		return err
-	}
-	return os.Remove(s.volumeFile(id))
+	return record(s.volumeFile(v.GetId()), v)
 }
 
 // loadVolumes reads all volumes.
@@ -92,16 +71,13 @@ func (s store) loadVolumes() (map[string]*hostpb.Volume, error) {
 	volumes := map[string]*hostpb.Volume{}
 	files, err := filepath.Glob(s.volumeFile("*"))
 	for _, file := range files {
-		data, errRead := os.ReadFile(file)
-		if errors.Is(errRead, fs.ErrNotExist) {
-			continue
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
 		}
 		v := &hostpb.Volume{}
-		if errRead == nil {
-			errRead = protojson.Unmarshal(data, v)
-		}
-		if errRead != nil {
-			return nil, errRead
+		if err := protojson.Unmarshal(data, v); err != nil {
+			return nil, err
 		}
 		volumes[v.GetId()] = v
 	}

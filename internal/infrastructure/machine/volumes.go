@@ -142,22 +142,10 @@ func (r *Reconciler) createVolumes(ctx context.Context, s *scope, of volumeOwner
 
 // releaseDeleted gives up volumes that somebody deletes while the machine is on no host.
 func (r *Reconciler) releaseDeleted(ctx context.Context, s *scope, all []infrav1.CapstanVolume) error {
-	for i := range all {
-		if v := &all[i]; v.Spec.MachineName == s.capstan.Name && !v.DeletionTimestamp.IsZero() && s.capstan.Spec.ID == "" {
-			if err := r.release(ctx, v); err != nil {
-				return err
-			}
-		}
+	if s.capstan.Spec.ID != "" {
+		return nil
 	}
-	return nil
-}
-
-func (r *Reconciler) release(ctx context.Context, v *infrav1.CapstanVolume) error {
-	err := reconciling.Change(ctx, r.Client, v, func() { v.Spec.MachineName = "" })
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("release CapstanVolume %s: %w", v.Name, err)
-	}
-	return nil
+	return r.release(ctx, s, all, func(v *infrav1.CapstanVolume) bool { return !v.DeletionTimestamp.IsZero() })
 }
 
 // releaseVolumes makes the volumes of a machine free after its host has removed it.
@@ -169,11 +157,19 @@ func (r *Reconciler) releaseVolumes(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
+	return r.release(ctx, s, all, func(*infrav1.CapstanVolume) bool { return true })
+}
+
+// release makes volumes of the machine free.
+func (r *Reconciler) release(ctx context.Context, s *scope, all []infrav1.CapstanVolume, selected func(*infrav1.CapstanVolume) bool) error {
 	for i := range all {
-		if v := &all[i]; v.Spec.MachineName == s.capstan.Name {
-			if err := r.release(ctx, v); err != nil {
-				return err
-			}
+		v := &all[i]
+		if v.Spec.MachineName != s.capstan.Name || !selected(v) {
+			continue
+		}
+		err := reconciling.Change(ctx, r.Client, v, func() { v.Spec.MachineName = "" })
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("release CapstanVolume %s: %w", v.Name, err)
 		}
 	}
 	return nil

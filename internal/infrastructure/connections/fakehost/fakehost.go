@@ -710,10 +710,7 @@ func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 // account updates the allocated resources in the host's properties.
 func (h *Host) account() {
 	h.info = proto.CloneOf(h.info)
-	h.info.Machines, h.info.AllocatedMemoryBytes, h.info.VolumeBytes = 0, 0, 0
-	for _, v := range h.volumes {
-		h.info.VolumeBytes += v.GetSizeBytes()
-	}
+	h.info.Machines, h.info.AllocatedMemoryBytes, h.info.VolumeBytes = 0, 0, admission.VolumeBytes(maps.Values(h.volumes))
 	for _, m := range h.machines {
 		h.info.Machines++
 		h.info.AllocatedMemoryBytes += m.GetSpec().GetMemoryBytes()
