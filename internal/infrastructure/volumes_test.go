@@ -70,6 +70,16 @@ func (b *box) removeMachine(m *infrav1.CapstanMachine) {
 	b.gone(m)
 }
 
+// leftVolume returns the free volume of a machine that is gone.
+func (b *box) leftVolume(d *clusterv1.MachineDeployment) *infrav1.CapstanVolume {
+	b.t.Helper()
+	m := b.addMember(d)
+	b.running(m)
+	v := b.volumeOf(m)
+	b.removeMachine(m)
+	return v
+}
+
 // A successor waits for the volume of its predecessor, follows it to its host, and has its data. Nothing else deletes the data than the
 // deletion of the CapstanVolume, which waits for the machine.
 func TestVolumeOutlivesMachine(t *testing.T) {
@@ -133,10 +143,7 @@ func TestVolumesOfTwoMachines(t *testing.T) {
 func TestVolumeOutlivesCluster(t *testing.T) {
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
-	m := b.addMember(d)
-	b.running(m)
-	v := b.volumeOf(m)
-	b.removeMachine(m)
+	v := b.leftVolume(d)
 	b.delete(d)
 	b.delete(b.capstan)
 	b.gone(b.capstan)
@@ -180,10 +187,7 @@ func TestVolumeOnUnavailableHost(t *testing.T) {
 func TestVolumeLost(t *testing.T) {
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
-	first := b.addMember(d)
-	b.running(first)
-	v := b.volumeOf(first)
-	b.removeMachine(first)
+	v := b.leftVolume(d)
 	b.fake.LoseVolume(v.Spec.ID)
 	second := b.addMember(d)
 	b.Expect(b.condition(second, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)).To(ContainSubstring("its data is lost"))
@@ -193,11 +197,7 @@ func TestVolumeLost(t *testing.T) {
 // clusterctl deletes the objects at the source of a move: the data stays, and belongs to the objects at the target.
 func TestVolumeMoves(t *testing.T) {
 	b := newBox(t).provisioned()
-	d := b.addDeployment(1)
-	m := b.addMember(d)
-	b.running(m)
-	v := b.volumeOf(m)
-	b.removeMachine(m)
+	v := b.leftVolume(b.addDeployment(1))
 	update(b, v, func(v *infrav1.CapstanVolume) {
 		v.Annotations = map[string]string{clusterctlv1.DeleteForMoveAnnotation: ""}
 	})

@@ -68,21 +68,13 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The kernel accepts packets for a new IPv6 address a moment later.
-	for end := time.Now().Add(5 * time.Second); !strings.Contains(run(t, "ip -6 route show table local"), "local 2001:db8:5::100 "); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the kernel does not accept packets for the address")
-		}
-	}
+	untilContains(t, "ip -6 route show table local", "local 2001:db8:5::100 ")
 	run(t, in+"ip neigh replace 2001:db8:5::100 lladdr 02:00:00:00:00:99 dev client nud reachable")
 	if err := AnnounceVirtual(link, address); err != nil {
 		t.Fatal(err)
 	}
 	own := link.Attrs().HardwareAddr.String()
-	for end := time.Now().Add(5 * time.Second); !strings.Contains(run(t, in+"ip neigh show 2001:db8:5::100"), own); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the client does not learn the address %s: %s", own, run(t, in+"ip neigh"))
-		}
-	}
+	untilContains(t, in+"ip neigh show 2001:db8:5::100", own)
 	if got := run(t, in+connect); got != "balancer" {
 		t.Errorf("a client: %q", got)
 	}
@@ -115,6 +107,20 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	}
 	if err := ReleaseVirtual(address); err != nil {
 		t.Errorf("a second release: %v", err)
+	}
+}
+
+// untilContains repeats a command until its output contains a text, for at most five seconds.
+func untilContains(t *testing.T, command, want string) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		out := run(t, command)
+		if strings.Contains(out, want) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: expected %q, found %s", command, want, out)
+		}
 	}
 }
 

@@ -43,12 +43,7 @@ func TestManagementCluster(t *testing.T) {
 	installEarlier(t, management)
 
 	addHost(t, management)
-	tenant := &harness.Cluster{Plane: plane, Namespace: "tenants", Name: "tenant"}
-	mustKubectl(t, kubeconfig, "", "create", "namespace", tenant.Namespace)
-	mustKubectl(t, kubeconfig, mustClusterctl(t, []string{"CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi"}, "generate", "cluster", tenant.Name, "--kubeconfig", kubeconfig,
-		"--infrastructure", "capstan", "--target-namespace", tenant.Namespace, "--kubernetes-version", harness.KubernetesVersion, "--worker-machine-count", "1"), "apply", "-f", "-")
-	t.Cleanup(func() { deleteTenant(t, kubeconfig, tenant) })
-	connectTenant(t, kubeconfig, tenant)
+	tenant := addTenant(t, kubeconfig, "--infrastructure", "capstan", "--worker-machine-count", "1")
 	ready(t, tenant, 2)
 
 	t.Run("a namespace that the host does not allow gets no machine", func(t *testing.T) { checkTenancy(t, management) })
@@ -136,6 +131,19 @@ func startHost(t *testing.T, name, ip, namespace string) string {
 		_ = os.RemoveAll(root)
 	})
 	return manifests
+}
+
+// addTenant creates the cluster of a tenant with the installed providers. args are those of clusterctl generate cluster.
+func addTenant(t *testing.T, kubeconfig string, args ...string) *harness.Cluster {
+	t.Helper()
+	tenant := &harness.Cluster{Plane: plane, Namespace: "tenants", Name: "tenant"}
+	mustKubectl(t, kubeconfig, "", "create", "namespace", tenant.Namespace)
+	generate := append([]string{"generate", "cluster", tenant.Name, "--kubeconfig", kubeconfig,
+		"--target-namespace", tenant.Namespace, "--kubernetes-version", harness.KubernetesVersion}, args...)
+	mustKubectl(t, kubeconfig, mustClusterctl(t, []string{"CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi"}, generate...), "apply", "-f", "-")
+	t.Cleanup(func() { deleteTenant(t, kubeconfig, tenant) })
+	connectTenant(t, kubeconfig, tenant)
+	return tenant
 }
 
 // connectTenant connects to a cluster of the management cluster.

@@ -182,12 +182,7 @@ func createTenant(t *testing.T, management *harness.Cluster) {
 	t.Helper()
 	kubeconfig := management.Kubeconfig
 	addHost(t, management)
-	tenant := &harness.Cluster{Plane: plane, Namespace: "tenants", Name: "tenant"}
-	mustKubectl(t, kubeconfig, "", "create", "namespace", tenant.Namespace)
-	mustKubectl(t, kubeconfig, mustClusterctl(t, []string{"CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi"}, "generate", "cluster", tenant.Name, "--kubeconfig", kubeconfig,
-		"--infrastructure", "capstan:"+version, "--target-namespace", tenant.Namespace, "--kubernetes-version", harness.KubernetesVersion), "apply", "-f", "-")
-	t.Cleanup(func() { deleteTenant(t, kubeconfig, tenant) })
-	connectTenant(t, kubeconfig, tenant)
+	tenant := addTenant(t, kubeconfig, "--infrastructure", "capstan:"+version)
 	ready(t, tenant, 1)
 	deleteTenant(t, kubeconfig, tenant)
 	mustKubectl(t, kubeconfig, "", "delete", "capstanhost", "rack", "--timeout=3m")
