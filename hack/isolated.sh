@@ -15,7 +15,7 @@ enter() {
 		mount --bind "$mount/$group" "$mount"
 		# In cgroup v2, a group with processes cannot have limits for its children.
 		if [[ -e $mount/cgroup.controllers ]]; then
-			mkdir "$mount/tests"
+			mkdir -p "$mount/tests" # An interrupted run can leave it.
 			echo 0 >"$mount/tests/cgroup.procs"
 		fi
 	done
