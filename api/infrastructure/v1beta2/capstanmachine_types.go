@@ -107,7 +107,8 @@ type CapstanMachineSpec struct {
 	Disk MachineDiskSpec `json:"disk,omitempty,omitzero"`
 
 	// hostMounts are folders and files of the host in the machine. The machine is placed on a host whose spec.allowedMounts allow all
-	// of them for its namespace. Root in the machine is root on the host, so a mount shares files and does not protect them. They cannot be changed once the machine has its id.
+	// of them for its namespace. Root in the machine is root on the host, so a mount shares files and does not protect them. The list
+	// cannot be changed once the machine has its id.
 	// +optional
 	// +listType=map
 	// +listMapKey=path
@@ -117,7 +118,7 @@ type CapstanMachineSpec struct {
 	HostMounts []HostMount `json:"hostMounts,omitempty"`
 
 	// devices are devices of the host in the machine. The machine is placed on a host whose spec.allowedDevices allow all of them for
-	// its namespace, and which has enough free CDI devices. They cannot be changed once the machine has its id.
+	// its namespace, and which has enough free CDI devices. The list cannot be changed once the machine has its id.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

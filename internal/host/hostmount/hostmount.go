@@ -35,9 +35,9 @@ func Open(source string, own ...string) (*os.File, error) {
 	return file, nil
 }
 
-// Stage mounts an open folder or file at a path, which it creates, whatever the file's own path has become. The kernel does not let
-// another mount namespace mount a descriptor, so runc needs a path that only capstand can change. The mount is read-only, so that a
-// removal of files above it after a crash removes no file of the host.
+// Stage creates a path and mounts an open folder or file there. A change of the file's own path has no effect. The kernel refuses the
+// mount of a descriptor in another mount namespace, so runc needs a path, and only capstand can change this one. The mount is
+// read-only: if files above it are removed after a crash, no file of the host is removed.
 func Stage(file *os.File, at string) error {
 	info, err := file.Stat()
 	if err != nil {

@@ -85,7 +85,7 @@ type HostMount struct {
 }
 
 // mount returns the mount without the file systems that are mounted below its source: a read-only mount would leave them writable.
-// Its files get no privileges and no devices: whoever can write to the folder could otherwise make both.
+// Its files have no setuid bits and no devices: a user with write access to the folder could otherwise create both.
 func (m HostMount) mount() specs.Mount {
 	access := "rw"
 	if m.ReadOnly {

@@ -12,7 +12,7 @@ import (
 // maxDeviceKinds bounds the CDI devices in the status of a host.
 const maxDeviceKinds = 64
 
-// setDevices adds the CDI devices to the resources of a host. A kind that is no name of a resource is left out.
+// setDevices adds the CDI devices to the resources of a host. A kind is left out if its name is not valid for a resource.
 func setDevices(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	for i, k := range info.GetDevices() {
 		if i >= maxDeviceKinds || len(validation.IsQualifiedName(k.GetName())) > 0 {

@@ -101,7 +101,8 @@ func nameOf(bound map[string]infrav1.CapstanVolume) string {
 	return ""
 }
 
-// hostsOf lists the hosts to try: the one that is fixed, or those with a free volume, or "" for any host if there is none.
+// hostsOf lists the hosts to try. A fixed host is the only one. Otherwise, hosts with a free volume are listed. Without any, the list
+// contains "", which stands for every host.
 func hostsOf(all []infrav1.CapstanVolume, missing []infrav1.MachineVolume, fixed string) []string {
 	if fixed != "" {
 		return []string{fixed}
