@@ -75,6 +75,26 @@ func TestFreeMemory(t *testing.T) {
 	}
 }
 
+// A host that becomes usable or unusable by its versions raises an event of its connection: machines in deletion wait for it.
+func TestVersionsChangeConnection(t *testing.T) {
+	var connection int
+	h := &Host{notify: func(e Event) {
+		if e.Connection {
+			connection++
+		}
+	}}
+	for i, step := range []struct {
+		version int32
+		events  int
+	}{{0, 0}, {hostpb.ProtocolVersion, 0}, {hostpb.MaximumHostVersion + 1, 1}, {hostpb.MaximumHostVersion + 2, 0}, {hostpb.ProtocolVersion, 1}} {
+		connection = 0
+		h.apply(&hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_Host{Host: &hostpb.HostInfo{ProtocolVersion: step.version}}})
+		if connection != step.events {
+			t.Errorf("step %d: %d events, want %d", i, connection, step.events)
+		}
+	}
+}
+
 // The processors and disks of machines count once, whether the host has reported the machine or not. A machine without a limit of
 // processors has all of them.
 func TestFreeResources(t *testing.T) {

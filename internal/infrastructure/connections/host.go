@@ -423,7 +423,7 @@ func (h *Host) apply(e *hostpb.Event) {
 	out := Event{Host: h.name}
 	h.mu.Lock()
 	before := h.freeMemory()
-	changed, claimed := false, false
+	changed, claimed, usable := false, false, incompatible(h.info) == nil
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
 		out.Machine = o.Machine
@@ -447,9 +447,14 @@ func (h *Host) apply(e *hostpb.Event) {
 		h.info = o.Host
 	}
 	capacity := h.err == nil && (changed || h.freeMemory() > before)
+	// Connected depends on the versions too, and machines in deletion wait for it, not for capacity.
+	connection := h.err == nil && usable != (incompatible(h.info) == nil)
 	h.mu.Unlock()
 	if out.Machine != nil || out.LoadBalancer != nil {
 		h.notify(out)
+	}
+	if connection {
+		h.notify(Event{Host: h.name, Connection: true})
 	}
 	if capacity {
 		h.notify(Event{Host: h.name, Capacity: true})
