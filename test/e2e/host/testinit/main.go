@@ -39,8 +39,11 @@ func main() {
 	}
 	must(os.MkdirAll("/var/log/capstan", 0o755))
 	must(os.WriteFile("/var/log/capstan/test.log", []byte("one\ntwo\nthree\n"), 0o644))
+	// A test may use the port as soon as the machine has its status.
+	api, err := net.Listen("tcp", ":6443")
+	must(err)
 	go serveStatus(bootstrap)
-	serveAPI()
+	serveAPI(api)
 }
 
 // serveStatus serves the socket that capstand dials.
@@ -73,7 +76,7 @@ func stopPods(query string) {
 }
 
 // serveAPI answers at the port of an API server: /readyz, and some commands of the tests.
-func serveAPI() {
+func serveAPI(listener net.Listener) {
 	mux := http.NewServeMux()
 	hostname, _ := os.Hostname()
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
@@ -99,8 +102,8 @@ func serveAPI() {
 		}
 		_, _ = w.Write(out)
 	})
-	server := &http.Server{Addr: ":6443", Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{selfSigned()}}}
-	must(server.ListenAndServeTLS("", ""))
+	server := &http.Server{Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{selfSigned()}}}
+	must(server.ServeTLS(listener, "", ""))
 }
 
 func selfSigned() tls.Certificate {
