@@ -118,3 +118,42 @@ func TestFreeResources(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
+
+// An event reports free devices also if no memory became free, because the host counts more memory than its machines have.
+func TestFreedDevices(t *testing.T) {
+	const gib = int64(1) << 30
+	device := []*hostpb.MachineDevice{{Name: "example.com/gpu", Count: 1}}
+	gone := &hostpb.Event{Type: hostpb.Event_DELETED, Object: &hostpb.Event_Machine{Machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "a"}}}}
+	for name, tc := range map[string]struct {
+		machines map[string]*hostpb.Machine
+		promised map[string]Resources
+		do       func(*Host)
+		told     bool
+	}{
+		"a promise with a device is taken back": {
+			nil, map[string]Resources{"a": {Memory: gib, Devices: map[string]int32{"example.com/gpu": 1}}}, func(h *Host) { h.Release("a") }, true,
+		},
+		"a promise without a device is taken back": {nil, map[string]Resources{"a": {Memory: gib}}, func(h *Host) { h.Release("a") }, false},
+		"a promise for a machine with the device is taken back": {
+			map[string]*hostpb.Machine{"a": {Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}},
+			map[string]Resources{"a": {Memory: gib, Devices: map[string]int32{"example.com/gpu": 1}}}, func(h *Host) { h.Release("a") }, false,
+		},
+		"a machine with a device is deleted": {
+			map[string]*hostpb.Machine{"a": {Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}}, nil, func(h *Host) { h.apply(gone) }, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := false
+			h := &Host{
+				info: &hostpb.HostInfo{
+					MemoryBytes: 10 * gib, AllocatedMemoryBytes: 5 * gib, Devices: []*hostpb.DeviceKind{{Name: "example.com/gpu", Count: 1}},
+				},
+				machines: tc.machines, promised: tc.promised, notify: func(e Event) { told = told || e.Capacity },
+			}
+			tc.do(h)
+			if told != tc.told {
+				t.Errorf("told %t, want %t", told, tc.told)
+			}
+		})
+	}
+}

@@ -302,13 +302,31 @@ func (h *Host) kept(m *hostpb.Machine) {
 // Release takes a promise back.
 func (h *Host) Release(id string) {
 	h.mu.Lock()
-	before := h.freeMemory()
+	before := h.exclusive()
 	delete(h.promised, id)
-	more := h.freeMemory() > before
+	more := h.exclusive().exceeds(before)
 	h.mu.Unlock()
 	if more {
 		h.notify(Event{Host: h.name, Capacity: true})
 	}
+}
+
+// exclusive returns the free resources that machines do not share; mu is held. An Event reports each increase.
+func (h *Host) exclusive() Resources {
+	return Resources{Memory: h.freeMemory(), Devices: h.freeDevices()}
+}
+
+// exceeds reports whether r has more memory, or more devices of a kind, than before.
+func (r Resources) exceeds(before Resources) bool {
+	if r.Memory > before.Memory {
+		return true
+	}
+	for kind, n := range r.Devices {
+		if n > before.Devices[kind] {
+			return true
+		}
+	}
+	return false
 }
 
 // FreeMemory returns the free memory for new machines, in bytes. Promised memory counts as used. An Event reports each
@@ -422,7 +440,7 @@ func (h *Host) apply(e *hostpb.Event) {
 	gone := e.GetType() == hostpb.Event_DELETED
 	out := Event{Host: h.name}
 	h.mu.Lock()
-	before := h.freeMemory()
+	before := h.exclusive()
 	changed, claimed, usable := false, false, incompatible(h.info) == nil
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
@@ -446,7 +464,7 @@ func (h *Host) apply(e *hostpb.Event) {
 		changed = !proto.Equal(h.info, o.Host)
 		h.info = o.Host
 	}
-	capacity := h.err == nil && (changed || h.freeMemory() > before)
+	capacity := h.err == nil && (changed || h.exclusive().exceeds(before))
 	// Connected depends on the versions too, and machines in deletion wait for it, not for capacity.
 	connection := h.err == nil && usable != (incompatible(h.info) == nil)
 	h.mu.Unlock()
