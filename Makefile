@@ -262,6 +262,12 @@ cluster-api-operator:
 	@$(CACHED) cluster-api-operator $(BIN)/cluster-api-operator/cmd 'tools/cluster-api-operator hack/go-install.sh' \
 		hack/go-install.sh tools/cluster-api-operator $(BIN)/cluster-api-operator sigs.k8s.io/cluster-api-operator/cmd
 
+# The controllers of Flux that fetch manifests and apply them.
+.PHONY: flux
+flux:
+	@$(CACHED) flux '$(addprefix $(BIN)/flux/,source-controller kustomize-controller)' 'tools/flux hack/go-install.sh' \
+		hack/go-install.sh tools/flux $(BIN)/flux github.com/fluxcd/source-controller github.com/fluxcd/kustomize-controller
+
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
@@ -348,6 +354,11 @@ test-monitoring: setup build kube-state-metrics ## Check the alerts with promtoo
 .PHONY: test-operator
 test-operator: setup build cluster-api-operator ## Install the providers with the manager of Cluster API Operator, and create a cluster with them (not part of test).
 	hack/isolated.sh operator go test -tags e2e,operator ./test/e2e/clusterctl -run TestOperator -count=1 -v -timeout 30m
+
+.PHONY: test-flux
+test-flux: setup build flux ## Create, scale and remove clusters with Flux from a Git repository, three minutes (not part of test).
+	@hack/setup.sh git
+	hack/isolated.sh flux go test -tags e2e,flux ./test/e2e/flux -count=1 -v -timeout 30m
 
 # SCREENSHOTS=1 replaces the pictures of docs/images.
 .PHONY: test-dashboard

@@ -1,0 +1,3 @@
+module github.com/fluxcd/pkg/helmtestserver
+
+go 1.26.6
