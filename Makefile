@@ -371,8 +371,12 @@ test-arm64: setup ## Build everything for arm64, and run unit tests and an API s
 	hack/arm64.sh
 
 .PHONY: test-vm
-test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, an hour or more (not part of test).
-	go test -tags vm ./test/vm -count=1 -v -timeout 6h
+test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, 16 minutes to an hour (not part of test).
+	go test -tags vm ./test/vm -run TestDebian -count=1 -v -timeout 6h
+
+.PHONY: test-vm-rack
+test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).
+	go test -tags vm ./test/vm -run TestTwoGuests -count=1 -v -timeout 6h
 
 .PHONY: test-unit
 test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the disk of a Debian 12 guest in a folder: the root file system, its kernel and its initial ramdisk.
+# Builds the disk of Debian 12 guests in a folder: the root file system, its kernel and its initial ramdisk.
 #
 #   test/vm/image.sh FOLDER PACKAGES...
 #
@@ -39,7 +39,7 @@ for package in "$@"; do
 done
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/emulation" # the disk is emulated, and is lost anyway
 install -m 0755 "$here/guest/guest.sh" "$root/root/guest.sh"
-install -m 0644 "$here/guest/workload.yaml" "$root/root/workload.yaml"
+install -m 0644 "$here/guest/workload.yaml" "$here/guest/twoguests.yaml" "$root/root/"
 mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
 for unit in guest.service shell.service; do
 	install -m 0644 "$here/guest/$unit" "$root/etc/systemd/system/$unit"

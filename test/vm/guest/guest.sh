@@ -172,8 +172,87 @@ removal() {
 	[[ -z $left ]] || { echo "left over: $left"; return 1; }
 }
 
-for name in system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade removal; do
+# --- steps of two guests with a wire between them
+
+role=$(grep -oP 'capstan\.role=\K\S+' /proc/cmdline)
+address() { case ${1:-$role} in plane) echo 192.0.2.1 ;; host) echo 192.0.2.2 ;; esac; }
+wire() { basename "$(dirname "$(grep -l 52:54:00 /sys/class/net/*/address)")"; }
+
+network() {
+	ip link set "$(wire)" up
+	ip address add "$(address)/24" dev "$(wire)"
+	echo 'CAPSTAND_OPTIONS="--overlay-encryption=WireGuard"' >/etc/default/capstand
+	# Packets between the hosts: encrypted ones, and those in plain text.
+	nft -f - <<-END
+		table netdev probe {
+			counter encrypted {}
+			counter plain {}
+			chain in {
+				type filter hook ingress device $(wire) priority -500;
+				udp dport 4787 counter name encrypted
+				udp dport 4789 counter name plain
+			}
+		}
+	END
+}
+
+plane_of_hosts() { capstan up --no-hosts --api-address "$(address):6443" --timeout 60m; }
+
+token() { (umask 077 && capstan host token create --hosts 2 --ttl 12h -o json >/root/token.json && grep -oP '"token": *"\K[^"]+' /root/token.json >/root/token); }
+
+join() {
+	[[ -e /root/token ]] || { modprobe qemu_fw_cfg && (umask 077 && cat /sys/firmware/qemu_fw_cfg/by_name/opt/capstan/token/raw >/root/token); }
+	capstan doctor
+	capstan host join "https://$(address plane):6443" --name "$role" --token-file /root/token --timeout 60m
+}
+
+both_hosts() { until_true 1800 kubectl wait --for=condition=Ready --timeout=5s capstanhost/plane capstanhost/host; }
+
+cluster_of_both() {
+	cluster
+	kubectl get capstanmachines -A -o wide
+	[[ $(kubectl get capstanmachines -A -o jsonpath='{range .items[*]}{.spec.hostName}{"\n"}{end}' | sort) == $'host\nplane' ]]
+}
+
+# Each of two pods on two nodes is asked from the other node.
+pods_of_both() {
+	capstan load image --cluster demo /usr/lib/capstan/images/echo.tar
+	demo apply -f /root/twoguests.yaml
+	until_true 1200 demo wait --for=condition=Available --timeout=5s deployment/web
+	local ip node nodes number=0
+	nodes=$(demo get nodes -o jsonpath='{.items[*].metadata.name}')
+	while read -r ip node; do
+		number=$((number + 1))
+		demo run "client-$number" --image registry.capstan.dev/echo:v1 --restart OnFailure \
+			--overrides "{\"spec\":{\"nodeName\":\"$(tr ' ' '\n' <<<"$nodes" | grep -vx "$node")\"}}" -- get -for 10m -timeout 30s "http://$ip:8080/"
+	done < <(demo get pods -l app=web -o jsonpath='{range .items[*]}{.status.podIP}{" "}{.spec.nodeName}{"\n"}{end}')
+	((number == 2)) || { echo "expected 2 pods, found $number"; return 1; }
+	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client-1 pod/client-2
+}
+
+# The kernel's WireGuard carries all packets between the hosts.
+encryption() {
+	ip -details link show capwg | grep wireguard
+	wg show capwg
+	nft list table netdev probe
+	nft list counter netdev probe plain | grep 'packets 0 '
+	if nft list counter netdev probe encrypted | grep 'packets 0 '; then return 1; fi
+}
+
+deletion() {
+	kubectl delete cluster demo --wait --timeout=30m
+	[[ -z $(kubectl get capstanmachines -A -o name) ]]
+}
+
+case $role in
+alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade removal" ;;
+plane) steps="system install network plane_of_hosts token join both_hosts cluster_of_both pods_of_both encryption deletion" ;;
+host) steps="system install network join" ;;
+esac
+for name in $steps; do
 	step "$name"
+	[[ $name != token ]] || say "token $(cat /root/token)"
 done
+[[ $role != host ]] || sleep infinity # the test ends this guest
 say "complete"
 finish
