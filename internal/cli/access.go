@@ -55,9 +55,18 @@ func (a *app) onThisBox() bool {
 	}, a.socket != "", a.hostHere())
 }
 
+// onAnotherHost reports whether the error says that this box lacks the machines, and the plane of this box can have them on a host
+// that joined it.
+func (a *app) onAnotherHost(err error) bool {
+	_, unreadable := a.localKubeconfig()
+	var c coded
+	return errors.As(err, &c) && c.code == exitNotFound && a.socket == "" && unreadable == nil
+}
+
 const accessHelp = `
 The command uses the management cluster of --kubeconfig, --context or $KUBECONFIG, with the rights of its user. Without them, and
-with --root or --socket, it uses the capstand of this box, as root. A box without capstand uses ~/.kube/config.`
+with --root or --socket, it uses the capstand of this box, as root, and the plane of this box for machines on hosts that joined it. A
+box without capstand uses ~/.kube/config.`
 
 func (a *app) logsCommand() *cobra.Command {
 	var namespace string
@@ -72,7 +81,9 @@ func (a *app) logsCommand() *cobra.Command {
 				o.Service = args[1]
 			}
 			if a.onThisBox() {
-				return a.logsHere(c.Context(), namespace, args[0], o)
+				if err := a.logsHere(c.Context(), namespace, args[0], o); !a.onAnotherHost(err) {
+					return err
+				}
 			}
 			return a.logsOfPlane(c.Context(), namespace, args[0], o)
 		},
@@ -96,7 +107,9 @@ func (a *app) shellCommand() *cobra.Command {
 		Long: "Run a shell, or a command, as root in a machine. The exit code is that of the command.\n" + accessHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			if a.onThisBox() {
-				return a.shellHere(c.Context(), namespace, args[0], args[1:])
+				if err := a.shellHere(c.Context(), namespace, args[0], args[1:]); !a.onAnotherHost(err) {
+					return err
+				}
 			}
 			return a.shellOfPlane(c.Context(), namespace, args[0], args[1:])
 		},

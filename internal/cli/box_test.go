@@ -189,3 +189,28 @@ func TestConfirm(t *testing.T) {
 		}
 	}
 }
+
+// Only a missing machine is searched on hosts that joined the plane of this box.
+func TestOnAnotherHost(t *testing.T) {
+	withPlane, without := &app{root: t.TempDir()}, &app{root: t.TempDir()}
+	path := withPlane.layout().AdminKubeconfig()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	missing := coded{errors.New("no such machine"), exitNotFound}
+	for name, test := range map[string]struct {
+		a    *app
+		err  error
+		want bool
+	}{
+		"a machine of another host": {withPlane, missing, true},
+		"another error":             {withPlane, errors.New("no answer"), false},
+		"no error":                  {withPlane, nil, false},
+		"no plane":                  {without, missing, false},
+		"--socket":                  {&app{root: withPlane.root, socket: "s"}, missing, false},
+	} {
+		if got := test.a.onAnotherHost(test.err); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}

@@ -61,11 +61,7 @@ func (a *app) loadCommand() *cobra.Command {
 
 // loadImage loads an archive into the machines of a cluster, and shows the progress of each.
 func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
-	find := a.imageTargetsOfPlane
-	if a.onThisBox() {
-		find = a.imageTargetsHere
-	}
-	targets, err := find(ctx, namespace, cluster)
+	targets, err := a.imageTargets(ctx, namespace, cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +83,33 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 	}
 	slices.Sort(loads.images)
 	return slices.Compact(loads.images), nil
+}
+
+// imageTargets returns the machines of a cluster: on this box those that it has, and all others through the management cluster.
+func (a *app) imageTargets(ctx context.Context, namespace, cluster string) ([]imageTarget, error) {
+	if !a.onThisBox() {
+		return a.imageTargetsOfPlane(ctx, namespace, cluster)
+	}
+	here, err := a.imageTargetsHere(ctx, namespace, cluster)
+	if _, unreadable := a.localKubeconfig(); unreadable != nil || a.socket != "" || err != nil && !a.onAnotherHost(err) {
+		return here, err
+	}
+	all, err := a.imageTargetsOfPlane(ctx, namespace, cluster)
+	if err != nil && len(here) > 0 {
+		fmt.Fprintf(a.errOut, "The management plane does not answer, so machines on other hosts do not get the images: %v\n", err)
+		return here, nil
+	}
+	return union(here, all), err
+}
+
+// union adds the machines that only the management cluster has.
+func union(here, all []imageTarget) []imageTarget {
+	for _, t := range all {
+		if !slices.ContainsFunc(here, func(h imageTarget) bool { return h.machine == t.machine }) {
+			here = append(here, t)
+		}
+	}
+	return here
 }
 
 // imageLoads are the loads of one archive into several machines.

@@ -42,3 +42,14 @@ func TestImageLoads(t *testing.T) {
 		t.Errorf("images %v, steps %+v", loads.images, last)
 	}
 }
+
+func TestImageTargetsOnce(t *testing.T) {
+	target := func(name string) imageTarget { return imageTarget{machine: name} }
+	var names []string
+	for _, target := range union([]imageTarget{target("b"), target("a")}, []imageTarget{target("a"), target("b"), target("c")}) {
+		names = append(names, target.machine)
+	}
+	if want := []string{"b", "a", "c"}; !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+}
