@@ -25,8 +25,11 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// VirtualAddress is in the network of the clients.
-const VirtualAddress = "203.0.113.100"
+// VirtualAddress and VirtualIPv6Address are in the network of the clients.
+const (
+	VirtualAddress     = "203.0.113.100"
+	VirtualIPv6Address = "2001:db8:5::100"
+)
 
 // Register creates boxes with CapstanHosts, and gives the plane a way to them. The plane's own host gets no machines. args are
 // additional arguments of capstand.
@@ -37,11 +40,24 @@ func Register(ctx context.Context, t T, plane *harness.Plane, size int, args ...
 	boxes, router := New(t, size, Software{
 		Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: harness.Bin(), Args: append([]string{"--socket-uid", managers.Uid, "--absence", "10s"}, args...),
 	})
-	t.Cleanup(func() { _ = exec.Command("/bin/sh", "-c", "ip link del rack-uplink; ip link del rack-lan").Run() })
+	Uplink(t, router)
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rack-lan").Run() })
 	out, err := exec.Command("/bin/sh", "-euc", `ip link add rack-lan type veth peer name plane-lan netns `+router.PID+`
 		ip addr add 203.0.113.254/24 dev rack-lan
-		ip link set rack-lan up
-		ip link add rack-uplink type veth peer name plane netns `+router.PID+`
+		ip link set rack-lan up`).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	router.Run("ip link set plane-lan master lan up")
+	check(t, createHosts(ctx, plane.Client, boxes))
+	return boxes, router
+}
+
+// Uplink connects this box, with the address 198.18.0.254, to the router.
+func Uplink(t T, router Space) {
+	t.Helper()
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rack-uplink").Run() })
+	out, err := exec.Command("/bin/sh", "-euc", `ip link add rack-uplink type veth peer name plane netns `+router.PID+`
 		ip addr add 198.18.0.254/32 dev rack-uplink
 		ip link set rack-uplink up
 		ip route add 198.51.100.1 dev rack-uplink
@@ -49,9 +65,7 @@ func Register(ctx context.Context, t T, plane *harness.Plane, size int, args ...
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	router.Run("ip link set plane-lan master lan up; ip addr add 198.51.100.1/32 dev plane; ip link set plane up; ip route add 198.18.0.254 dev plane")
-	check(t, createHosts(ctx, plane.Client, boxes))
-	return boxes, router
+	router.Run("ip addr add 198.51.100.1/32 dev plane; ip link set plane up; ip route add 198.18.0.254 dev plane")
 }
 
 // createHosts creates a CapstanHost for each box. The existing ones, of the plane's own box, get no machines.
@@ -98,12 +112,25 @@ func Others(boxes []*Box, b *Box) []*Box {
 	return slices.DeleteFunc(slices.Clone(boxes), func(other *Box) bool { return other == b })
 }
 
+// Has reports whether the box has one of the virtual addresses.
+func (b *Box) Has(address string) bool {
+	b.t.Helper()
+	all := b.Run("ip addr")
+	return strings.Contains(all, " "+address+"/32 ") || strings.Contains(all, " "+address+"/128 ")
+}
+
 // Holder waits until one of the boxes has the virtual address.
 func Holder(t T, boxes []*Box) (found *Box) {
 	t.Helper()
-	Eventually(t, "a box with the virtual address", func() error {
+	return HolderOf(t, boxes, VirtualAddress)
+}
+
+// HolderOf waits until one of the boxes has one of the virtual addresses.
+func HolderOf(t T, boxes []*Box, address string) (found *Box) {
+	t.Helper()
+	Eventually(t, "a box with "+address, func() error {
 		for _, b := range boxes {
-			if strings.Contains(b.Run("ip -4 addr"), VirtualAddress+"/32") {
+			if b.Has(address) {
 				found = b
 				return nil
 			}

@@ -1,7 +1,8 @@
 //go:build e2e
 
 // Package rack runs several real capstands on one machine as if each had a box of its own: with a network namespace, a mount
-// namespace, a /run/capstan and a machine-id. The boxes reach each other through a router, and clients through a LAN. Tests
+// namespace, a /run/capstan and a machine-id. The boxes reach each other through a router, and clients through a LAN with
+// IPv4 and IPv6. Tests
 // and demonstrations use it. It needs root.
 //
 // Layer: test. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
@@ -142,12 +143,16 @@ type Box struct {
 func New(t T, size int, s Software) (boxes []*Box, router Space) {
 	t.Helper()
 	check(t, os.MkdirAll("/run/capstan", 0o755)) // The folder on which each box mounts its own.
-	router = newSpace(t, "ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward; ip link add lan type bridge; ip link set lan up")
+	router = newSpace(t, "ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward; ip link add lan type bridge; ip link set lan up; "+
+		"ip addr add 2001:db8:5::fe/64 dev lan nodad")
 	for i := range size {
 		boxes = append(boxes, newBox(t, router, i+1, s))
 	}
 	return boxes, router
 }
+
+// keepIPv6 lets the LAN keep its IPv6 address while its cable is cut.
+const keepIPv6 = "echo 1 > /proc/sys/net/ipv6/conf/lan/keep_addr_on_down"
 
 func newBox(t T, router Space, number int, s Software) *Box {
 	t.Helper()
@@ -167,7 +172,7 @@ func newBox(t T, router Space, number int, s Software) *Box {
 		ip route add ` + b.Tunnel() + " dev " + port)
 	lan := fmt.Sprint("lan", number)
 	router.Run("ip link add " + lan + " type veth peer name lan netns " + b.PID + "; ip link set " + lan + " master lan up")
-	b.Run(fmt.Sprintf("ip addr add %s/32 dev uplink; ip addr add 203.0.113.%d/24 dev lan", b.Tunnel(), number))
+	b.Run(fmt.Sprintf("ip addr add %s/32 dev uplink; ip addr add 203.0.113.%d/24 dev lan; "+keepIPv6+"; ip addr add 2001:db8:5::%x/64 dev lan nodad", b.Tunnel(), number, number))
 	b.Join()
 	b.Start()
 	return b
@@ -186,6 +191,18 @@ func (b *Box) Socket() string { return filepath.Join(b.Root, "capstand.sock") }
 func (b *Box) Join() {
 	b.t.Helper()
 	b.Run("ip link set lan up; ip link set uplink up; ip route add 198.51.100.1 dev uplink; ip route add default via 198.51.100.1 src " + b.Tunnel())
+}
+
+// Unplug takes the cables of the box out of the router. The box still has its links and addresses.
+func (b *Box) Unplug(router Space) {
+	b.t.Helper()
+	router.Run(fmt.Sprintf("ip link set port%d down; ip link set lan%d nomaster", b.Number, b.Number))
+}
+
+// Plug reverts Unplug.
+func (b *Box) Plug(router Space) {
+	b.t.Helper()
+	router.Run(fmt.Sprintf("ip link set port%d up; ip route replace %s dev port%d; ip link set lan%d master lan", b.Number, b.Tunnel(), b.Number, b.Number))
 }
 
 // Leave cuts the cables of the box: to the router, and to the network of the clients.

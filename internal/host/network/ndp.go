@@ -78,6 +78,24 @@ func sendNDP(fd int, link netlink.Link, to netip.Addr, message []byte) error {
 	return nil
 }
 
+const (
+	localPatience = 500 * time.Millisecond
+	localPause    = 5 * time.Millisecond
+)
+
+// awaitLocal waits until the kernel accepts packets for an IPv6 address of a link, which it does a moment after it has the address:
+// stations that heard an advertisement before would send packets that the box drops. The wait is short, because the caller also
+// renews other addresses. An advertisement that is early is repeated.
+func awaitLocal(link netlink.Link, address netip.Addr) {
+	options := &netlink.RouteGetOptions{OifIndex: link.Attrs().Index}
+	for end := time.Now().Add(localPatience); time.Now().Before(end); time.Sleep(localPause) {
+		routes, err := netlink.RouteGetWithOptions(address.AsSlice(), options)
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			return
+		}
+	}
+}
+
 // advertise tells all stations of a link's network that the link has an address.
 func advertise(link netlink.Link, address netip.Addr) error {
 	fd, err := neighbourSocket(link)

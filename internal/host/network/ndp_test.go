@@ -1,12 +1,16 @@
 package network
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
@@ -67,8 +71,6 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	if err := HoldVirtual(link, address, virtualLife); err != nil {
 		t.Fatal(err)
 	}
-	// The kernel accepts packets for a new IPv6 address a moment later.
-	untilContains(t, "ip -6 route show table local", "local 2001:db8:5::100 ")
 	run(t, in+"ip neigh replace 2001:db8:5::100 lladdr 02:00:00:00:00:99 dev client nud reachable")
 	if err := AnnounceVirtual(link, address); err != nil {
 		t.Fatal(err)
@@ -107,6 +109,31 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	}
 	if err := ReleaseVirtual(address); err != nil {
 		t.Errorf("a second release: %v", err)
+	}
+}
+
+// The kernel accepts packets for a new IPv6 address when the box announces it. Without a wait, some addresses are early.
+func TestAnnouncedIPv6AddressIsLocal(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	run(t, "ip link add lan type veth peer name client; ip addr add 2001:db8:5::1/64 dev lan nodad; ip link set lan up; ip link set client up")
+	link, err := netlink.LinkByName("lan")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		address := netip.MustParseAddr(fmt.Sprintf("2001:db8:5::1:%x", i))
+		if err := HoldVirtual(link, address, virtualLife); err != nil {
+			t.Fatal(err)
+		}
+		if err := AnnounceVirtual(link, address); err != nil {
+			t.Fatal(err)
+		}
+		routes, err := netlink.RouteGet(address.AsSlice())
+		if err != nil || len(routes) != 1 || routes[0].Type != unix.RTN_LOCAL {
+			t.Fatalf("the kernel does not accept packets for %s: %v, %v", address, routes, err)
+		}
 	}
 }
 

@@ -150,6 +150,7 @@ func packets(link netlink.Link) (fd int, to *unix.SockaddrLinklayer, err error) 
 // systems ignore one of them, or with a neighbour advertisement.
 func AnnounceVirtual(link netlink.Link, address netip.Addr) error {
 	if address.Is6() {
+		awaitLocal(link, address)
 		return advertise(link, address)
 	}
 	fd, to, err := packets(link)

@@ -63,10 +63,15 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// get asks a testinit; each request has a connection of its own.
+// get asks a testinit from the box.
 func (b *box) get(address, path string, query ...string) (string, error) {
+	return get(b.Space, address, path, query...)
+}
+
+// get asks a testinit; each request has a connection of its own.
+func get(from rack.Space, address, path string, query ...string) (string, error) {
 	web := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-		DialContext: b.Dial, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+		DialContext: from.Dial, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
 	}}
 	values := url.Values{}
 	for i := 0; i < len(query); i += 2 {
@@ -90,6 +95,10 @@ type box struct {
 	t *testing.T
 	// mtu of the cluster's network.
 	mtu int32
+	// dualStack gives the cluster's network IPv6 addresses too.
+	dualStack bool
+	// elects lets the machine take part in the election of the virtual address.
+	elects bool
 }
 
 // standIns are machines that start in a second.
@@ -108,7 +117,7 @@ func newRack(t *testing.T, size int, s rack.Software) ([]*box, rack.Space) {
 // emptyAtTheEnd lets the test fail if it leaves anything on a box.
 func emptyAtTheEnd(t *testing.T, made []*rack.Box) (boxes []*box) {
 	for _, m := range made {
-		b := &box{m, t, 1450}
+		b := &box{Box: m, t: t, mtu: 1450}
 		boxes = append(boxes, b)
 		t.Cleanup(b.cleanUp)
 	}
@@ -146,24 +155,34 @@ func (b *box) ctx() context.Context {
 const (
 	clusterID = "e2e-rack"
 	machines  = "10.231.16."
+	// machinesIPv6 is the network of machines that have IPv6 addresses too.
+	machinesIPv6 = "fd00:231:16::"
 )
 
 func (b *box) address() string { return fmt.Sprint(machines, 9+b.Number) }
 func (b *box) name() string    { return fmt.Sprint("rack-", b.Number) }
 
 func (b *box) network() *hostpb.Network {
-	return &hostpb.Network{
+	n := &hostpb.Network{
 		Id: clusterID, Namespace: "default", Name: "rack", Cidr: machines + "0/24",
 		Overlay: &hostpb.Overlay{Vni: 70001, Address: b.Tunnel(), Mtu: b.mtu},
 	}
+	if b.dualStack {
+		n.Ipv6Cidr = machinesIPv6 + "/64"
+	}
+	return n
 }
 
 func (b *box) machine() *hostpb.MachineSpec {
-	return &hostpb.MachineSpec{
+	m := &hostpb.MachineSpec{
 		Id: fmt.Sprint(clusterID, "-", b.Number), Namespace: "default", Name: b.name(), Cluster: "rack", Network: b.network(),
 		Addresses: []*hostpb.Address{{Address: b.address(), Prefix: 24}},
-		Cpus:      1, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Image: "host", KubernetesVersion: version, ProviderId: "capstan://rack",
+		Cpus:      1, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Image: "host", KubernetesVersion: version, ProviderId: "capstan://rack", ControlPlane: b.elects,
 	}
+	if b.dualStack {
+		m.Addresses = append(m.Addresses, &hostpb.Address{Address: fmt.Sprintf("%s%x", machinesIPv6, 9+b.Number), Prefix: 64})
+	}
+	return m
 }
 
 // make creates the box's machine and waits until it runs.

@@ -1,0 +1,160 @@
+//go:build e2e
+
+package rack_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/node/endpoint"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/test/rack"
+)
+
+// An IPv6 virtual address moves to another box when the network of its holder is cut. A neighbour learns the new holder from an
+// advertisement that it did not ask for. The electors of the machines compete for a real Lease; each reaches the API server through
+// the network of its box.
+func TestVirtualIPv6AddressMoves(t *testing.T) {
+	boxes, router := newRack(t, 2, standIns(t))
+	electEndpoint(t, router, boxes)
+	// The neighbour takes its entry for reachable, and has no reason to ask.
+	router.Run(`echo 3600000 > /proc/sys/net/ipv6/neigh/lan/base_reachable_time_ms
+		nft 'add table inet watch; add chain inet watch output { type filter hook output priority 0; }; add counter inet watch asked
+		add rule inet watch output ip6 daddr { ff02::1:ff00:100, ` + rack.VirtualIPv6Address + ` } icmpv6 type nd-neighbor-solicit counter name asked'`)
+	const client = "[" + rack.VirtualIPv6Address + "]:6443"
+	answers := func() error { _, err := get(router, client, "/name"); return err }
+
+	first := rack.HolderOf(t, racks(boxes), rack.VirtualIPv6Address)
+	rack.Eventually(t, "an answer at the address", answers)
+	router.Run("ip -6 neigh replace " + rack.VirtualIPv6Address + " lladdr " + lanMAC(first) + " dev lan nud reachable; nft reset counter inet watch asked")
+	cut := time.Now()
+	first.Unplug(router)
+	second := rack.HolderOf(t, rack.Others(racks(boxes), first), rack.VirtualIPv6Address)
+	if first.Has(rack.VirtualIPv6Address) {
+		t.Error("two boxes have the address")
+	}
+	rack.Eventually(t, "the new holder in the table of a neighbour", func() error {
+		if entry := router.Run("ip -6 neigh show " + rack.VirtualIPv6Address); !strings.Contains(entry, lanMAC(second)) {
+			return fmt.Errorf("expected %s, found %s", lanMAC(second), entry)
+		}
+		return nil
+	})
+	if asked := router.Run("nft list counter inet watch asked"); !strings.Contains(asked, "packets 0 ") {
+		t.Errorf("the neighbour has asked for the address: this test proves nothing about advertisements: %s", asked)
+	}
+	rack.Eventually(t, "an answer at the address from its new holder", answers)
+	t.Logf("an answer %s after the cut", time.Since(cut).Round(time.Millisecond))
+
+	first.Plug(router)
+	if answer, err := get(first.Space, client, "/name"); err != nil {
+		t.Errorf("from the box that returned: %q, %v", answer, err)
+	}
+	if !second.Has(rack.VirtualIPv6Address) || first.Has(rack.VirtualIPv6Address) {
+		t.Error("the address moved when its previous holder returned")
+	}
+}
+
+// electEndpoint creates a dual-stack network with a control plane machine, an elector and a load balancer on each box.
+func electEndpoint(t *testing.T, router rack.Space, boxes []*box) {
+	t.Helper()
+	api := apiServer(t, router)
+	for _, b := range boxes {
+		b.dualStack, b.elects = true, true
+		b.make()
+	}
+	setPeers(t, boxes...)
+	for _, b := range boxes {
+		lb := &hostpb.LoadBalancer{
+			Id: clusterID, Namespace: "default", Name: "rack", NetworkId: clusterID, Listen: []string{":6443", "[" + machinesIPv6 + "1]:6443"},
+			Endpoint: "[" + rack.VirtualIPv6Address + "]:6443", VirtualAddress: &hostpb.VirtualAddress{Address: rack.VirtualIPv6Address},
+		}
+		for _, m := range boxes {
+			lb.Backends = append(lb.Backends, &hostpb.Backend{Name: m.name(), Address: m.address() + ":6443"})
+		}
+		_, err := b.EnsureLoadBalancer(b.ctx(), lb)
+		check(t, err)
+		config := rest.CopyConfig(api)
+		config.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return b.Dial(ctx, "tcp", apiAddress) }
+		leases, err := dynamic.NewForConfig(config)
+		check(t, err)
+		elector := endpoint.Elector{
+			Name: b.name(), Dir: filepath.Join(b.Root, "run", b.machine().Id), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			Leases: leases.Resource(kube.Leases).Namespace(metav1.NamespaceSystem),
+		}
+		ctx, end := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { elector.Run(ctx) })
+		t.Cleanup(func() { end(); running.Wait() })
+	}
+}
+
+// apiAddress is where boxes reach the API server.
+const apiAddress = "198.18.0.254:6443"
+
+// apiServer starts an API server that the boxes reach through the router.
+func apiServer(t *testing.T, router rack.Space) *rest.Config {
+	t.Helper()
+	assets, err := testenv.Assets()
+	check(t, err)
+	log.SetLogger(logr.Discard())
+	env := &envtest.Environment{BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: rack.Patience, ControlPlaneStopTimeout: rack.Patience}
+	t.Cleanup(func() { check(t, env.Stop()) })
+	config, err := env.Start()
+	check(t, err)
+	server, err := url.Parse(config.Host)
+	check(t, err)
+	rack.Uplink(t, router)
+	listener, err := net.Listen("tcp", apiAddress)
+	check(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go forward(conn, server.Host)
+		}
+	}()
+	return config
+}
+
+// forward connects a client with a server until one of them ends the connection.
+func forward(client net.Conn, address string) {
+	defer func() { _ = client.Close() }()
+	server, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	go func() { _, _ = io.Copy(server, client); _ = server.Close() }()
+	_, _ = io.Copy(client, server)
+}
+
+// racks are the boxes without their machines.
+func racks(boxes []*box) (all []*rack.Box) {
+	for _, b := range boxes {
+		all = append(all, b.Box)
+	}
+	return all
+}
+
+// lanMAC is the MAC address of the box in the network of the clients.
+func lanMAC(b *rack.Box) string { return strings.Fields(b.Run("ip -brief link show lan"))[2] }
