@@ -358,6 +358,7 @@ test-operator: setup build cluster-api-operator ## Install the providers with th
 .PHONY: test-flux
 test-flux: setup build flux ## Create, scale and remove clusters with Flux from a Git repository, three minutes (not part of test).
 	@hack/setup.sh git
+	cd tools/flux && go mod tidy -diff
 	hack/isolated.sh flux go test -tags e2e,flux ./test/e2e/flux -count=1 -v -timeout 30m
 
 # SCREENSHOTS=1 replaces the pictures of docs/images.

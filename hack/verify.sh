@@ -19,8 +19,9 @@ if ! diff -rq -x bin "$copy.before" "$copy" | sed "s#$copy[^/ :]*/\\{0,1\\}##g" 
 	echo 'verify.sh: the files above are outdated: run make generate' >&2
 	failed=1
 fi
+# The modules of GitOps tools are many, and make test does not need them. The targets of these tools check their files.
 while IFS= read -r -d '' mod; do
 	dir=$(dirname "$mod")
 	(cd "$copy/$dir" && go mod tidy -diff) || { echo "verify.sh: go.mod or go.sum in $dir is outdated: run go mod tidy there" >&2; failed=1; }
-done < <(git ls-files -z -- go.mod '*/go.mod')
+done < <(git ls-files -z -- go.mod '*/go.mod' ':!tools/flux' ':!tools/argo-cd')
 exit $failed
