@@ -24,7 +24,7 @@ func (a *app) boxFlags(f *pflag.FlagSet) {
 
 // boxHostCommands are the commands of `capstan host` that work on this box.
 func (a *app) boxHostCommands() []*cobra.Command {
-	return []*cobra.Command{a.hostJoinCommand(), a.hostLeaveCommand()}
+	return []*cobra.Command{a.hostJoinCommand(), a.hostLeaveCommand(), a.hostVersionsCommand()}
 }
 
 // localServer is the URL under which other boxes reach the management API of this box, or "".

@@ -196,7 +196,8 @@ func newestKubernetes(a Assets) (string, error) {
 	return versions[len(versions)-1], nil
 }
 
-// KubernetesVersions lists the versions in the assets folder, the oldest first.
+// KubernetesVersions lists the versions in the assets folder that can run a management plane, the oldest first. A folder with upstream's
+// programs may have no etcd.
 func KubernetesVersions(a Assets) ([]string, error) {
 	entries, err := os.ReadDir(a.Kubernetes())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -205,7 +206,9 @@ func KubernetesVersions(a Assets) ([]string, error) {
 	var versions []string
 	for _, e := range entries {
 		if semver.IsValid(e.Name()) {
-			if _, err := os.Stat(filepath.Join(a.Kubernetes(), e.Name(), "kube-apiserver")); err == nil {
+			_, apiServer := os.Stat(filepath.Join(a.Kubernetes(), e.Name(), "kube-apiserver"))
+			_, etcd := os.Stat(filepath.Join(a.Kubernetes(), e.Name(), "etcd"))
+			if apiServer == nil && etcd == nil {
 				versions = append(versions, e.Name())
 			}
 		}

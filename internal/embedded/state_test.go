@@ -16,9 +16,11 @@ func testAssets(t *testing.T, versions ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, v := range versions {
-		path := filepath.Join(dir, "kubernetes", v, "kube-apiserver")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
-			t.Fatal(err)
+		for _, program := range []string{"kube-apiserver", "etcd"} {
+			path := filepath.Join(dir, "kubernetes", v, program)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	return dir
@@ -27,6 +29,10 @@ func testAssets(t *testing.T, versions ...string) string {
 func TestDecideState(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.35.9", "v1.36.3", "v1.9.1", "other")
+	workersOnly := filepath.Join(assets, "kubernetes", "v1.37.0", "kube-apiserver") // without etcd
+	if err := errors.Join(os.MkdirAll(filepath.Dir(workersOnly), 0o755), os.WriteFile(workersOnly, nil, 0o755)); err != nil {
+		t.Fatal(err)
+	}
 	first, err := decideState(l, assets, Options{})
 	if err != nil {
 		t.Fatal(err)

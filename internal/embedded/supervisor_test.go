@@ -87,6 +87,7 @@ func TestUpOfUnit(t *testing.T) {
 		}
 	}
 	write(filepath.Join(assets, "kubernetes", "v1.36.3", "kube-apiserver"), "")
+	write(filepath.Join(assets, "kubernetes", "v1.36.3", "etcd"), "")
 	write(filepath.Join(tools, "systemctl"), "#!/bin/sh\nflock --nonblock "+l.commandLock()+" echo \"$@\" >"+filepath.Join(tools, "called"))
 	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
 	write(l.commandLock(), "")

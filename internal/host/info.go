@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/blang/semver/v4"
 	"golang.org/x/sys/unix"
@@ -18,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/proc"
@@ -74,6 +77,33 @@ func (ms *machines) installed() []string {
 	}
 	ms.versions = versions
 	return versions
+}
+
+// versionPause is the time between two looks into the folder of Kubernetes versions.
+const versionPause = 5 * time.Second
+
+// keepVersions publishes the versions of Kubernetes that an administrator adds or removes, until ctx ends.
+func (ms *machines) keepVersions(ctx context.Context) {
+	ms.mu.Lock()
+	before := ms.installed()
+	ms.mu.Unlock()
+	ticker := time.NewTicker(versionPause)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		ms.mu.Lock()
+		now := ms.installed()
+		if !slices.Equal(now, before) {
+			ms.log.Info("Kubernetes versions changed", "versions", now, "before", before)
+			ms.broadcaster.Publish(events.Host(ms.info()))
+		}
+		ms.mu.Unlock()
+		before = now
+	}
 }
 
 // info describes the host; mu is held. It reads the assets at each call, so a new Kubernetes version needs no restart.
