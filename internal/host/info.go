@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
+	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -122,6 +123,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	if ms.config.Reboot != nil {
 		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
 	}
+	info.LinkMtus = network.LinkMTUs()
 	if ms.box.Link != nil {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}

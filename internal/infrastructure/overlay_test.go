@@ -421,6 +421,24 @@ func TestOverlayIsValidated(t *testing.T) {
 	b.Expect(env.Client.Create(ctx, template)).To(MatchError(ContainSubstring("each cluster gets an overlay of its own")))
 }
 
+// A new cluster across hosts fits through the smallest interface of the hosts that its namespace may use.
+func TestSmallLinks(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	hosts := b.rack(3)
+	for i, links := range map[int]map[string]int32{1: {hosts[1].Spec.TunnelAddress: 1400}, 2: {"198.51.100.9": 1300}} { // no tunnel address
+		hosts[i].fake.SetInfo(func(info *hostpb.HostInfo) { info.Cpus, info.LinkMtus = 77, links })
+		b.Eventually(func(g Gomega) {
+			h := &infrav1.CapstanHost{}
+			g.Expect(env.Client.Get(ctx, client.ObjectKeyFromObject(hosts[i].CapstanHost), h)).To(Succeed())
+			g.Expect(h.Status.Capacity.Cpu().Value()).To(BeEquivalentTo(77))
+		}).Should(Succeed())
+	}
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = hosts[0].Name })
+	b.waitProvisioned()
+	b.Expect(b.capstan.Spec.Network.Overlay.MTU).To(Equal(int32(1350)))
+}
+
 // The MTU of spec becomes that of the overlay, and cannot change afterwards. A cluster that would stay on one box waits.
 func TestClusterMTU(t *testing.T) {
 	t.Parallel()

@@ -205,7 +205,7 @@ type ClusterNetworkSpec struct {
 
 	// mtu is the largest IP packet of the machines of a cluster across hosts, in bytes. The links between the hosts must carry packets
 	// that are 50 bytes larger, or 70 if the tunnelAddresses are IPv6; with encrypted overlays 130 or 150. Set it when you create the
-	// cluster, if the links carry packets of another size than 1500 bytes. Default: 1500 minus these bytes.
+	// cluster, if the links carry packets of another size than 1500 bytes. Default: 1500, or the smallest link with a tunnelAddress, minus these bytes.
 	// +optional
 	// +kubebuilder:validation:Minimum=1280
 	// +kubebuilder:validation:Maximum=9000

@@ -560,7 +560,9 @@ type HostInfo struct {
 	// host_mounts is true if machines can have mounts and devices of the host. Older capstands ignore them.
 	HostMounts bool `protobuf:"varint,40,opt,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
 	// devices are the kinds of CDI devices of the host, by name.
-	Devices       []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
+	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
+	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
+	LinkMtus      map[string]int32 `protobuf:"bytes,50,rep,name=link_mtus,json=linkMtus,proto3" json:"link_mtus,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -801,6 +803,13 @@ func (x *HostInfo) GetHostMounts() bool {
 func (x *HostInfo) GetDevices() []*DeviceKind {
 	if x != nil {
 		return x.Devices
+	}
+	return nil
+}
+
+func (x *HostInfo) GetLinkMtus() map[string]int32 {
+	if x != nil {
+		return x.LinkMtus
 	}
 	return nil
 }
@@ -4680,7 +4689,8 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\x80\t\n" +
+	"\x0eGetInfoRequest\"\x83\n" +
+	"\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4714,7 +4724,11 @@ const file_host_proto_rawDesc = "" +
 	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12\x1f\n" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
 	"hostMounts\x125\n" +
-	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\"T\n" +
+	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
+	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x1a;\n" +
+	"\rLinkMtusEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"T\n" +
 	"\n" +
 	"DeviceKind\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -5059,7 +5073,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -5129,104 +5143,106 @@ var file_host_proto_goTypes = []any{
 	(*ExecStart)(nil),                  // 65: capstan.host.v1.ExecStart
 	(*TerminalSize)(nil),               // 66: capstan.host.v1.TerminalSize
 	(*ExecResponse)(nil),               // 67: capstan.host.v1.ExecResponse
-	nil,                                // 68: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 69: google.protobuf.Timestamp
+	nil,                                // 68: capstan.host.v1.HostInfo.LinkMtusEntry
+	nil,                                // 69: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	11, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	10, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	69, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	70, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
-	18, // 5: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
-	11, // 6: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
-	1,  // 7: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	49, // 8: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	33, // 9: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	8,  // 10: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	22, // 11: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	24, // 12: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	68, // 13: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	27, // 14: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	28, // 15: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 16: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	30, // 17: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	35, // 18: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	34, // 19: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	21, // 20: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	45, // 21: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	42, // 22: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	44, // 23: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
-	43, // 24: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
-	38, // 25: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	38, // 26: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 27: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	69, // 28: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	69, // 29: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	38, // 30: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	50, // 31: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 32: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 33: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	52, // 34: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	69, // 35: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	51, // 36: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	48, // 37: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	69, // 38: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	69, // 39: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	49, // 40: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	65, // 41: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	66, // 42: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 43: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	19, // 44: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	21, // 45: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	31, // 46: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	23, // 47: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	26, // 48: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	33, // 49: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	36, // 50: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	46, // 51: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	53, // 52: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	54, // 53: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	56, // 54: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	57, // 55: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	58, // 56: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	47, // 57: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	39, // 58: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	40, // 59: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	12, // 60: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	16, // 61: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	14, // 62: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	60, // 63: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	62, // 64: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	64, // 65: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 66: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	20, // 67: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	21, // 68: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	32, // 69: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	25, // 70: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	29, // 71: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	33, // 72: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	37, // 73: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	49, // 74: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	49, // 75: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	55, // 76: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	59, // 77: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	49, // 78: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	49, // 79: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	49, // 80: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	39, // 81: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	41, // 82: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	13, // 83: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	17, // 84: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	15, // 85: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	61, // 86: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	63, // 87: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	67, // 88: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	66, // [66:89] is the sub-list for method output_type
-	43, // [43:66] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	68, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
+	18, // 6: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	11, // 7: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 8: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	49, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	33, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 11: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	22, // 12: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	24, // 13: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	69, // 14: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	27, // 15: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	28, // 16: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 17: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	30, // 18: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	35, // 19: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	34, // 20: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	21, // 21: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	45, // 22: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	42, // 23: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	44, // 24: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	43, // 25: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	38, // 26: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	38, // 27: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 28: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	70, // 29: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	70, // 30: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	38, // 31: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	50, // 32: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 33: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 34: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	52, // 35: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	70, // 36: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	51, // 37: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	48, // 38: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	70, // 39: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	70, // 40: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	49, // 41: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	65, // 42: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	66, // 43: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 44: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	19, // 45: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	21, // 46: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	31, // 47: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	23, // 48: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	26, // 49: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	33, // 50: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	36, // 51: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	46, // 52: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	53, // 53: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	54, // 54: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	56, // 55: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	57, // 56: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	58, // 57: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	47, // 58: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	39, // 59: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	40, // 60: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	12, // 61: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	16, // 62: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	14, // 63: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	60, // 64: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	62, // 65: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	64, // 66: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 67: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	20, // 68: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	21, // 69: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	32, // 70: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	25, // 71: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	29, // 72: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	33, // 73: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	37, // 74: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	49, // 75: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	49, // 76: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	55, // 77: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	59, // 78: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	49, // 79: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	49, // 80: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	49, // 81: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	39, // 82: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	41, // 83: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	13, // 84: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	17, // 85: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	15, // 86: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	61, // 87: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	63, // 88: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	67, // 89: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	67, // [67:90] is the sub-list for method output_type
+	44, // [44:67] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -5257,7 +5273,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,6 +3,7 @@ package network
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -27,6 +28,28 @@ func FitsLink(o Overlay, encrypted bool) error {
 		}
 	}
 	return nil
+}
+
+// LinkMTUs returns the MTUs of the box's own interfaces that carry less than usual packets, by each of their addresses. An interface
+// that ends meanwhile is left out.
+func LinkMTUs() map[string]int32 {
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	mtus := map[string]int32{}
+	for _, a := range addresses {
+		address, ok := netip.AddrFromSlice(a.IP)
+		if !ok || address.IsLinkLocalUnicast() {
+			continue
+		}
+		link, err := netlink.LinkByIndex(a.LinkIndex)
+		if err != nil || strings.HasPrefix(link.Attrs().Name, "cap") || link.Attrs().MTU >= overhead.EthernetMTU {
+			continue
+		}
+		mtus[address.Unmap().String()] = int32(link.Attrs().MTU)
+	}
+	return mtus
 }
 
 // fits compares the overlay with an interface. Packets of up to 1500 bytes are not refused: clusters with the default MTU work on

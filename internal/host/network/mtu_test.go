@@ -1,9 +1,13 @@
 package network
 
 import (
+	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"capstan.dev/capstan/internal/overhead"
 )
@@ -42,5 +46,40 @@ func TestFitsLink(t *testing.T) {
 	o.MTU = 1 << 20
 	if err := FitsLink(o, false); err == nil || !strings.Contains(err.Error(), "interface lo ") {
 		t.Errorf("a packet of 1 MiB: %v", err)
+	}
+}
+
+// Only small interfaces of the box itself count, with each of their addresses.
+func TestLinkMTUs(t *testing.T) {
+	r := &rack{T: t, bridgeNF: "0"}
+	var found map[string]int32
+	r.must(in(r.namespace(), func() error {
+		for name, link := range map[string]struct {
+			mtu       int
+			addresses []string
+		}{
+			"vpn0":   {1400, []string{"192.0.2.1/24", "2001:db8::1/64"}},
+			"eth0":   {1500, []string{"198.51.100.1/24"}},
+			"jumbo0": {9000, []string{"203.0.113.1/24"}},
+			"capnet": {1450, []string{"10.200.0.1/21"}},
+		} {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.MTU = name, link.mtu
+			bridge := &netlink.Bridge{LinkAttrs: attrs}
+			if err := errors.Join(netlink.LinkAdd(bridge), netlink.LinkSetUp(bridge)); err != nil {
+				return err
+			}
+			for _, text := range link.addresses {
+				address, err := netlink.ParseAddr(text)
+				if err := errors.Join(err, netlink.AddrAdd(bridge, address)); err != nil {
+					return err
+				}
+			}
+		}
+		found = LinkMTUs()
+		return nil
+	}))
+	if want := map[string]int32{"192.0.2.1": 1400, "2001:db8::1": 1400}; !maps.Equal(found, want) {
+		t.Errorf("%v, want %v", found, want)
 	}
 }

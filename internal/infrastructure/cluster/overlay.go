@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,8 +48,33 @@ func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.
 	if err := r.chooseVNI(ctx, s, 0); err != nil {
 		return err
 	}
-	s.capstan.Spec.Network.Overlay.MTU = cmp.Or(s.capstan.Spec.Network.MTU, overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != ""))
+	mtu := s.capstan.Spec.Network.MTU
+	if mtu == 0 {
+		links, err := r.smallLinks(ctx, s, tunnel)
+		if err != nil {
+			return err
+		}
+		mtu = overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != "", links)
+	}
+	s.capstan.Spec.Network.Overlay.MTU = mtu
 	return nil
+}
+
+// smallLinks returns the MTUs of the interfaces below 1500 bytes with a tunnel address of the family, of all hosts that the
+// cluster's namespace may use. A host that is not connected counts as usual.
+func (r *Reconciler) smallLinks(ctx context.Context, s *scope, tunnel netip.Addr) (mtus []int32, err error) {
+	hosts, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace)
+	for i := range hosts {
+		address, invalid := netip.ParseAddr(hosts[i].Spec.TunnelAddress)
+		host := r.Pool.Get(hosts[i].Name)
+		if invalid != nil || address.Is4() != tunnel.Is4() || host == nil {
+			continue
+		}
+		if mtu := host.Info().GetLinkMtus()[address.Unmap().String()]; mtu > 0 {
+			mtus = append(mtus, mtu)
+		}
+	}
+	return mtus, err
 }
 
 // refuseMTU stops a cluster that would stay on one box, where its MTU has no effect.

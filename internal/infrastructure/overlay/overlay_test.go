@@ -57,10 +57,22 @@ func TestChoosePort(t *testing.T) {
 }
 
 func TestMTU(t *testing.T) {
-	for address, want := range map[string][2]int32{"192.0.2.1": {1450, 1370}, "2001:db8::1": {1430, 1350}} {
-		tunnel := netip.MustParseAddr(address)
-		if got := [2]int32{overlay.MTU(tunnel, false), overlay.MTU(tunnel, true)}; got != want {
-			t.Errorf("%s: %d plain and encrypted, want %d", address, got, want)
+	for name, tc := range map[string]struct {
+		tunnel    string
+		encrypted bool
+		links     []int32
+		want      int32
+	}{
+		"usual links":            {"192.0.2.1", false, nil, 1450},
+		"encrypted":              {"192.0.2.1", true, nil, 1370},
+		"IPv6":                   {"2001:db8::1", false, nil, 1430},
+		"IPv6, encrypted":        {"2001:db8::1", true, nil, 1350},
+		"the smallest link":      {"192.0.2.1", false, []int32{1460, 1400, 1492}, 1350},
+		"a link for fragments":   {"192.0.2.1", true, []int32{1400}, 1280},
+		"a link larger than all": {"192.0.2.1", false, []int32{9000}, 1450},
+	} {
+		if got := overlay.MTU(netip.MustParseAddr(tc.tunnel), tc.encrypted, tc.links); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
 		}
 	}
 }
