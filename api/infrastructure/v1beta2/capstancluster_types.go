@@ -108,7 +108,7 @@ type ServiceLoadBalancerSpec struct {
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.bindAddress)",message="addressFromPool and bindAddress cannot be set together: the first is an address of the cluster's network, the second an address of the host"
+// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.bindAddress)",message="addressFromPool and bindAddress cannot be set together: the first is an address of a pool, the second an address of the host"
 // +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.mode) || self.mode != 'External'",message="addressFromPool requires mode Managed: mode External has no load balancer"
 // +kubebuilder:validation:XValidation:rule="!has(self.address) || has(self.addressFromPool)",message="address is set by the controller from addressFromPool: set addressFromPool or bindAddress instead"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address && has(self.addressFromPool) && self.addressFromPool == oldSelf.addressFromPool)",message="address and addressFromPool cannot be changed once the load balancer has its address: certificates and kubeconfigs contain it"
@@ -127,9 +127,10 @@ type LoadBalancerSpec struct {
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="bindAddress must be an IP address, for example 192.0.2.10"
 	BindAddress string `json:"bindAddress,omitempty"`
 
-	// addressFromPool names an IPAM pool. The load balancer gets an address from it within the cluster's
-	// machineCIDR. The address becomes the endpoint's host if no endpoint was set. The load balancer still listens
-	// on the network's gateway address.
+	// addressFromPool names an IPAM pool. The load balancer gets an address from it, which becomes the endpoint's host
+	// if no endpoint was set. An address outside of machineCIDR must be one of spec.virtualAddresses of the load
+	// balancer's host, and the cluster must span hosts: it is then the virtual address of the endpoint, and moves to
+	// another host when its host fails. The load balancer still listens on the network's gateway address.
 	// +optional
 	AddressFromPool *IPPoolReference `json:"addressFromPool,omitempty"`
 

@@ -2,16 +2,19 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
 	"go4.org/netipx"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/services"
 )
@@ -45,30 +48,80 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 			"%s (from %s %s)", waiting, pool.Kind, pool.Name)
 		return errWaiting // the claim is watched
 	}
-	if err := checkClaimed(s.capstan.Spec.Network.MachineCIDR, address.Spec.Address); err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
-			"%s %s gave %s", pool.Kind, pool.Name, err)
-		return errWaiting
-	}
-	before := s.capstan.DeepCopy()
-	lb.Address = address.Spec.Address
-	return r.record(ctx, s, before)
+	return r.recordClaimed(ctx, s, pool, address.Spec.Address)
 }
 
-// checkClaimed returns the reason why no host would accept an address for the load balancer.
-func checkClaimed(machineCIDR, address string) error {
-	cidr, err := netip.ParsePrefix(machineCIDR)
+// recordClaimed writes an address of a pool to spec. An address outside of the machine network is a virtual address of the hosts. It
+// becomes the endpoint at once, so that no other cluster chooses it.
+func (r *Reconciler) recordClaimed(ctx context.Context, s *scope, pool capiipamv1.IPPoolReference, address string) error {
+	cidr, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)
 	if err != nil {
 		return err
 	}
-	addr, err := netip.ParseAddr(address)
-	switch {
-	case err != nil || !cidr.Contains(addr):
-		return fmt.Errorf("%s, which is outside the cluster's network %s: set spec.network.machineCIDR to a network that holds the pool's addresses", address, cidr)
-	case addr == network.Gateway(cidr), addr == cidr.Masked().Addr(), addr == netipx.PrefixLastIP(cidr):
-		return fmt.Errorf("%s, which is the network, gateway or broadcast address of the cluster's network %s: exclude it from the pool", address, cidr)
+	before := s.capstan.DeepCopy()
+	if addr, err := netip.ParseAddr(address); err == nil && cidr.Contains(addr) {
+		if why := checkOwn(cidr, addr); why != "" {
+			return refuseClaimed(s, pool, why)
+		}
+		s.capstan.Spec.LoadBalancer.Address = address
+		return r.record(ctx, s, before)
 	}
-	return nil
+	h, err := r.capstanHost(ctx, s.capstan.Spec.LoadBalancer.HostName)
+	if err != nil {
+		return err
+	}
+	adoptEndpoint(s)
+	if why := checkVirtual(s.capstan, h, address); why != "" {
+		return refuseClaimed(s, pool, why)
+	}
+	r.reserving.Lock()
+	defer r.reserving.Unlock()
+	taken, err := r.takenAddresses(ctx, s)
+	if err != nil {
+		return err
+	}
+	if taken[address] {
+		// The other cluster may belong to another tenant: its name is not shown. There is no event when the address becomes free.
+		why := fmt.Sprintf("%s, which a CapstanHost or the endpoint of another cluster has: exclude it from the pool, and delete IPAddressClaim %s", address, claimName(s.capstan))
+		_ = refuseClaimed(s, pool, why)
+		return errors.New("the address " + why)
+	}
+	s.capstan.Spec.LoadBalancer.Address = address
+	s.capstan.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: address, Port: loadbalancer.Port(s.capstan)}
+	return r.record(ctx, s, before)
+}
+
+// refuseClaimed reports why an address of a pool cannot be used. Claims and hosts are watched.
+func refuseClaimed(s *scope, pool capiipamv1.IPPoolReference, why string) error {
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s %s gave %s", pool.Kind, pool.Name, why)
+	return errWaiting
+}
+
+// checkOwn returns the reason why an address of the machine network cannot be that of the load balancer.
+func checkOwn(cidr netip.Prefix, addr netip.Addr) string {
+	if addr == network.Gateway(cidr) || addr == cidr.Masked().Addr() || addr == netipx.PrefixLastIP(cidr) {
+		return fmt.Sprintf("%s, which is the network, gateway or broadcast address of the cluster's network %s: exclude it from the pool", addr, cidr)
+	}
+	return ""
+}
+
+// checkVirtual returns the reason why an address outside of the machine network cannot be the virtual address of the endpoint.
+func checkVirtual(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, address string) string {
+	outside := fmt.Sprintf("%s, which is outside the cluster's network %s", address, c.Spec.Network.MachineCIDR)
+	if host := c.Spec.ControlPlaneEndpoint.Host; host != "" && host != address {
+		return fmt.Sprintf("%s, and the cluster has the endpoint %s: leave out controlPlaneEndpoint, or addressFromPool", outside, host)
+	}
+	if !spans(c) {
+		return fmt.Sprintf("%s, and the network is on one host only: set spec.network.machineCIDR to a network that holds the pool's addresses, "+
+			"or set spec.tunnelAddress of CapstanHost %s before you create the cluster, for a virtual address", outside, h.Name)
+	}
+	tried := c.DeepCopy()
+	tried.Spec.LoadBalancer.Address, tried.Spec.ControlPlaneEndpoint.Host = address, address
+	if !loadbalancer.IsVirtual(tried, h.Spec.VirtualAddresses) {
+		return fmt.Sprintf("%s and is no virtual address of CapstanHost %s, of the IP family of the machines: use another pool, or add the pool's range to spec.virtualAddresses of the hosts",
+			outside, h.Name)
+	}
+	return ""
 }
 
 // claimGone deletes the claim and those of Services, and reports whether they no longer exist. Claims are watched.

@@ -55,7 +55,7 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 	}
 	r.reserving.Lock()
 	defer r.reserving.Unlock()
-	taken, err := r.takenAddresses(ctx)
+	taken, err := r.takenAddresses(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -70,8 +70,8 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 	return r.record(ctx, s, before)
 }
 
-// takenAddresses are those of all hosts, and those of endpoints that clusters reserve.
-func (r *Reconciler) takenAddresses(ctx context.Context) (map[string]bool, error) {
+// takenAddresses are those of all hosts, and those of endpoints that other clusters reserve.
+func (r *Reconciler) takenAddresses(ctx context.Context, s *scope) (map[string]bool, error) {
 	clusters, hosts := &infrav1.CapstanClusterList{}, &infrav1.CapstanHostList{}
 	if err := r.LiveClient.List(ctx, clusters); err != nil {
 		return nil, err
@@ -85,7 +85,9 @@ func (r *Reconciler) takenAddresses(ctx context.Context) (map[string]bool, error
 	}
 	taken := map[string]bool{}
 	for i := range reserving {
-		taken[reserving[i].Spec.ControlPlaneEndpoint.Host] = true
+		if reserving[i].UID != s.capstan.UID {
+			taken[reserving[i].Spec.ControlPlaneEndpoint.Host] = true
+		}
 	}
 	for i := range hosts.Items {
 		taken[hosts.Items[i].Spec.TunnelAddress] = true

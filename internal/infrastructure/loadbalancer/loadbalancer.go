@@ -64,13 +64,31 @@ type Host struct {
 	Virtual *hostpb.VirtualAddress
 }
 
+// OwnAddress returns the address from the pool if it is one of the cluster's network, which becomes the host's with the balancer; empty
+// otherwise.
+func OwnAddress(c *infrav1.CapstanCluster) string {
+	cidr, err := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
+	addr, errAddr := netip.ParseAddr(c.Spec.LoadBalancer.Address)
+	if err != nil || errAddr != nil || !cidr.Contains(addr) {
+		return ""
+	}
+	return c.Spec.LoadBalancer.Address
+}
+
+// maybeVirtual reports whether the load balancer's settings admit a virtual address as endpoint: none of its own, and of a pool only the
+// address that is the endpoint.
+func maybeVirtual(c *infrav1.CapstanCluster) bool {
+	lb := c.Spec.LoadBalancer
+	return c.Spec.Network.Overlay.VNI != 0 && lb.Mode != infrav1.LoadBalancerExternal && lb.BindAddress == "" &&
+		(lb.AddressFromPool == nil || lb.Address == c.Spec.ControlPlaneEndpoint.Host && OwnAddress(c) == "")
+}
+
 // IsVirtual reports whether the endpoint of a cluster is a virtual address of a host. Only the administrator of the host
 // decides which addresses are: a namespace can write any endpoint.
 func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
-	lb := c.Spec.LoadBalancer
 	addr, err := netip.ParseAddr(c.Spec.ControlPlaneEndpoint.Host)
 	// All clusters and hosts compare addresses as text, so another notation of an IPv6 address is none.
-	if err != nil || addr.String() != c.Spec.ControlPlaneEndpoint.Host || addr.Is6() != network.IPv6Only(c.Spec.Network) || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
+	if err != nil || addr.String() != c.Spec.ControlPlaneEndpoint.Host || addr.Is6() != network.IPv6Only(c.Spec.Network) || !maybeVirtual(c) {
 		return false
 	}
 	return slices.ContainsFunc(allowed, func(text string) bool {
@@ -135,9 +153,10 @@ func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*ho
 func Additional(c *infrav1.CapstanCluster, on Host) string {
 	lb := c.Spec.LoadBalancer
 	first := on.Name == lb.HostName
+	own := OwnAddress(c)
 	switch {
-	case lb.Address != "" || lb.BindAddress != "" && first:
-		return cmp.Or(lb.BindAddress, lb.Address)
+	case own != "" || lb.BindAddress != "" && first:
+		return cmp.Or(lb.BindAddress, own)
 	case c.Spec.ControlPlaneEndpoint.Host == "" && first:
 		return tunnelEndpoint(c, on.Tunnel)
 	case c.Spec.ControlPlaneEndpoint.Host == on.Tunnel:

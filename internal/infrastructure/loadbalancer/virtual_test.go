@@ -42,15 +42,31 @@ func TestIsVirtual_ALL18(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*infrav1.CapstanCluster){
-		"IPv6":            func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" },
-		"one box":         func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
-		"external":        func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal },
-		"its own address": func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.BindAddress = "203.0.113.64" },
+		"IPv6":                          func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" },
+		"one box":                       func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
+		"external":                      func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal },
+		"its own address":               func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.BindAddress = "203.0.113.64" },
+		"a pool without an address yet": func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.AddressFromPool = &infrav1.IPPoolReference{} },
+		"a pool with another address": func(c *infrav1.CapstanCluster) {
+			c.Spec.LoadBalancer.AddressFromPool, c.Spec.LoadBalancer.Address = &infrav1.IPPoolReference{}, "203.0.113.65"
+		},
+		"a pool in the machine network": func(c *infrav1.CapstanCluster) {
+			c.Spec.Network.MachineCIDR = "203.0.113.0/24"
+			c.Spec.LoadBalancer.AddressFromPool, c.Spec.LoadBalancer.Address = &infrav1.IPPoolReference{}, "203.0.113.64"
+		},
 	} {
 		c := virtualCluster("203.0.113.64")
 		if change(c); IsVirtual(c, allowed) {
 			t.Errorf("%s: virtual", name)
 		}
+	}
+	fromPool := virtualCluster("203.0.113.64")
+	fromPool.Spec.LoadBalancer.AddressFromPool, fromPool.Spec.LoadBalancer.Address = &infrav1.IPPoolReference{}, "203.0.113.64"
+	if !IsVirtual(fromPool, allowed) || Additional(fromPool, Host{Name: "first"}) != "" {
+		t.Error("the address of a pool is virtual, and no host listens on it without holding it")
+	}
+	if IsVirtual(fromPool, nil) {
+		t.Error("the address of a pool is virtual on a host that does not allow it")
 	}
 }
 
