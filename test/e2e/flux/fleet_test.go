@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -42,7 +43,11 @@ func newFleet(t *testing.T) *fleet {
 	for _, module := range []string{"source-controller", "kustomize-controller"} {
 		definitions := filepath.Join(f.run("go", "list", "-C", filepath.Join(testenv.Root(), "tools", "flux"), "-m", "-f", "{{.Dir}}", "github.com/fluxcd/"+module), "config", "crd", "bases")
 		f.kubectl("apply", "--server-side", "-f", definitions)
-		f.kubectl("wait", "--for=condition=Established", "--timeout=1m", "-f", definitions)
+		// kubectl wait fails while a definition has no conditions.
+		harness.Eventually(t, "definitions of "+module, time.Minute, func(ctx context.Context) error {
+			_, err := harness.Command(ctx, nil, harness.Kubectl(), "--kubeconfig", f.kubeconfig, "wait", "--for=condition=Established", "--timeout=1m", "-f", definitions)
+			return err
+		})
 	}
 	f.kubectl("create", "namespace", "flux-system")
 	storage := ports.Address(t)
