@@ -143,7 +143,8 @@ type Box struct {
 func New(t T, size int, s Software) (boxes []*Box, router Space) {
 	t.Helper()
 	check(t, os.MkdirAll("/run/capstan", 0o755)) // The folder on which each box mounts its own.
-	router = newSpace(t, "ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward; ip link add lan type bridge; ip link set lan up; "+
+	// A bridge without a MAC address of its own has that of a port, and forgets its neighbours when this port leaves.
+	router = newSpace(t, "ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_forward; ip link add lan address 02:00:00:00:00:fe type bridge; ip link set lan up; "+
 		"ip addr add 2001:db8:5::fe/64 dev lan nodad")
 	for i := range size {
 		boxes = append(boxes, newBox(t, router, i+1, s))
