@@ -56,7 +56,7 @@ type options struct {
 	preallocateDisks           bool
 	balancerUID                int
 	overlayEncryption          string
-	listen                     string
+	listen, dial               string
 	absence, confirmTimeout    time.Duration
 	stopPodsWithin             time.Duration
 	tls                        credentials.Server
@@ -118,7 +118,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if _, err := statelock.Lock(config.Root); err != nil {
 		return err
 	}
-	if o.root = config.Root; o.listen != "" {
+	if o.root = config.Root; o.listen != "" || o.dial != "" {
 		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
 	}
 	stopTracing, err := tracing.Start(ctx, o.tracing, "capstand", host.Version, func(err error) { log.Warn("Tracing", "problem", err) })

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -15,12 +16,14 @@ import (
 
 	"capstan.dev/capstan/internal/host"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/dialing"
 )
 
 // addListenFlags adds the flags of the TCP listener.
 func (o *options) addListenFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", "", "address, host:port, for TCP with mutual TLS, in addition to the socket (default: none)")
-	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for --listen; 'capstan host credentials' creates it (default: <root>/tls/server.crt)")
+	f.StringVar(&o.dial, "dial", "", "address, host:port, of a manager (its --host-listen-address) that capstand dials, with mutual TLS, for a host that the manager does not reach: a CapstanHost with the name of --name and with connection FromHost (default: none)")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for --listen and --dial; 'capstan host credentials' creates it (default: <root>/tls/server.crt)")
 	f.StringVar(&o.tls.Key, "tls-key", "", "private key of --tls-cert (default: <root>/tls/server.key)")
 	f.StringVar(&o.tls.ClientCA, "client-ca", "", "certificate authority of clients (default: <root>/tls/ca.crt)")
 	f.StringVar(&o.tls.ClientName, "client-name", credentials.ClientName, "common name or DNS name that client certificates must have; any client with such a certificate has root access to this host")
@@ -34,13 +37,25 @@ type server interface {
 	Serve(context.Context, net.Listener, ...grpc.ServerOption) error
 }
 
-// serve answers requests on the socket and, with --listen, on TCP. An error of one listener ends both.
+// serve answers requests on the socket, with --listen on TCP, and with --dial on connections to a manager. An error of one listener
+// ends all.
 func (o options) serve(ctx context.Context, socket host.Socket, s server, log *slog.Logger) error {
 	local, err := socket.Listen()
 	if err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	if o.dial != "" {
+		dialled, err := o.dialManager(ctx, log)
+		if err != nil {
+			_ = local.Close()
+			return err
+		}
+		log.Info("dialling the manager with mutual TLS", "address", o.dial)
+		g.Go(func() error {
+			return s.Serve(ctx, dialled, grpc.Creds(credentials.Handshaken()), grpc.ConnectionTimeout(handshakeTimeout))
+		})
+	}
 	if o.listen != "" {
 		remote, transport, err := o.listenTCP(ctx, log)
 		if err != nil {
@@ -49,6 +64,9 @@ func (o options) serve(ctx context.Context, socket host.Socket, s server, log *s
 		}
 		log.Info("serving over TCP with mutual TLS", "address", remote.Addr())
 		g.Go(func() error { return s.Serve(ctx, remote, transport, grpc.ConnectionTimeout(handshakeTimeout)) })
+	}
+	if o.listen != "" || o.dial != "" {
+		go o.tlsFiles().KeepRenewed(ctx, func(err error) { log.Warn("TLS", "error", err) })
 	}
 	g.Go(func() error { return s.Serve(ctx, local) })
 	return g.Wait()
@@ -68,7 +86,18 @@ func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener,
 	if err != nil {
 		return nil, nil, fmt.Errorf("--listen %s: %w", o.listen, err)
 	}
-	go files.KeepRenewed(ctx, warn)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
 	return listener, grpc.Creds(transport), err
+}
+
+// dialManager begins to dial the manager. It reads the certificates for each connection.
+func (o options) dialManager(ctx context.Context, log *slog.Logger) (net.Listener, error) {
+	if _, _, err := net.SplitHostPort(o.dial); err != nil {
+		return nil, fmt.Errorf("expected --dial host:port, found %q", o.dial)
+	}
+	config := func() (*tls.Config, error) { return o.tlsFiles().DialConfig(o.name) }
+	if _, err := config(); err != nil {
+		return nil, fmt.Errorf("--dial %s: %w", o.dial, err)
+	}
+	return dialing.Dialer{Address: o.dial, Config: config, Spare: dialing.DefaultSpare, Log: log}.Listen(ctx), nil
 }

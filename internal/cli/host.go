@@ -28,6 +28,7 @@ func (a *app) hostCommand() *cobra.Command {
 // hostOptions describe a CapstanHost and its credentials.
 type hostOptions struct {
 	name, address, dir, secretNamespace, failureDomain string
+	dials                                              bool
 	allowed                                            []string
 	validity                                           time.Duration
 }
@@ -42,6 +43,11 @@ managers need to connect. The Secret contains a private key. Any client with thi
 On the host:               capstan host credentials rack-1 --address 10.0.0.5:7443 >rack-1.yaml
                            capstand --listen :7443 …
 In the management cluster: kubectl apply -f rack-1.yaml
+
+A host that the managers do not reach, for example behind NAT, dials them:
+
+On the host:               capstan host credentials rack-1 --dials >rack-1.yaml
+                           capstand --name rack-1 --dial MANAGER:PORT …
 
 A second run creates new certificates, signed by the same authority. capstand uses them without a restart.`,
 		Args: cobra.ExactArgs(1),
@@ -61,15 +67,17 @@ A second run creates new certificates, signed by the same authority. capstand us
 	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: its name)")
 	f.StringSliceVar(&o.allowed, "allow-namespace", nil, "namespace whose clusters can use the host; repeatable (default: all)")
 	f.DurationVar(&o.validity, "valid-for", credentials.DefaultValidity, "validity of the certificates")
-	_ = c.MarkFlagRequired("address")
+	f.BoolVar(&o.dials, "dials", false, "the host dials the managers, and has no address: connection FromHost")
+	c.MarkFlagsOneRequired("address", "dials")
+	c.MarkFlagsMutuallyExclusive("address", "dials")
 	return c
 }
 
 // make creates the certificates and returns the manifests.
 func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
-	server, port, err := net.SplitHostPort(o.address)
-	if number, bad := strconv.Atoi(port); err != nil || bad != nil || server == "" || number < 1 || number > 65535 {
-		return nil, coded{fmt.Errorf("wanted --address host:port, found %q", o.address), exitUsage}
+	server, err := o.server()
+	if err != nil {
+		return nil, err
 	}
 	if problems := validation.IsDNS1123Subdomain(o.name); len(problems) > 0 {
 		return nil, coded{fmt.Errorf("wanted a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0]), exitUsage}
@@ -89,6 +97,9 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 			CredentialsRef: infrav1.SecretReference{Namespace: o.secretNamespace, Name: o.name + "-credentials"},
 		},
 	}
+	if o.dials {
+		host.Spec.Connection = infrav1.HostConnectionFromHost
+	}
 	if len(o.allowed) > 0 {
 		host.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: o.allowed}
 	}
@@ -99,6 +110,18 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 		Data:       c.Data(),
 	}
 	return asUnstructured(secret, host)
+}
+
+// server is the name in the certificate: the part of the address without the port, or the name of a host that dials.
+func (o hostOptions) server() (string, error) {
+	if o.dials {
+		return o.name, nil
+	}
+	server, port, err := net.SplitHostPort(o.address)
+	if number, bad := strconv.Atoi(port); err != nil || bad != nil || server == "" || number < 1 || number > 65535 {
+		return "", coded{fmt.Errorf("wanted --address host:port, found %q", o.address), exitUsage}
+	}
+	return server, nil
 }
 
 // asUnstructured converts objects to manifests. It omits fields that only an API server sets.

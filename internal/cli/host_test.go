@@ -51,6 +51,22 @@ func TestHostCredentials(t *testing.T) {
 	}
 }
 
+// A host that dials has a certificate for its name, and no address.
+func TestHostCredentialsOfDialling(t *testing.T) {
+	dir := t.TempDir()
+	objects, err := hostOptions{name: "rack-1", dials: true, dir: dir, secretNamespace: "ns", validity: time.Hour}.make(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, _ := objects[1].Object["spec"].(map[string]any)
+	if spec["connection"] != "FromHost" || spec["address"] != nil || spec["credentialsRef"] == nil {
+		t.Errorf("host: %+v", spec)
+	}
+	if _, err := credentials.In(dir).DialConfig("rack-1"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHostCredentialsAreRefused(t *testing.T) {
 	for _, o := range []hostOptions{
 		{name: "a", address: "10.0.0.5"}, {name: "a", address: ":7443"}, {name: "a", address: "x:0"}, {name: "a", address: "x:http"},

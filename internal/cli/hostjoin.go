@@ -39,6 +39,7 @@ import (
 type joinOptions struct {
 	server, token, tokenFile      string
 	name, address, listen, tunnel string
+	dial                          string
 	failureDomain, dir, boxFolder string
 	defaults                      string // the file with the options of the unit
 }
@@ -52,7 +53,8 @@ func (a *app) hostJoinCommand() *cobra.Command {
 		Long: `Join this host to a management cluster, with the command that 'capstan host token create' prints.
 
 The command creates the key of this host, which never leaves it. The management cluster signs the certificate, creates the
-CapstanHost, and connects to capstand at --address. With systemd, the command configures and starts capstand.service. Otherwise
+CapstanHost, and connects to capstand at --address. With --dial, capstand connects to the manager instead, for a host that the
+management cluster does not reach, for example behind NAT. With systemd, the command configures and starts capstand.service. Otherwise
 it prints how to start capstand. If the command was interrupted, run it again with the same token.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -67,12 +69,15 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the token, - for the standard input; other users of this box can see --token in the list of processes")
 	f.StringVar(&o.name, "name", "", "name of the CapstanHost (default: the hostname)")
 	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: the address of this box towards PLANE, with the port of --listen)")
-	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: the address of this box towards PLANE)")
+	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: the address of this box towards PLANE; with --dial: "+joining.NoTunnel+")")
 	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
+	f.StringVar(&o.dial, "dial", "", "address, host:port, of a manager that capstand dials instead of listening: the manager's --host-listen-address as this host reaches it")
 	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of the token, or the name)")
 	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
 	f.DurationVar(&timeout, "timeout", 2*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("token", "token-file")
+	c.MarkFlagsMutuallyExclusive("dial", "address")
+	c.MarkFlagsMutuallyExclusive("dial", "listen")
 	c.MarkFlagsOneRequired("token", "token-file")
 	return c
 }
@@ -139,11 +144,19 @@ func (o joinOptions) request() (joining.Request, error) {
 		return joining.Request{}, fmt.Errorf("wanted --listen host:port, found %q", o.listen)
 	}
 	own, err := ownAddress(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
-	if o.address == "" && err != nil {
+	if o.address == "" && o.dial == "" && err != nil {
 		return joining.Request{}, fmt.Errorf("wanted a route to %s: %w; set --address", o.server, err)
 	}
+	address := cmp.Or(o.address, net.JoinHostPort(own.String(), port))
+	if o.dial != "" {
+		// The hosts outside of its network do not reach its own address.
+		address, o.tunnel = "", cmp.Or(o.tunnel, joining.NoTunnel)
+		if _, _, err := net.SplitHostPort(o.dial); err != nil {
+			return joining.Request{}, fmt.Errorf("wanted --dial host:port, found %q", o.dial)
+		}
+	}
 	r := joining.Request{
-		Name: o.name, Address: cmp.Or(o.address, net.JoinHostPort(own.String(), port)), FailureDomain: o.failureDomain,
+		Name: o.name, Address: address, Dials: o.dial != "", FailureDomain: o.failureDomain,
 		BoxID: joining.BoxID(o.boxFolder), TunnelAddress: joining.Tunnel(o.tunnel, own), Version: version.Version,
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion,
 	}
@@ -195,12 +208,7 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 	if err != nil {
 		return err
 	}
-	leaf := pki.Leaf{CommonName: want.Request.Name}
-	if ip := net.ParseIP(host); ip != nil {
-		leaf.IPs = []net.IP{ip}
-	} else {
-		leaf.DNSNames = []string{host}
-	}
+	leaf := pki.Leaf{CommonName: want.Request.Name}.For(host)
 	der, err := pki.NewRequest(leaf, key)
 	if err != nil {
 		return err
@@ -280,10 +288,14 @@ func refusedBy(server string, err error) error {
 
 // startJoined configures capstand and starts it, if systemd runs.
 func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request) error {
-	options := []option{{"--listen", o.listen}, {"--name", r.Name}}
-	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, address %s.", o.server, r.Name, r.Address)
+	way, where := option{"--listen", o.listen}, "address "+r.Address
+	if r.Dials {
+		way, where = option{"--dial", o.dial}, "and dials "+o.dial
+	}
+	options := []option{way, {"--name", r.Name}}
+	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, %s.", o.server, r.Name, where)
 	if !atomicfile.Exists(systemdFolder) {
-		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s --listen %s --name %s\n", next, filepath.Dir(o.dir), o.listen, r.Name)
+		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s %s --name %s\n", next, filepath.Dir(o.dir), way[0], way[1], r.Name)
 		return err
 	}
 	record := func(before string, exists bool) error { return recordDefaults(o.dir, before, exists, options) }

@@ -65,6 +65,7 @@ func TestJoinRequest(t *testing.T) {
 		want string // the address; empty is an error
 	}{
 		"set":              {joinOptions{server: "https://10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, "10.0.0.5:9"},
+		"a bad dial":       {joinOptions{server: "https://10.0.0.1", name: "a", dial: "plane.example", listen: ":7443"}, ""},
 		"a bad tunnel":     {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: "127.0.0.1"}, ""},
 		"no plane":         {joinOptions{server: "10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, ""},
 		"no listen":        {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: "7443"}, ""},
@@ -79,6 +80,19 @@ func TestJoinRequest(t *testing.T) {
 		if r.Address != test.want && err == nil || (err == nil) != (test.want != "") {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}
+	}
+}
+
+// A host that dials has no address, and a tunnel address only if the administrator sets it.
+func TestJoinRequestDials(t *testing.T) {
+	o := joinOptions{server: "https://10.0.0.1:6443", name: "a", dial: "plane.example:7444", listen: ":7443"}
+	r, err := o.request()
+	if err != nil || !r.Dials || r.Address != "" || r.TunnelAddress != "" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	o.tunnel = "203.0.113.5"
+	if r, err := o.request(); err != nil || r.TunnelAddress != o.tunnel {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
 

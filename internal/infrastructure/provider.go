@@ -53,7 +53,7 @@ import (
 
 // Provider returns the infrastructure provider.
 func Provider() reconciling.Provider {
-	f := &flags{}
+	f := &flags{inbound: connections.NewInbound()}
 	return reconciling.Provider{
 		Name:              "infrastructure",
 		NeedsClusterCache: true, // for the Services of clusters
@@ -72,7 +72,7 @@ func Provider() reconciling.Provider {
 		AddFlags: f.add,
 		Setup:    f.setup,
 		SetupWebhooks: func(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
-			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts), machineaccess.SetupWithManager(ctx, mgr, f.maxImageBytes))
+			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts), machineaccess.SetupWithManager(ctx, mgr, f.inbound, f.maxImageBytes))
 		},
 	}
 }
@@ -91,6 +91,7 @@ type flags struct {
 	networkBits   int
 	endpointPorts utilnet.PortRange
 	maxImageBytes int64
+	inbound       *connections.Inbound
 }
 
 func (f *flags) add(fs *pflag.FlagSet) {
@@ -100,6 +101,8 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"Prefix length of the machine networks in --machine-network-pool.")
 	fs.Int64Var(&f.maxImageBytes, "max-image-bytes", machineaccess.DefaultMaxImageBytes,
 		"Largest image archive, in bytes, that users can load into machines through the API of the management cluster.")
+	fs.StringVar(&f.inbound.Address, "host-listen-address", "",
+		"Address, for example :7444, on which the leader accepts the connections of hosts that dial it (CapstanHosts with connection FromHost), with mutual TLS. It does not listen when empty.")
 	f.endpointPorts = *utilnet.ParsePortRangeOrDie(overlay.DefaultPorts)
 	fs.Var(&f.endpointPorts, "endpoint-port-range",
 		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. Nothing else on the hosts may listen on them.")
@@ -126,8 +129,12 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, networkPool netip.Prefix) error {
 	inventory.Serve(mgr.GetCache())
 	pool := connections.NewPool(ctx, mgr.GetAPIReader())
+	pool.Inbound = f.inbound
 	pool.ManagementCluster = func(ctx context.Context) (string, error) { return hostaccess.ManagementCluster(ctx, mgr.GetClient()) }
 	var errs []error
+	if f.inbound.Address != "" {
+		errs = append(errs, mgr.Add(f.inbound))
+	}
 	for _, kind := range machinetemplate.Kinds {
 		errs = append(errs, (&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient(), Kind: kind}).SetupWithManager(ctx, mgr))
 	}

@@ -123,11 +123,17 @@ func TestValidation(t *testing.T) {
 		"host, TCP": {obj: host(func(s *infrav1.CapstanHostSpec) {
 			s.Address, s.CredentialsRef = "[2001:db8::1]:7443", infrav1.SecretReference{Namespace: "a", Name: "b"}
 		})},
-		"host, no address":               {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "" }), why: "spec.address"},
-		"host, malformed address":        {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "http://host/" }), why: "address must be unix:///path/to/socket or host:port"},
-		"host, relative socket":          {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "unix:relative" }), why: "address must be"},
-		"host, TCP without credentials":  {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "host:7443" }), why: "credentialsRef is required"},
-		"host, empty allowed namespaces": {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{} }), why: "at least 1 properties"},
+		"host, no address": {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "" }), why: "expected an address, or connection FromHost"},
+		"host, dials": {obj: host(func(s *infrav1.CapstanHostSpec) {
+			s.Address, s.Connection, s.CredentialsRef = "", infrav1.HostConnectionFromHost, infrav1.SecretReference{Namespace: "a", Name: "b"}
+		})},
+		"host, dials without credentials": {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address, s.Connection = "", infrav1.HostConnectionFromHost }), why: "expected an address, or connection FromHost"},
+		"host, dials with an address":     {obj: host(func(s *infrav1.CapstanHostSpec) { s.Connection = infrav1.HostConnectionFromHost }), why: "expected an address, or connection FromHost"},
+		"host, unknown connection":        {obj: host(func(s *infrav1.CapstanHostSpec) { s.Connection = "FromNobody" }), why: "supported values"},
+		"host, malformed address":         {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "http://host/" }), why: "address must be unix:///path/to/socket or host:port"},
+		"host, relative socket":           {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "unix:relative" }), why: "address must be"},
+		"host, TCP without credentials":   {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "host:7443" }), why: "credentialsRef is required"},
+		"host, empty allowed namespaces":  {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{} }), why: "at least 1 properties"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

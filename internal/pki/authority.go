@@ -37,6 +37,16 @@ type Leaf struct {
 	Algorithm Algorithm
 }
 
+// For adds the name of a server: an IP address or a DNS name.
+func (l Leaf) For(name string) Leaf {
+	if ip := net.ParseIP(name); ip != nil {
+		l.IPs = append(l.IPs, ip)
+	} else {
+		l.DNSNames = append(l.DNSNames, name)
+	}
+	return l
+}
+
 func (l Leaf) subject() pkix.Name {
 	return pkix.Name{CommonName: l.CommonName, Organization: l.Organization}
 }

@@ -29,18 +29,25 @@ const (
 const MaxUnknownMachines = 100
 
 // CapstanHostSpec is the desired state of a CapstanHost.
-// +kubebuilder:validation:XValidation:rule="self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: capstand serves TCP with mutual TLS only"
+// +kubebuilder:validation:XValidation:rule="!has(self.address) || self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: capstand serves TCP with mutual TLS only"
+// +kubebuilder:validation:XValidation:rule="has(self.connection) && self.connection == 'FromHost' ? !has(self.address) && has(self.credentialsRef) : has(self.address)",message="expected an address, or connection FromHost with credentialsRef and without an address: such a host dials the manager"
 type CapstanHostSpec struct {
 	// address is the address of the host's capstand: unix:///path for a socket on the same box, or host:port for
-	// TCP with mutual TLS.
-	// +required
+	// TCP with mutual TLS. Required unless connection is FromHost.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(unix:///.+|[^/:]+:[0-9]{1,5}|\\\\[[0-9a-fA-F:]+\\\\]:[0-9]{1,5})$')",message="address must be unix:///path/to/socket or host:port"
 	Address string `json:"address,omitempty"`
 
+	// connection is the side that opens the connections. FromManager: the manager connects to the address. FromHost: capstand
+	// dials the manager (capstand --dial, the manager's --host-listen-address), for a host that the manager does not reach, for
+	// example behind NAT. The certificate of such a host is for the name of the CapstanHost. Default: FromManager.
+	// +optional
+	Connection HostConnection `json:"connection,omitempty"`
+
 	// credentialsRef names the Secret with the keys ca.crt, tls.crt and tls.key for mutual TLS. Required for an
-	// address of the form host:port. The host becomes an owner of the Secret, so that clusterctl moves both.
+	// address of the form host:port and for connection FromHost. The host becomes an owner of the Secret, so that clusterctl moves both.
 	// +optional
 	CredentialsRef SecretReference `json:"credentialsRef,omitempty,omitzero"`
 
@@ -137,6 +144,17 @@ type CapstanHostSpec struct {
 	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
 }
 
+// HostConnection is the side that opens the connections between a manager and a host.
+// +kubebuilder:validation:Enum=FromManager;FromHost
+type HostConnection string
+
+const (
+	// HostConnectionFromManager is the default: the manager connects to spec.address.
+	HostConnectionFromManager HostConnection = "FromManager"
+	// HostConnectionFromHost is for hosts that dial the manager.
+	HostConnectionFromHost HostConnection = "FromHost"
+)
+
 // HostFencing is when a host stops its machines.
 // +kubebuilder:validation:MinProperties=1
 type HostFencing struct {
@@ -200,6 +218,9 @@ type HostTaint struct {
 	// +required
 	Effect HostTaintEffect `json:"effect,omitempty"`
 }
+
+// Dials returns whether capstand of the host dials the manager.
+func (h *CapstanHost) Dials() bool { return h.Spec.Connection == HostConnectionFromHost }
 
 // SecretReference names a Secret.
 type SecretReference struct {

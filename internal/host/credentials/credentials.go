@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +31,7 @@ const DefaultValidity = 365 * 24 * time.Hour
 const ClientName = "capstan-manager"
 
 // Make creates the certificates of a host in a folder and returns credentials for its clients. The addresses are the IP
-// addresses or names that clients dial.
+// addresses or names that clients dial, or the name of the CapstanHost if the host dials.
 //
 // The certificate authority (ca.crt, ca.key) is created once and kept. When called again, Make issues new certificates, and
 // earlier ones stay valid until they expire. Any reader of the folder can use the host, so only root can read it.
@@ -48,11 +47,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	}
 	server := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: "capstand", Usages: pki.Server}}
 	for _, a := range addresses {
-		if ip := net.ParseIP(a); ip != nil {
-			server.IPs = append(server.IPs, ip)
-		} else {
-			server.DNSNames = append(server.DNSNames, a)
-		}
+		server.Leaf = server.For(a)
 	}
 	// Always issue a new certificate, because the caller wants the validity to start now.
 	if err := os.Remove(filepath.Join(dir, "server.crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -201,8 +201,10 @@ func (u Uses) Remove(host string) (out Uses, used bool) {
 type Request struct {
 	// Name of the CapstanHost.
 	Name string `json:"name"`
-	// Address of capstand for the managers, host:port.
+	// Address of capstand for the managers, host:port. Empty if the host dials.
 	Address string `json:"address"`
+	// Dials: the host dials the managers, which do not reach it.
+	Dials bool `json:"dials,omitempty"`
 	// FailureDomain that the host chose, or empty.
 	FailureDomain string `json:"failureDomain,omitempty"`
 	// BoxID identifies the box of the host, as in HostInfo.
@@ -283,9 +285,15 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Host returns the part of the address without the port: an IP address or a DNS name. It refuses addresses that mean another
-// box to each client.
+// Host returns the name in the certificate of the host. It is the part of the address without the port, an IP address or a DNS name,
+// or the name of a host that dials. Host refuses addresses that mean another box to each client.
 func (r Request) Host() (string, error) {
+	if r.Dials {
+		if r.Address != "" {
+			return "", fmt.Errorf("expected no --address of a host that dials, found %q", r.Address)
+		}
+		return r.Name, nil
+	}
 	host, port, err := net.SplitHostPort(r.Address)
 	number, bad := strconv.ParseUint(port, 10, 16)
 	if err != nil || bad != nil || number == 0 {

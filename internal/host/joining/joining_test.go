@@ -79,6 +79,17 @@ func TestRequest(t *testing.T) {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
+	for r, host := range map[Request]string{
+		{Name: "a", Dials: true}:                           "a",
+		{Name: "a.b", Dials: true}:                         "a.b",
+		{Name: "a", Dials: true, Address: "10.0.0.5:7443"}: "",
+		{Dials: true}:                                      "",
+	} {
+		got, err := ParseRequest(r.Encode())
+		if name, _ := got.Host(); (err == nil) != (host != "") || err == nil && name != host {
+			t.Errorf("%+v: %q, %v", r, name, err)
+		}
+	}
 	for tunnel, valid := range map[string]bool{
 		"": true, "10.0.0.5": true, "fd00::5": true, NoTunnel: false, "127.0.0.1": false, "fe80::1": false, "fe80::1%eth0": false,
 		"fd00:0::5": false, "::ffff:10.0.0.5": false, "host.example": false, "10.0.0.5/24": false,

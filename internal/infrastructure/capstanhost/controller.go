@@ -197,8 +197,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	case errors.As(err, &connections.IncompatibleError{}):
 		setConnected(host, metav1.ConditionFalse, infrav1.HostIncompatibleVersionReason, err.Error())
 	default:
-		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason,
-			fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err))
+		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason, unreachable(host, err))
 	}
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
@@ -211,6 +210,14 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		return res, nil
 	}
 	return res, r.reconcileUnknown(ctx, host, conn)
+}
+
+// unreachable is the message of a host without a connection.
+func unreachable(host *infrav1.CapstanHost, err error) string {
+	if host.Dials() {
+		return fmt.Sprintf("no connection from the host: %s", err)
+	}
+	return fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err)
 }
 
 func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {

@@ -78,6 +78,11 @@ func (h *Host) Look(ctx context.Context, now time.Time) error {
 
 // Handshake makes a handshake, to see the certificate that the host shows now.
 func (h *Host) Handshake(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if h.slot != nil {
+		return h.slot.refresh(ctx)
+	}
 	conn, err := (&net.Dialer{Timeout: callTimeout}).DialContext(ctx, "tcp", h.address)
 	if err != nil {
 		return err
@@ -87,8 +92,6 @@ func (h *Host) Handshake(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	_, _, err = transport.ClientHandshake(ctx, h.address, conn)
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,6 +48,8 @@ type Host struct {
 
 	name, address string
 	credentials   credentials.Client
+	inbound       *Inbound
+	slot          *slot                             // of a host that dials, else nil
 	served        *atomic.Pointer[x509.Certificate] // the host's at the last handshake
 	conn          *grpc.ClientConn
 	notify        func(Event)
@@ -69,16 +72,28 @@ type Host struct {
 	noClaims      bool // the host's capstand is older than claims
 }
 
-func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, error) {
-	served := &atomic.Pointer[x509.Certificate]{}
-	conn, err := dial(name, address, creds, p.Keepalive, served.Store)
+func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *Host, err error) {
+	name, address, served := host.Name, host.Spec.Address, &atomic.Pointer[x509.Certificate]{}
+	way := route{target: address}
+	var dialled *slot
+	if host.Dials() {
+		if dialled, err = p.Inbound.open(name, creds, served.Store); err == nil {
+			way = dialled.route(name)
+		}
+	} else {
+		way.transport, err = transport(address, creds, served.Store)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
+	}
+	conn, err := way.dial(name, p.Keepalive)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Host{
 		HostClient: hostpb.NewHostClient(conn),
-		name:       name, address: address, credentials: creds,
+		name:       name, address: address, credentials: creds, inbound: p.Inbound, slot: dialled,
 		served: served,
 		conn:   conn, notify: p.notify, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
 		err:           ErrConnecting,
@@ -91,14 +106,17 @@ func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, er
 	}, nil
 }
 
+// route is how calls get to a host.
+type route struct {
+	target    string
+	transport grpccredentials.TransportCredentials
+	options   []grpc.DialOption
+}
+
 // dial does not wait until the host answers.
-func dial(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, seen func(*x509.Certificate)) (*grpc.ClientConn, error) {
-	transport, err := transport(address, creds, seen)
-	if err != nil {
-		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
-	}
-	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(transport),
+func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient(r.target, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(r.transport),
 		keepalive.Client(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
@@ -107,20 +125,33 @@ func dial(name, address string, creds credentials.Client, keepalive hostpb.Keepa
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
 		grpc.WithUnaryInterceptor(withTimeout),
 		tracing.ClientOption(),
-	)
+	}, r.options...)...)
 	if err != nil {
-		return nil, fmt.Errorf("address %q of host %s: %w", address, name, err)
+		return nil, fmt.Errorf("address %q of host %s: %w", r.target, name, err)
 	}
 	return conn, nil
 }
 
-// Dial returns a connection to a host outside of the pool, which the caller closes. It needs no leadership.
-func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (hostpb.HostClient, io.Closer, error) {
-	creds, err := loadCredentials(ctx, secrets, host)
-	if err != nil {
-		return nil, nil, err
+// Dial returns a connection to a host outside of the pool, which the caller closes. It needs leadership only for a host that dials:
+// inbound has the connections of such a host.
+func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost, inbound *Inbound) (hostpb.HostClient, io.Closer, error) {
+	way := route{target: host.Spec.Address}
+	if host.Dials() {
+		dialled := inbound.find(host.Name)
+		if dialled == nil {
+			return nil, nil, errNotFollowed
+		}
+		way = dialled.route(host.Name)
+	} else {
+		creds, err := loadCredentials(ctx, secrets, host)
+		if err != nil {
+			return nil, nil, err
+		}
+		if way.transport, err = transport(host.Spec.Address, creds, nil); err != nil {
+			return nil, nil, fmt.Errorf("credentials of host %s: %w", host.Name, err)
+		}
 	}
-	conn, err := dial(host.Name, host.Spec.Address, creds, hostpb.DefaultKeepalive, nil)
+	conn, err := way.dial(host.Name, hostpb.DefaultKeepalive)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -381,6 +412,9 @@ func (h *Host) Free() Resources {
 func (h *Host) close() {
 	h.stop()
 	_ = h.conn.Close()
+	if h.slot != nil {
+		h.inbound.remove(h.name, h.slot)
+	}
 }
 
 // run follows the host until ctx ends or the host is closed. A stream that breaks is opened

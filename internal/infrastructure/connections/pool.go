@@ -44,6 +44,9 @@ type Pool struct {
 	// connected; to be set before the first connection. Without it they record nothing.
 	ManagementCluster func(context.Context) (string, error)
 
+	// Inbound are the connections of hosts that dial; to be set before the first host.
+	Inbound *Inbound
+
 	ctx     context.Context
 	secrets client.Reader
 
@@ -56,7 +59,7 @@ type Pool struct {
 
 // NewPool returns an empty pool. The connections end with ctx. secrets reads the credentials' Secrets.
 func NewPool(ctx context.Context, secrets client.Reader) *Pool {
-	return &Pool{Keepalive: hostpb.DefaultKeepalive, ctx: ctx, secrets: secrets, hosts: map[string]*Host{}, removed: time.Now()}
+	return &Pool{Keepalive: hostpb.DefaultKeepalive, Inbound: NewInbound(), ctx: ctx, secrets: secrets, hosts: map[string]*Host{}, removed: time.Now()}
 }
 
 func (p *Pool) managementCluster(ctx context.Context) (string, error) {
@@ -77,12 +80,12 @@ func (p *Pool) Connect(ctx context.Context, host *infrav1.CapstanHost) (*Host, e
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h := p.hosts[host.Name]; h != nil {
-		if h.address == host.Spec.Address && h.credentials.Equal(creds) {
+		if h.address == host.Spec.Address && (h.slot != nil) == host.Dials() && h.credentials.Equal(creds) {
 			return h, nil
 		}
 		h.close()
 	}
-	h, err := newHost(host.Name, host.Spec.Address, creds, p)
+	h, err := newHost(host, creds, p)
 	if err != nil {
 		delete(p.hosts, host.Name)
 		return nil, err

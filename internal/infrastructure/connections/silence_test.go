@@ -21,7 +21,8 @@ import (
 // line is the network between a manager and a host. A cut line drops all data and closes no connection, like a box without power.
 // A repaired line carries new connections, and old connections stay silent. newLine returns the address of the manager's end.
 type line struct {
-	to  string
+	network, to string
+
 	cut atomic.Pointer[atomic.Bool]
 	// delay of each message, in nanoseconds.
 	delay atomic.Int64
@@ -32,12 +33,15 @@ type line struct {
 
 func newLine(t *testing.T, to string) (*line, string) {
 	t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	l, at := &line{network: "tcp", to: to}, "127.0.0.1:0"
+	if path, unix := strings.CutPrefix(to, "unix://"); unix {
+		l.network, l.to, at = "unix", path, filepath.Join(t.TempDir(), "s")
+	}
+	listener, err := net.Listen(l.network, at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	l := &line{to: strings.TrimPrefix(to, "unix://")}
 	l.mend()
 	go func() {
 		for {
@@ -48,13 +52,16 @@ func newLine(t *testing.T, to string) (*line, string) {
 			l.connect(t, client)
 		}
 	}()
+	if l.network == "tcp" {
+		return l, listener.Addr().String()
+	}
 	return l, "unix://" + listener.Addr().String()
 }
 
 // connect connects a client to the host over the line in its current state.
 func (l *line) connect(t *testing.T, client net.Conn) {
 	t.Cleanup(func() { _ = client.Close() })
-	host, err := net.Dial("unix", l.to)
+	host, err := net.Dial(l.network, l.to)
 	if err != nil {
 		_ = client.Close()
 		return

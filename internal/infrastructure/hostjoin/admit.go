@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -37,12 +36,7 @@ func (r *Reconciler) admit(ctx context.Context, csr *certificatesv1.CertificateS
 	if err := r.approve(ctx, csr, j); err != nil {
 		return err
 	}
-	leaf := pki.Leaf{CommonName: "capstand", Usages: pki.Server}
-	if ip := net.ParseIP(j.host); ip != nil {
-		leaf.IPs = []net.IP{ip}
-	} else {
-		leaf.DNSNames = []string{j.host}
-	}
+	leaf := pki.Leaf{CommonName: "capstand", Usages: pki.Server}.For(j.host)
 	made, err := authority.Sign(leaf, j.request.PublicKey, t.terms.Validity.Duration, time.Now())
 	if err != nil {
 		return err
@@ -53,7 +47,7 @@ func (r *Reconciler) admit(ctx context.Context, csr *certificatesv1.CertificateS
 	if err := r.LiveClient.Status().Patch(ctx, csr, locked(before)); err != nil {
 		return err
 	}
-	ctrl.LoggerFrom(ctx).Info("A host has joined", "host", j.Name, "address", j.Address, "token", secret.Name)
+	ctrl.LoggerFrom(ctx).Info("A host has joined", "host", j.Name, "address", j.Address, "dials", j.Dials, "token", secret.Name)
 	return nil
 }
 
@@ -116,7 +110,7 @@ func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
 	err := r.LiveClient.Get(ctx, client.ObjectKey{Name: j.Name}, host)
 	if err == nil {
 		before := host.DeepCopy()
-		host.Spec.Address, host.Spec.CredentialsRef = j.Address, ref
+		host.Spec.Address, host.Spec.Connection, host.Spec.CredentialsRef = j.Address, connection(j), ref
 		return r.LiveClient.Patch(ctx, host, locked(before))
 	}
 	if !apierrors.IsNotFound(err) {
@@ -129,11 +123,19 @@ func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
 	return r.LiveClient.Create(ctx, host)
 }
 
+// connection returns spec.connection of the host; empty is the default.
+func connection(j joiner) infrav1.HostConnection {
+	if j.Dials {
+		return infrav1.HostConnectionFromHost
+	}
+	return ""
+}
+
 // desiredHost returns the CapstanHost of a host that joins for the first time.
 func desiredHost(j joiner, terms joining.Terms, ref infrav1.SecretReference) *infrav1.CapstanHost {
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: j.Name, Labels: maps.Clone(terms.Labels)},
-		Spec:       infrav1.CapstanHostSpec{Address: j.Address, CredentialsRef: ref, FailureDomain: j.FailureDomain, TunnelAddress: j.TunnelAddress},
+		Spec:       infrav1.CapstanHostSpec{Address: j.Address, Connection: connection(j), CredentialsRef: ref, FailureDomain: j.FailureDomain, TunnelAddress: j.TunnelAddress},
 	}
 	if terms.FailureDomain != "" {
 		host.Spec.FailureDomain = terms.FailureDomain

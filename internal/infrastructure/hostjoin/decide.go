@@ -1,6 +1,7 @@
 package hostjoin
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
@@ -45,7 +46,7 @@ type token struct {
 // joiner is a host that asks to join.
 type joiner struct {
 	joining.Request
-	// host is the part of the address without the port.
+	// host is the part of the address without the port, or the name of a host that dials.
 	host string
 	// request is that of its key, which has signed it.
 	request *x509.CertificateRequest
@@ -74,7 +75,7 @@ func read(csr *certificatesv1.CertificateSigningRequest) (joiner, error) {
 		return joiner{}, err
 	}
 	if !names(j.request, j.host) {
-		return joiner{}, fmt.Errorf("expected a certificate request for the address %s, found one for %v %v", j.host, j.request.DNSNames, j.request.IPAddresses)
+		return joiner{}, fmt.Errorf("expected a certificate request for the address %s, or for the name of a host that dials, found one for %v %v", j.host, j.request.DNSNames, j.request.IPAddresses)
 	}
 	if !slices.Contains(csr.Spec.Usages, certificatesv1.UsageServerAuth) || slices.Contains(csr.Spec.Usages, certificatesv1.UsageClientAuth) {
 		return joiner{}, fmt.Errorf("expected the usage %q, and not %q, found %v", certificatesv1.UsageServerAuth, certificatesv1.UsageClientAuth, csr.Spec.Usages)
@@ -150,15 +151,17 @@ func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
 			}
 			continue
 		}
-		if h.Spec.Address == j.Address {
+		dials := j.Dials || h.Dials()
+		if !dials && h.Spec.Address == j.Address {
 			return fmt.Sprintf("the CapstanHost %s has the address %s: set another one with --address", h.Name, j.Address)
 		}
 		other, _, err := net.SplitHostPort(h.Spec.Address)
 		if j.TunnelAddress != "" && h.Spec.TunnelAddress == j.TunnelAddress && !same && other != j.host {
 			return fmt.Sprintf("the CapstanHost %s has the tunnel address %s: set another one with --tunnel-address", h.Name, j.TunnelAddress)
 		}
-		if same && err == nil && other != j.host {
-			return fmt.Sprintf("the CapstanHost %s at %s has the same machine-id: boxes from one disk image need their own. On this box, run `rm /etc/machine-id && systemd-machine-id-setup`, and reboot. Two hosts of one box have the same host in --address", h.Name, h.Spec.Address)
+		// The addresses of hosts that dial do not show whether they are on one box.
+		if same && (dials || err == nil && other != j.host) {
+			return fmt.Sprintf("the CapstanHost %s (%s) has the same machine-id: boxes from one disk image need their own. On this box, run `rm /etc/machine-id && systemd-machine-id-setup`, and reboot. Two hosts of one box have the same host in --address", h.Name, cmp.Or(h.Spec.Address, "which dials"))
 		}
 	}
 	return ""

@@ -81,6 +81,42 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// Hosts that dial have no addresses to compare: a shared machine-id is that of a copied disk.
+func TestRefusalOfDialling(t *testing.T) {
+	host := func(address, box string) infrav1.CapstanHost {
+		h := infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "rack-2"}, Spec: infrav1.CapstanHostSpec{Address: address}, Status: infrav1.CapstanHostStatus{BoxID: box}}
+		if address == "" {
+			h.Spec.Connection = infrav1.HostConnectionFromHost
+		}
+		return h
+	}
+	for name, test := range map[string]struct {
+		dials bool
+		other infrav1.CapstanHost
+		want  string
+	}{
+		"both dial":                            {true, host("", "box-2"), ""},
+		"the other dials":                      {false, host("", "box-2"), ""},
+		"the other listens":                    {true, host("10.0.0.5:7443", "box-2"), ""},
+		"both dial, the same machine-id":       {true, host("", "box-1"), "rack-2 (which dials) has the same machine-id"},
+		"the other dials, the same machine-id": {false, host("", "box-1"), "has the same machine-id"},
+		"the other listens, the same box":      {true, host("10.0.0.5:7443", "box-1"), "rack-2 (10.0.0.5:7443) has the same machine-id"},
+	} {
+		j := joiner{Request: properties, host: "10.0.0.5", fingerprint: "key"}
+		j.TunnelAddress = ""
+		if test.dials {
+			j.Address, j.Dials, j.host = "", true, j.Name
+		}
+		got := conflict(j, false, []infrav1.CapstanHost{test.other})
+		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: want %q, got %q", name, test.want, got)
+		}
+		if made := desiredHost(j, joining.Terms{}, infrav1.SecretReference{}); made.Dials() != test.dials || (made.Spec.Address == "") != test.dials {
+			t.Errorf("%s: %+v", name, made.Spec)
+		}
+	}
+}
+
 // A host whose version does not work with this manager is refused before it uses the token.
 func TestRefusalOfVersion(t *testing.T) {
 	terms := joining.Terms{Expires: metav1.NewTime(now.Add(time.Hour)), Hosts: 1}

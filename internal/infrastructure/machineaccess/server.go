@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/accessapi"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get;list;watch
@@ -50,6 +51,8 @@ type Server struct {
 	// Reader reads machines, hosts and credentials, live: a replica that does not lead has no connections to hosts, and a
 	// stream starts rarely.
 	Reader client.Reader
+	// Inbound are the connections of hosts that dial. Only the leader has some.
+	Inbound *connections.Inbound
 	// Recorder writes an event of the machine for each shell and each archive.
 	Recorder events.EventRecorder
 	// MaxImageBytes is the largest size of an image archive.
@@ -61,7 +64,7 @@ type Server struct {
 }
 
 // SetupWithManager adds the API to the server of the webhooks, which has a certificate and a Service.
-func SetupWithManager(ctx context.Context, mgr ctrl.Manager, maxImageBytes int64) error {
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, inbound *connections.Inbound, maxImageBytes int64) error {
 	clientset, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return err
@@ -74,7 +77,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, maxImageBytes int64
 		return err
 	}
 	s := &Server{
-		Authenticator: proxy, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(),
+		Authenticator: proxy, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Inbound: inbound,
 		Recorder: mgr.GetEventRecorder("capstanmachine-access"), MaxImageBytes: maxImageBytes, Stopped: ctx,
 	}
 	mgr.GetWebhookServer().Register(accessapi.Root(), s)

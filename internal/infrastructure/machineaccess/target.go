@@ -46,7 +46,7 @@ func (s *Server) find(ctx context.Context, q request) (_ *target, err error) {
 	} else if err != nil {
 		return nil, readError(err, q.name)
 	}
-	hosts, closer, err := connections.Dial(ctx, s.Reader, host)
+	hosts, closer, err := connections.Dial(ctx, s.Reader, host, s.Inbound)
 	if err != nil {
 		return nil, unreachable(machine, err)
 	}

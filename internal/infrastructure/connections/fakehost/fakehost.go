@@ -3,10 +3,12 @@ package fakehost
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -17,12 +19,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/dialing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -122,6 +126,21 @@ func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
 	return l.Addr().String()
+}
+
+// Dial serves a manager that the host dials, as the CapstanHost of this name, until the test ends or stop is called. The host keeps
+// each spare connection for the time spare.
+func (h *Host) Dial(t testing.TB, address, name string, files credentials.Server, spare time.Duration) (stop func()) {
+	t.Helper()
+	listener := dialing.Dialer{
+		Address: address, Config: func() (*tls.Config, error) { return files.DialConfig(name) }, Spare: spare, Log: slog.New(slog.DiscardHandler),
+	}.Listen(t.Context())
+	server := grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept), grpc.Creds(credentials.Handshaken()))...)
+	hostpb.RegisterHostServer(server, h)
+	hostpb.RegisterCredentialsServer(server, &credentials.Service{Server: files})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return server.Stop
 }
 
 // Stop ends the server. The host keeps its objects.

@@ -1,0 +1,328 @@
+package connections
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"capstan.dev/capstan/internal/host/credentials"
+)
+
+const (
+	// handshakeTimeout limits the TLS handshake of a host that dials.
+	handshakeTimeout = 10 * time.Second
+	// maxHandshakes bounds the handshakes at once, and maxHandshakesOfPeer those of one IP address: a peer without a certificate
+	// cannot keep the hosts behind other addresses out.
+	maxHandshakes, maxHandshakesOfPeer = 256, 32
+	// maxIdle bounds the unused connections of a host. The oldest one is closed.
+	maxIdle = 8
+	// acceptPause follows on a failure to accept, for example without a free file descriptor.
+	acceptPause = 100 * time.Millisecond
+	// refusalPause is the shortest time between two log lines about refused peers.
+	refusalPause = 10 * time.Second
+)
+
+var (
+	errNotListening = errors.New("this manager does not listen for hosts with connection FromHost: start it with --host-listen-address")
+	errNotDialled   = errors.New("expected capstand of the host to dial this manager, found no connection of it: start capstand with --dial and the address of the manager's --host-listen-address, and see its log")
+	errNotFollowed  = errors.New("this manager follows no connection of the host: the host dials the manager that is the leader, so ask the leader")
+)
+
+// Inbound are the connections of hosts that dial the manager. A peer chooses the name of a host in its first message. It reaches
+// the place of this host only after a handshake with a certificate for the name, of the host's own authority.
+type Inbound struct {
+	// Address is where the manager listens. Empty: nowhere. To be set before the first host.
+	Address string
+
+	timeout    time.Duration // of a handshake
+	mu         sync.Mutex
+	slots      map[string]*slot
+	handshakes map[string]int // by the IP address of the peer
+	current    int
+	refusals   rate.Sometimes
+}
+
+// NewInbound returns connections without a host.
+func NewInbound() *Inbound {
+	return &Inbound{timeout: handshakeTimeout, slots: map[string]*slot{}, handshakes: map[string]int{}, refusals: rate.Sometimes{Interval: refusalPause}}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable: the leader uses the hosts.
+func (*Inbound) NeedLeaderElection() bool { return true }
+
+// Start implements manager.Runnable.
+func (i *Inbound) Start(ctx context.Context) error {
+	listener, err := (&net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}).Listen(ctx, "tcp", i.Address)
+	if err != nil {
+		return fmt.Errorf("--host-listen-address: %w", err)
+	}
+	return i.Serve(ctx, listener)
+}
+
+// Serve accepts connections until ctx ends.
+func (i *Inbound) Serve(ctx context.Context, listener net.Listener) error {
+	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+	for {
+		conn, err := listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close()
+			}
+			i.closeIdle()
+			return nil
+		case err != nil:
+			i.refused(ctx, "", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		peer, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		if !i.begin(peer) {
+			i.refused(ctx, peer, errors.New("too many handshakes at once"))
+			_ = conn.Close()
+			continue
+		}
+		go func() {
+			defer i.end(peer)
+			i.handshake(ctx, conn)
+		}()
+	}
+}
+
+// begin counts a handshake, or returns false if there are too many.
+func (i *Inbound) begin(peer string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.current >= maxHandshakes || i.handshakes[peer] >= maxHandshakesOfPeer {
+		return false
+	}
+	i.current++
+	i.handshakes[peer]++
+	return true
+}
+
+func (i *Inbound) end(peer string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.current--
+	if i.handshakes[peer]--; i.handshakes[peer] == 0 {
+		delete(i.handshakes, peer)
+	}
+}
+
+// handshake authenticates a peer, and gives the connection to the host of this name.
+func (i *Inbound) handshake(ctx context.Context, raw net.Conn) {
+	var s *slot
+	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if s = i.find(credentials.DialHostName(hello.ServerName)); s == nil {
+			return nil, fmt.Errorf("expected the name of a CapstanHost with connection FromHost, found %.64q", hello.ServerName)
+		}
+		return s.config, nil
+	}})
+	timed, cancel := context.WithTimeout(ctx, i.timeout)
+	defer cancel()
+	if err := conn.HandshakeContext(timed); err != nil {
+		_ = raw.Close()
+		i.refused(ctx, raw.RemoteAddr().String(), err)
+		return
+	}
+	s.add(conn)
+}
+
+// refused logs a peer that was not accepted, at a low rate.
+func (i *Inbound) refused(ctx context.Context, peer string, err error) {
+	i.refusals.Do(func() {
+		ctrl.LoggerFrom(ctx).Info("Refused a connection at --host-listen-address", "peer", peer, "reason", err.Error())
+	})
+}
+
+func (i *Inbound) find(name string) *slot {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.slots[name]
+}
+
+func (i *Inbound) closeIdle() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, s := range i.slots {
+		s.closeIdle()
+	}
+}
+
+// open makes the place of a host, instead of the one before.
+func (i *Inbound) open(name string, creds credentials.Client, seen func(*x509.Certificate)) (*slot, error) {
+	config, err := creds.AcceptConfig(name, time.Now(), seen)
+	if err != nil {
+		return nil, err
+	}
+	s := &slot{listening: i.Address != "", config: config, arrived: make(chan struct{}), closed: make(chan struct{})}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if before := i.slots[name]; before != nil {
+		before.close()
+	}
+	i.slots[name] = s
+	return s, nil
+}
+
+// remove removes the place of a host.
+func (i *Inbound) remove(name string, s *slot) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.slots[name] == s {
+		delete(i.slots, name)
+	}
+	s.close()
+}
+
+// slot holds the unused connections of one host.
+type slot struct {
+	listening bool
+	config    *tls.Config
+	closed    chan struct{}
+
+	mu      sync.Mutex
+	idle    []*idle
+	arrived chan struct{} // is closed and replaced with each connection
+}
+
+// idle is an unused connection. A host sends nothing over it.
+type idle struct {
+	*tls.Conn
+	done  chan struct{}
+	alive bool // after done
+}
+
+// add takes a connection of the host.
+func (s *slot) add(conn *tls.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.closed:
+		_ = conn.NetConn().Close()
+		return
+	default:
+	}
+	if len(s.idle) == maxIdle {
+		_ = s.idle[0].NetConn().Close()
+		s.idle = s.idle[1:]
+	}
+	c := &idle{Conn: conn, done: make(chan struct{})}
+	s.idle = append(s.idle, c)
+	close(s.arrived)
+	s.arrived = make(chan struct{})
+	go s.watch(c)
+}
+
+// watch removes a connection that the host closes.
+func (s *slot) watch(c *idle) {
+	defer close(c.done)
+	_, err := c.Read(make([]byte, 1))
+	if c.alive = errors.Is(err, os.ErrDeadlineExceeded); c.alive {
+		return
+	}
+	_ = c.NetConn().Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = slices.DeleteFunc(s.idle, func(other *idle) bool { return other == c })
+}
+
+// wake ends the watch. It returns false if the connection is closed.
+func (c *idle) wake() bool {
+	_ = c.SetReadDeadline(time.Unix(1, 0))
+	<-c.done
+	return c.alive && c.SetReadDeadline(time.Time{}) == nil
+}
+
+// newest takes the newest connection, or returns nil and the channel of the next arrival. After a silent loss of the host, the older
+// connections may be dead.
+func (s *slot) newest() (*idle, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := len(s.idle) - 1
+	if last < 0 {
+		return nil, s.arrived
+	}
+	c := s.idle[last]
+	s.idle = s.idle[:last]
+	return c, nil
+}
+
+// dial waits for a connection of the host.
+func (s *slot) dial(ctx context.Context, _ string) (net.Conn, error) {
+	if !s.listening {
+		return nil, errNotListening
+	}
+	for {
+		c, arrived := s.newest()
+		if c != nil {
+			if c.wake() {
+				return c.Conn, nil
+			}
+			continue
+		}
+		select {
+		case <-arrived:
+		case <-s.closed:
+			return nil, net.ErrClosed
+		case <-ctx.Done():
+			return nil, errNotDialled
+		}
+	}
+}
+
+// refresh closes the unused connections, and waits for the next one: the host shows its current certificate with it.
+func (s *slot) refresh(ctx context.Context) error {
+	s.mu.Lock()
+	arrived := s.arrived
+	s.mu.Unlock()
+	s.closeIdle()
+	select {
+	case <-arrived:
+		return nil
+	case <-s.closed:
+		return net.ErrClosed
+	case <-ctx.Done():
+		return errNotDialled
+	}
+}
+
+func (s *slot) closeIdle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.idle {
+		_ = c.NetConn().Close()
+	}
+	s.idle = nil
+}
+
+func (s *slot) close() {
+	s.mu.Lock()
+	select {
+	case <-s.closed:
+	default:
+		close(s.closed)
+	}
+	s.mu.Unlock()
+	s.closeIdle()
+}
+
+// route of the calls over the connections of the host.
+func (s *slot) route(name string) route {
+	return route{target: "passthrough:///" + name, transport: credentials.Handshaken(), options: []grpc.DialOption{grpc.WithContextDialer(s.dial)}}
+}
