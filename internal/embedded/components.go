@@ -174,6 +174,10 @@ func managerComponent(l Layout, s State) component {
 	for _, name := range []string{etcd, apiServer, controllerManager, coreManager, manager} {
 		reported = append(reported, l.Component(name))
 	}
+	more := s.Tracing.Args()
+	if s.HostListenAddress != "" {
+		more = append(more, "--host-listen-address="+s.HostListenAddress)
+	}
 	return component{
 		name: manager,
 		path: filepath.Join(l.Bin(), "manager"),
@@ -184,7 +188,7 @@ func managerComponent(l Layout, s State) component {
 			"--runtime-extension-client-name=" + serviceAccount(coreNamespace, coreServiceAccount).cn,
 			"--health-addr=" + hostPort(s.port(portManagerHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portManagerMetrics)),
-		}, s.Tracing.Args()...),
+		}, more...),
 		env:   []string{"POD_NAMESPACE=" + managerNamespace},
 		ready: httpProbe(loopback("http", s.port(portManagerHealth))+"/readyz", "", ""),
 	}

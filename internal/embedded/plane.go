@@ -81,7 +81,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	p := &plane{layout: l, state: state, spawner: newSpawner(), logging: supervisor.Logging}
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, HostListenAddress: state.HostListenAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
 		Backup: state.Backup,
 		Server: loopback("https", state.port(portAPIServer)),
 	})

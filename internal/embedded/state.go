@@ -32,6 +32,8 @@ type State struct {
 	Listen string `json:"listen,omitempty"`
 	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
 	APIAddress string `json:"apiAddress,omitempty"`
+	// HostListenAddress is the address, host:port, on which the manager accepts hosts that dial it; empty for none.
+	HostListenAddress string `json:"hostListenAddress,omitempty"`
 	// Backup is the schedule of backups; nil when there is none.
 	Backup *BackupSchedule `json:"backup,omitempty"`
 	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
@@ -85,6 +87,21 @@ func checkAPIAddress(s State) error {
 		return fmt.Errorf("wanted an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
 	} else if ip != nil && !ip.IsGlobalUnicast() {
 		return fmt.Errorf("wanted an address of this box that other boxes reach for --api-address, found %s", host)
+	}
+	return nil
+}
+
+// checkHostListenAddress returns an error if the manager cannot listen on the address.
+func checkHostListenAddress(s State) error {
+	if s.HostListenAddress == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(s.HostListenAddress)
+	if err != nil {
+		return fmt.Errorf("wanted --host-listen-address host:port, or none, found %q: %w", s.HostListenAddress, err)
+	}
+	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number < 1024 {
+		return fmt.Errorf("wanted a port from 1024 for --host-listen-address, found %q: the manager is an unprivileged process", port)
 	}
 	return nil
 }
@@ -158,6 +175,7 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
 	s.Listen, s.APIAddress = listenOf(s.Listen, o.Listen), listenOf(s.APIAddress, o.APIAddress)
+	s.HostListenAddress = listenOf(s.HostListenAddress, o.HostListenAddress)
 	if s.CoreFeatureGates, err = gatesOf(s.CoreFeatureGates, o.CoreFeatureGates); err != nil {
 		return State{}, err
 	}
@@ -165,7 +183,7 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 		return State{}, err
 	}
 	s.Tracing = tracingOf(s.Tracing, o.Tracing)
-	return s, errors.Join(checkListen(l, s), checkAPIAddress(s), s.Tracing.Check())
+	return s, errors.Join(checkListen(l, s), checkAPIAddress(s), checkHostListenAddress(s), s.Tracing.Check())
 }
 
 // hostName returns the name of the i-th host of a box.

@@ -110,6 +110,16 @@ func TestListen(t *testing.T) {
 			t.Errorf("--listen %q: arguments of capstand: %s", test.asked, args)
 		}
 	}
+	for asked, want := range map[string]string{":7444": "", "10.0.0.5:7444": "", "none": "", "7444": "host:port", ":444": "from 1024", ":x": "from 1024"} {
+		s, err := decideState(l, assets, Options{Hosts: 1, HostListenAddress: asked})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("--host-listen-address %q: %v", asked, err)
+			continue
+		}
+		if args := strings.Join(managerComponent(l, s).args, " "); err == nil && strings.Contains(args, "--host-listen-address="+asked) != (asked != "none") {
+			t.Errorf("--host-listen-address %q: arguments of the manager: %s", asked, args)
+		}
+	}
 	if _, err := decide(1, "7443"); err == nil || !strings.Contains(err.Error(), "host:port") {
 		t.Errorf("no address: %v", err)
 	}

@@ -33,10 +33,12 @@ type Status struct {
 	Listen            string           `json:"listen,omitempty"`
 	Tracing           *collector.Flags `json:"tracing,omitempty"`
 	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
-	APIAddress       string          `json:"apiAddress,omitempty"`
-	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`
-	Installed        bool            `json:"installed"`
-	Components       []ProcessStatus `json:"components"`
+	APIAddress string `json:"apiAddress,omitempty"`
+	// HostListenAddress is the address on which the manager accepts hosts that dial it; empty for none.
+	HostListenAddress string          `json:"hostListenAddress,omitempty"`
+	CoreFeatureGates  map[string]bool `json:"coreFeatureGates,omitempty"`
+	Installed         bool            `json:"installed"`
+	Components        []ProcessStatus `json:"components"`
 	// EtcdAlarms are the active alarms of etcd, for example NOSPACE; empty without alarms.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
 	// CertificatesExpiring lists the files of certificates that are due for renewal, with their expiry.

@@ -32,6 +32,8 @@ type Options struct {
 	// APIAddress is the address, host:port, at which other boxes reach the management API. The API server then listens on all
 	// addresses of the box. Empty: unchanged. "none": loopback only.
 	APIAddress string
+	// HostListenAddress is the address, host:port, on which the manager accepts hosts that dial it.
+	HostListenAddress string
 	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty: unchanged. "none":
 	// all defaults.
 	CoreFeatureGates string
@@ -98,7 +100,8 @@ func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
 	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
-		len(s.Hosts) >= o.Hosts && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress)
+		len(s.Hosts) >= o.Hosts && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress) &&
+		s.HostListenAddress == listenOf(s.HostListenAddress, o.HostListenAddress)
 }
 
 func stateOf(s Status) State {
