@@ -143,13 +143,13 @@ func TestChartValues(t *testing.T) {
 		})
 	}
 	t.Run("networks", func(t *testing.T) {
-		objects, err := render(t, map[string]any{"machineNetworkPool": "10.8.0.0/16", "endpointPortRange": "30000-30999"})
+		objects, err := render(t, map[string]any{"machineNetworkPool": "10.8.0.0/16", "endpointPortRange": "30000-30999", "hostListenAddress": ":7444"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		found := 0
 		for _, d := range ofKind[appsv1.Deployment](t, objects, "Deployment") {
-			if argument("--machine-network-pool=10.8.0.0/16")(&d) && argument("--endpoint-port-range=30000-30999")(&d) {
+			if argument("--machine-network-pool=10.8.0.0/16")(&d) && argument("--endpoint-port-range=30000-30999")(&d) && argument("--host-listen-address")(&d) && argument(":7444")(&d) {
 				found++
 			}
 		}
@@ -188,6 +188,7 @@ func TestChartRefuses(t *testing.T) {
 		"image":            {"image": map[string]any{"repository": "a b"}},
 		"network":          {"machineNetworkPool": "10.0.0.0"},
 		"ports":            {"endpointPortRange": "all"},
+		"hosts that dial":  {"hostListenAddress": "7444 --x"},
 	} {
 		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), "schema") {
 			t.Errorf("%s: accepted, or refused by %v", name, err)
