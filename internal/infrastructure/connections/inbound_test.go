@@ -3,7 +3,6 @@ package connections_test
 import (
 	"context"
 	"crypto/tls"
-	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -16,7 +15,6 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/credentials"
-	"capstan.dev/capstan/internal/host/dialing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
@@ -204,54 +202,4 @@ func TestDiallingHostIsSilent(t *testing.T) {
 	p.Eventually(server.Watchers).Should(BeZero())
 	line.mend()
 	p.Eventually(h.Connected).Should(Succeed())
-}
-
-// A listener keeps exactly one spare connection, and reads its certificates for each one.
-func TestOneSpareConnection(t *testing.T) {
-	t.Parallel()
-	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
-	_, files, dir, _ := dialling(t, "h")
-	manager, err := credentials.Make(dir, []string{"h"}, time.Hour, time.Now())
-	g.Expect(err).NotTo(HaveOccurred())
-	config, err := manager.AcceptConfig("h", time.Now(), nil)
-	g.Expect(err).NotTo(HaveOccurred())
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	g.Expect(err).NotTo(HaveOccurred())
-	accepted := make(chan *tls.Conn, 10)
-	go func() {
-		for {
-			raw, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			conn := tls.Server(raw, config)
-			if conn.Handshake() == nil {
-				accepted <- conn
-			}
-		}
-	}()
-	t.Cleanup(func() { _ = listener.Close() })
-	host := dialing.Dialer{Address: listener.Addr().String(), Config: func() (*tls.Config, error) { return files.DialConfig("h") }, Spare: time.Minute, Log: slog.New(slog.DiscardHandler)}.Listen(t.Context())
-	t.Cleanup(func() { _ = host.Close() })
-	var first *tls.Conn
-	g.Eventually(accepted).Should(Receive(&first))
-	g.Consistently(accepted, "300ms").ShouldNot(Receive())
-	_, err = first.Write([]byte("ab"))
-	g.Expect(err).NotTo(HaveOccurred())
-	conn, err := host.Accept()
-	g.Expect(err).NotTo(HaveOccurred())
-	got := make([]byte, 2)
-	_, err = conn.Read(got[:1])
-	g.Expect(err).NotTo(HaveOccurred())
-	_, err = conn.Read(got[1:])
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(string(got)).To(Equal("ab"))
-	var second *tls.Conn
-	g.Eventually(accepted).Should(Receive(&second))
-	g.Consistently(accepted, "300ms").ShouldNot(Receive())
-	g.Expect(host.Close()).To(Succeed())
-	_, err = second.Read(got)
-	g.Expect(err).To(HaveOccurred(), "the spare connection ends with the listener")
-	g.Expect(conn.Close()).To(Succeed())
 }
