@@ -9,12 +9,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
-	"golang.org/x/mod/semver"
-
+	"capstan.dev/capstan/internal/host/versions"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
@@ -204,35 +202,20 @@ func (s State) save(l Layout) error {
 }
 
 func newestKubernetes(a Assets) (string, error) {
-	versions, err := KubernetesVersions(a)
+	names, err := KubernetesVersions(a)
 	if err != nil {
 		return "", err
 	}
-	if len(versions) == 0 {
+	if len(names) == 0 {
 		return "", fmt.Errorf("wanted a Kubernetes version below %s, found none: run `make build`, or set --assets to the folder with the programs", a.Kubernetes())
 	}
-	return versions[len(versions)-1], nil
+	return names[len(names)-1], nil
 }
 
 // KubernetesVersions lists the versions in the assets folder that can run a management plane, the oldest first. A folder with upstream's
 // programs may have no etcd.
 func KubernetesVersions(a Assets) ([]string, error) {
-	entries, err := os.ReadDir(a.Kubernetes())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var versions []string
-	for _, e := range entries {
-		if semver.IsValid(e.Name()) {
-			_, apiServer := os.Stat(filepath.Join(a.Kubernetes(), e.Name(), "kube-apiserver"))
-			_, etcd := os.Stat(filepath.Join(a.Kubernetes(), e.Name(), "etcd"))
-			if apiServer == nil && etcd == nil {
-				versions = append(versions, e.Name())
-			}
-		}
-	}
-	slices.SortFunc(versions, semver.Compare)
-	return versions, nil
+	return versions.Names(a.Kubernetes(), apiServer, etcd)
 }
 
 func isDir(path string) bool {

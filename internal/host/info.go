@@ -2,9 +2,7 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,10 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/blang/semver/v4"
 	"golang.org/x/sys/unix"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
@@ -25,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/host/versions"
 )
 
 // Driver that makes machines.
@@ -49,35 +46,16 @@ func hostMemory() (int64, error) {
 	return kb << 10, err
 }
 
-// kubernetesVersions lists the versions that the assets hold, oldest first.
-func kubernetesVersions(assets string) ([]string, error) {
-	dir := filepath.Join(assets, "kubernetes")
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var versions []string
-	for _, entry := range entries {
-		if _, err := semver.Parse(strings.TrimPrefix(entry.Name(), "v")); err == nil && atomicfile.Exists(filepath.Join(dir, entry.Name(), "kubelet")) {
-			versions = append(versions, entry.Name())
-		}
-	}
-	slices.SortFunc(versions, func(a, b string) int {
-		return semver.MustParse(a[1:]).Compare(semver.MustParse(b[1:]))
-	})
-	return versions, nil
-}
-
 // installed returns the versions of Kubernetes, those of the last time if the assets cannot be read: a capstand that has no free
 // descriptor must not report a host without versions. mu is held.
 func (ms *machines) installed() []string {
-	versions, err := kubernetesVersions(ms.config.Assets)
+	names, err := versions.Names(filepath.Join(ms.config.Assets, "kubernetes"), "kubelet")
 	if err != nil {
 		ms.log.Error("The versions of Kubernetes cannot be listed", "error", err)
 		return ms.versions
 	}
-	ms.versions = versions
-	return versions
+	ms.versions = names
+	return names
 }
 
 // versionPause is the time between two looks into the folder of Kubernetes versions.

@@ -64,25 +64,37 @@ func Valid(name string) bool {
 	return found && err == nil
 }
 
-// List returns the versions, the oldest first. It lists the same folders as capstand.
-func (s *Store) List() ([]Version, error) {
-	entries, err := os.ReadDir(s.Dir)
+// Names returns the versions of a folder that have the programs, the oldest first.
+func Names(dir string, programs ...string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	var out []Version
+	var names []string
 	for _, entry := range entries {
-		dir := filepath.Join(s.Dir, entry.Name())
-		if !Valid(entry.Name()) || !atomicfile.Exists(filepath.Join(dir, "kubelet")) {
-			continue
+		if Valid(entry.Name()) && len(missing(filepath.Join(dir, entry.Name()), programs)) == 0 {
+			names = append(names, entry.Name())
 		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return semver.MustParse(a[1:]).Compare(semver.MustParse(b[1:])) })
+	return names, nil
+}
+
+// List returns the versions that machines can have, the oldest first.
+func (s *Store) List() ([]Version, error) {
+	names, err := Names(s.Dir, "kubelet")
+	if err != nil {
+		return nil, err
+	}
+	var out []Version
+	for _, name := range names {
+		dir := filepath.Join(s.Dir, name)
 		bytes, err := sizeOf(dir)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Version{entry.Name(), missing(dir, ControlPlanePrograms), bytes})
+		out = append(out, Version{name, missing(dir, ControlPlanePrograms), bytes})
 	}
-	slices.SortFunc(out, func(a, b Version) int { return semver.MustParse(a.Name[1:]).Compare(semver.MustParse(b.Name[1:])) })
 	return out, nil
 }
 
