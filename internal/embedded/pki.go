@@ -145,10 +145,8 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 		leaf.DNSNames = []string{"localhost"}
 		leaf.IPs = []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
-	if ip := net.ParseIP(id.host); ip != nil {
-		leaf.IPs = append(leaf.IPs, ip)
-	} else if id.host != "" {
-		leaf.DNSNames = append(leaf.DNSNames, id.host)
+	if id.host != "" {
+		leaf = leaf.For(id.host)
 	}
 	key, err := ensureLeafKey(keyPath, owner)
 	if err != nil {

@@ -106,7 +106,7 @@ func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, e
 func (s Server) Config(protocol string, warn func(error)) (*tls.Config, error) {
 	last, err := s.load(protocol, warn)
 	if err != nil {
-		return nil, fmt.Errorf("%w: join a management cluster with `capstan host join`, or make them with `capstan host credentials`", err)
+		return nil, fmt.Errorf("%w: %s", err, getFiles)
 	}
 	var mu sync.Mutex
 	return &tls.Config{
@@ -125,14 +125,24 @@ func (s Server) Config(protocol string, warn func(error)) (*tls.Config, error) {
 	}, nil
 }
 
-func (s Server) load(protocol string, warn func(error)) (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
-	if err != nil {
-		return nil, fmt.Errorf("expected a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
+// getFiles is the advice for missing or unusable files.
+const getFiles = "join a management cluster with `capstan host join`, or make them with `capstan host credentials`"
+
+// read reads the certificate and the authority of clients.
+func (s Server) read() (pair tls.Certificate, clients *x509.CertPool, err error) {
+	if pair, err = tls.LoadX509KeyPair(s.Cert, s.Key); err != nil {
+		return pair, nil, fmt.Errorf("expected a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
 	}
-	roots, err := cert.NewPool(s.ClientCA)
+	if clients, err = cert.NewPool(s.ClientCA); err != nil {
+		return pair, nil, fmt.Errorf("expected the certificate authority of clients in %s: %w", s.ClientCA, err)
+	}
+	return pair, clients, nil
+}
+
+func (s Server) load(protocol string, warn func(error)) (*tls.Config, error) {
+	pair, roots, err := s.read()
 	if err != nil {
-		return nil, fmt.Errorf("expected the certificate authority of clients in %s: %w", s.ClientCA, err)
+		return nil, err
 	}
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,

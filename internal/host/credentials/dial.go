@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -39,20 +38,12 @@ func DialHostName(serverName string) string {
 
 // DialConfig returns mutual TLS with the files for a host that dials its manager. name is that of the CapstanHost.
 func (s Server) DialConfig(name string) (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
+	pair, roots, err := s.read()
 	if err != nil {
-		return nil, fmt.Errorf("expected a certificate in %s and its key in %s: %w: join a management cluster with `capstan host join`, or make them with `capstan host credentials`", s.Cert, s.Key, err)
+		return nil, fmt.Errorf("%w: %s", err, getFiles)
 	}
 	if err := pair.Leaf.VerifyHostname(name); err != nil {
 		return nil, fmt.Errorf("expected a certificate for %s, the name of the CapstanHost, in %s: %w: set the name with --name, or make a certificate with `capstan host credentials %s --dials`", name, s.Cert, err, name)
-	}
-	authorities, err := os.ReadFile(s.ClientCA)
-	if err != nil {
-		return nil, fmt.Errorf("expected the certificate authority of managers: %w", err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(authorities) {
-		return nil, fmt.Errorf("expected the certificate authority of managers in %s, found no PEM certificate", s.ClientCA)
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: DialServerName(name), NextProtos: []string{dialProtocol}, Certificates: []tls.Certificate{pair},

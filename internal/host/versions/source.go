@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/atomicfile"
 )
@@ -121,13 +122,9 @@ func (s Source) open(context.Context) (io.ReadCloser, error) { return os.Open(s.
 func (s Source) download(ctx context.Context) (io.ReadCloser, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if s.CAFile != "" {
-		pem, err := os.ReadFile(s.CAFile)
+		pool, err := cert.NewPool(s.CAFile)
 		if err != nil {
-			return nil, err
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("wanted certificates in PEM in %s, found none", s.CAFile)
+			return nil, fmt.Errorf("wanted certificates in PEM in %s: %w", s.CAFile, err)
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
