@@ -183,6 +183,7 @@ func (h *Host) recover() error {
 	h.running.Go(func() { h.machines.keepImages(h.ctx) })
 	h.running.Go(func() { h.machines.keepDevices(h.ctx) })
 	h.running.Go(func() { h.machines.keepVersions(h.ctx) })
+	h.running.Go(func() { h.machines.keepLinks(h.ctx) })
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
 	h.running.Go(func() { h.box.GuardOverlays(h.ctx, h.log) })
 	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -58,31 +59,52 @@ func (ms *machines) installed() []string {
 	return names
 }
 
-// versionPause is the time between two looks into the folder of Kubernetes versions.
-const versionPause = 5 * time.Second
+// lookPause is the time between two looks at facts of the host. A watch of files would use one of the inotify instances of the host,
+// which its machines need.
+const lookPause = 5 * time.Second
+
+// keepLooking calls look now and then every lookPause, until ctx ends.
+func keepLooking(ctx context.Context, look func()) {
+	ticker := time.NewTicker(lookPause)
+	defer ticker.Stop()
+	for {
+		look()
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
 
 // keepVersions publishes the versions of Kubernetes that an administrator adds or removes, until ctx ends.
 func (ms *machines) keepVersions(ctx context.Context) {
 	ms.mu.Lock()
 	before := ms.installed()
 	ms.mu.Unlock()
-	ticker := time.NewTicker(versionPause)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	keepLooking(ctx, func() {
 		ms.mu.Lock()
+		defer ms.mu.Unlock()
 		now := ms.installed()
 		if !slices.Equal(now, before) {
 			ms.log.Info("Kubernetes versions changed", "versions", now, "before", before)
 			ms.broadcaster.Publish(events.Host(ms.info()))
 		}
-		ms.mu.Unlock()
 		before = now
-	}
+	})
+}
+
+// keepLinks publishes the MTUs of the host's links, until ctx ends. info is too frequent for a look at all links.
+func (ms *machines) keepLinks(ctx context.Context) {
+	keepLooking(ctx, func() {
+		now, err := network.LinkMTUs()
+		ms.mu.Lock()
+		defer ms.mu.Unlock()
+		if err == nil && !maps.Equal(now, ms.linkMTUs) {
+			ms.linkMTUs = now
+			ms.broadcaster.Publish(events.Host(ms.info()))
+		}
+	})
 }
 
 // info describes the host; mu is held. It reads the assets at each call, so a new Kubernetes version needs no restart.
@@ -101,7 +123,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	if ms.config.Reboot != nil {
 		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
 	}
-	info.LinkMtus = network.LinkMTUs()
+	info.LinkMtus = ms.linkMTUs
 	if ms.box.Link != nil {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}

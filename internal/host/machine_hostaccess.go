@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"time"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -20,16 +19,10 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// devicePause is the time between two looks at the CDI specifications. Only this file looks: a watch would use one of the inotify
-// instances of the host, which its machines need.
-const devicePause = 5 * time.Second
-
 // keepDevices reads the CDI specifications that drivers and administrators add, until ctx ends.
 func (ms *machines) keepDevices(ctx context.Context) {
 	var errs lastErrors
-	ticker := time.NewTicker(devicePause)
-	defer ticker.Stop()
-	for {
+	keepLooking(ctx, func() {
 		changed, err := ms.cdi.Scan()
 		if errs.news("cdi", err) {
 			ms.log.Error("Some CDI specifications cannot be read; the host reports the devices of the others", "error", err)
@@ -37,12 +30,7 @@ func (ms *machines) keepDevices(ctx context.Context) {
 		if changed {
 			ms.announceDevices()
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+	})
 }
 
 // announceDevices publishes the devices.

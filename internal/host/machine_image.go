@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"time"
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/events"
@@ -11,15 +10,10 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// imagePause is the time between two looks into the folder of images.
-const imagePause = 5 * time.Second
-
 // keepImages registers the images that an administrator adds, until ctx ends. An error is logged once until it changes.
 func (ms *machines) keepImages(ctx context.Context) {
 	var errs lastErrors
-	ticker := time.NewTicker(imagePause)
-	defer ticker.Stop()
-	for {
+	keepLooking(ctx, func() {
 		changed, err := ms.images.Scan(ms.usesImage)
 		if errs.news(ms.images.Dir, err) {
 			ms.log.Error("The images of machines cannot be read", "error", err)
@@ -27,12 +21,7 @@ func (ms *machines) keepImages(ctx context.Context) {
 		if changed {
 			ms.announceImages()
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+	})
 }
 
 // announceImages logs and publishes the images. Machines that wait for one look again.

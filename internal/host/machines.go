@@ -33,6 +33,8 @@ type machines struct {
 	volumeBytes func() int64
 	// versions of Kubernetes that were found last.
 	versions []string
+	// linkMTUs are those of network.LinkMTUs at the last look.
+	linkMTUs map[string]int32
 }
 
 // add registers a machine that is recorded on disk; mu is held.

@@ -12,30 +12,23 @@ import (
 
 // FitsLink returns an error if the interface with the tunnel address cannot carry the packets of an overlay.
 func FitsLink(o Overlay, encrypted bool) error {
-	links, err := netlink.LinkList()
+	index, err := linkWith(o.Address)
+	if err != nil || index == 0 {
+		return err
+	}
+	link, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return err
 	}
-	for _, link := range links {
-		all, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-		if err != nil {
-			return err
-		}
-		for _, a := range all {
-			if found, ok := netip.AddrFromSlice(a.IP); ok && found.Unmap() == o.Address {
-				return o.fits(link.Attrs().Name, link.Attrs().MTU, overhead.Of(o.Address, encrypted))
-			}
-		}
-	}
-	return nil
+	return o.fits(link.Attrs().Name, link.Attrs().MTU, overhead.Of(o.Address, encrypted))
 }
 
 // LinkMTUs returns the MTUs of the box's own interfaces that carry less than usual packets, by each of their addresses. An interface
 // that ends meanwhile is left out.
-func LinkMTUs() map[string]int32 {
+func LinkMTUs() (map[string]int32, error) {
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	mtus := map[string]int32{}
 	for _, a := range addresses {
@@ -49,7 +42,7 @@ func LinkMTUs() map[string]int32 {
 		}
 		mtus[address.Unmap().String()] = int32(link.Attrs().MTU)
 	}
-	return mtus
+	return mtus, nil
 }
 
 // fits compares the overlay with an interface. Packets of up to 1500 bytes are not refused: clusters with the default MTU work on

@@ -76,8 +76,9 @@ func TestLinkMTUs(t *testing.T) {
 				}
 			}
 		}
-		found = LinkMTUs()
-		return nil
+		var err error
+		found, err = LinkMTUs()
+		return err
 	}))
 	if want := map[string]int32{"192.0.2.1": 1400, "2001:db8::1": 1400}; !maps.Equal(found, want) {
 		t.Errorf("%v, want %v", found, want)

@@ -23,13 +23,19 @@ type tunnel struct{ device, bridge int }
 
 // HasAddress returns whether an interface of the box has the address.
 func HasAddress(address netip.Addr) (bool, error) {
+	index, err := linkWith(address)
+	return index != 0, err
+}
+
+// linkWith returns the index of the interface with the address, or 0.
+func linkWith(address netip.Addr) (int, error) {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	for _, a := range all {
 		if found, ok := netip.AddrFromSlice(a.IP); ok && found.Unmap() == address {
-			return true, nil
+			return a.LinkIndex, nil
 		}
 	}
-	return false, err
+	return 0, err
 }
 
 // ensureTunnel creates or repairs the VXLAN device. It comes up last, when its port of the bridge floods nothing, so that
