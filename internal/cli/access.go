@@ -55,12 +55,15 @@ func (a *app) onThisBox() bool {
 	}, a.socket != "", a.hostHere())
 }
 
-// onAnotherHost reports whether the error says that this box lacks the machines, and the plane of this box can have them on a host
-// that joined it.
+// joinedHosts reports whether this box has a plane that can have machines on hosts that joined it. --socket names one host only.
+func (a *app) joinedHosts() bool {
+	_, err := a.localKubeconfig()
+	return err == nil && a.socket == ""
+}
+
+// onAnotherHost reports whether the error says that this box lacks the machines, and the plane of this box can have them.
 func (a *app) onAnotherHost(err error) bool {
-	_, unreadable := a.localKubeconfig()
-	var c coded
-	return errors.As(err, &c) && c.code == exitNotFound && a.socket == "" && unreadable == nil
+	return exitCode(err) == exitNotFound && a.joinedHosts()
 }
 
 const accessHelp = `

@@ -91,7 +91,7 @@ func (a *app) imageTargets(ctx context.Context, namespace, cluster string) ([]im
 		return a.imageTargetsOfPlane(ctx, namespace, cluster)
 	}
 	here, err := a.imageTargetsHere(ctx, namespace, cluster)
-	if _, unreadable := a.localKubeconfig(); unreadable != nil || a.socket != "" || err != nil && !a.onAnotherHost(err) {
+	if !a.joinedHosts() || err != nil && !a.onAnotherHost(err) {
 		return here, err
 	}
 	all, err := a.imageTargetsOfPlane(ctx, namespace, cluster)
