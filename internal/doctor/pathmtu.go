@@ -22,8 +22,8 @@ const (
 	maxPath = 9216
 	// echoWait is how long a probe waits for each of its echoes, echoTries how many it sends.
 	echoWait, echoTries = 400 * time.Millisecond, 3
-	// defaultPath is the packet size for which clusters across hosts get their default MTU, minOverlay the smallest MTU that they can have.
-	defaultPath, minOverlay = overhead.EthernetMTU, 1280
+	// defaultPath is the packet size for which clusters across hosts get their default MTU.
+	defaultPath = overhead.EthernetMTU
 )
 
 // CheckPeers measures the paths to the tunnel addresses of other hosts.
@@ -48,9 +48,9 @@ func pathResult(peer netip.Addr, mtu int, err error) Result {
 	case err != nil:
 		r.Level, r.Found = Fail, err.Error()
 		r.Mend = "allow ICMP echo and UDP port 4789 between the hosts; run the command as root"
-	case overlay < minOverlay:
+	case overlay < overhead.MinMTU:
 		r.Level = Fail
-		r.Mend = fmt.Sprintf("a cluster across hosts needs packets of %d bytes: raise the MTU of the links on the path", minOverlay+extra)
+		r.Mend = fmt.Sprintf("a cluster across hosts needs packets of %d bytes: raise the MTU of the links on the path", overhead.MinMTU+extra)
 	case mtu < defaultPath:
 		r.Level = Warn
 		r.Mend = fmt.Sprintf("raise the MTU of the path to %d, or set spec.network.mtu of each new CapstanCluster to %d at most",

@@ -9,6 +9,9 @@ import "net/netip"
 // EthernetMTU is the largest IP packet of a link that nobody has configured, in bytes.
 const EthernetMTU = 1500
 
+// MinMTU is the smallest MTU of machines, in bytes: IPv6 needs it.
+const MinMTU = 1280
+
 // VXLANIPv6 are the bytes of VXLAN over IPv6: inner Ethernet, VXLAN, UDP and outer IP header. Encrypted packets have them inside of
 // WireGuard.
 const VXLANIPv6 = 70

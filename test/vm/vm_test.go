@@ -108,7 +108,6 @@ func nic(number, wire string) []string {
 // guest is a running guest.
 type guest struct {
 	name     string
-	process  *exec.Cmd
 	record   *os.File
 	reports  chan line
 	complete bool
@@ -141,7 +140,7 @@ func boot(t *testing.T, role string, args ...string) *guest {
 		_ = process.Wait()
 		_ = record.Close()
 	})
-	g := &guest{name: role, process: process, record: record, reports: make(chan line)}
+	g := &guest{name: role, record: record, reports: make(chan line)}
 	hung := time.AfterFunc(silence, func() { _ = process.Process.Kill() })
 	t.Cleanup(func() { hung.Stop() })
 	go g.follow(t.Context(), io.TeeReader(serial, record), func() { hung.Reset(silence) })

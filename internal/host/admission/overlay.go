@@ -13,12 +13,13 @@ import (
 	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/overhead"
 )
 
 // Limits of an overlay. VNIs below minVNI are left to other programs on the hosts.
 const (
 	minVNI, maxVNI = 4096, 1<<24 - 1
-	minMTU, maxMTU = 1280, 9000 // IPv6 needs 1280 bytes.
+	maxMTU         = 9000
 	maxPeers       = 2048
 )
 
@@ -30,8 +31,8 @@ func checkOverlay(o *hostpb.Overlay) error {
 	if o.Vni < minVNI || o.Vni > maxVNI {
 		return fmt.Errorf("the overlay has VNI %d: expected %d to %d", o.Vni, minVNI, maxVNI)
 	}
-	if o.Mtu < minMTU || o.Mtu > maxMTU {
-		return fmt.Errorf("the overlay has an MTU of %d bytes: expected %d to %d", o.Mtu, minMTU, maxMTU)
+	if o.Mtu < overhead.MinMTU || o.Mtu > maxMTU {
+		return fmt.Errorf("the overlay has an MTU of %d bytes: expected %d to %d", o.Mtu, overhead.MinMTU, maxMTU)
 	}
 	_, err := tunnelAddress(o.Address)
 	return err

@@ -29,17 +29,14 @@ const (
 	DefaultPorts = "20000-23999"
 )
 
-// MinMTU is the smallest MTU of machines, in bytes: IPv6 needs it. Hosts with smaller interfaces fragment.
-const MinMTU = 1280
-
 // MTU of machines whose packets travel between tunnel addresses of this family, encrypted or not. links are the MTUs of interfaces
-// that carry less than usual packets.
+// that carry less than usual packets. Hosts whose interfaces are too small for the smallest MTU fragment.
 func MTU(tunnel netip.Addr, encrypted bool, links []int32) int32 {
 	path := int32(overhead.EthernetMTU)
 	for _, mtu := range links {
 		path = min(path, mtu)
 	}
-	return max(MinMTU, path-int32(overhead.Of(tunnel, encrypted)))
+	return max(overhead.MinMTU, path-int32(overhead.Of(tunnel, encrypted)))
 }
 
 // ChooseVNI returns an identifier that none of the clusters has. The search starts at a hash of the cluster's id. Two management
