@@ -3,6 +3,7 @@
 package host_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -99,7 +100,14 @@ func TestDamagedNetworkAndBalancer(t *testing.T) {
 	was := c.make(blue.machine(10))
 	c.balancer(blue, 10)
 	eventually(t, "the balancer serves", func() error { return answers(blue.address(1), "blue-10") })
-	process := balancers(t)
+	// It can serve a moment before it is in its cgroup.
+	var process string
+	eventually(t, "the balancer's process is in its cgroup", func() error {
+		if process = balancers(t); process == "" {
+			return errors.New("no process")
+		}
+		return nil
+	})
 	for name, data := range damages {
 		c.kill()
 		damage(t, filepath.Join(c.root, "networks", blue.id, "spec.json"), data)
