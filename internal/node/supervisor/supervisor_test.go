@@ -253,11 +253,12 @@ func TestProcessGroup(t *testing.T) {
 	for _, kills := range []bool{true, false} {
 		t.Run(fmt.Sprint(kills), func(t *testing.T) {
 			f := newFixture(t)
-			s := shell("a", "sleep 1000 & echo $! > "+f.path("child")+"; exec sleep 1000")
+			// The service is ready when the file exists, so it gets its name when it is complete.
+			s := shell("a", "sleep 1000 & echo $! > "+f.path("new")+"; mv "+f.path("new")+" "+f.path("child")+"; exec sleep 1000")
 			s.KillProcessGroup = &kills
 			s.Ready = &Probe{File: f.path("child")}
 			f.apply(s)
-			f.until("a", func(initapi.Service) bool { return strings.HasSuffix(f.read("child"), "\n") })
+			f.untilState("a", initapi.StateReady)
 			child, err := strconv.Atoi(strings.TrimSpace(f.read("child")))
 			if err != nil {
 				t.Fatal(err)
