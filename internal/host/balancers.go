@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
 	if _, err := bs.networks.redirect(want, listen); err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
-	if err := portsFree(listen, served, have); err != nil {
+	if err := cmp.Or(portsFree(listen, served, have), bs.networks.portsUnpublished(listen, have)); err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_PORT_IN_USE, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
 	if err := bs.networks.serve(want, listen); err != nil { // last, so that a refused load balancer leaves no address

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -37,8 +38,8 @@ func (ns *networks) SetServices(ctx context.Context, req *hostpb.SetServicesRequ
 		return nil, status.Errorf(codes.Internal, "services of network %s: %v", req.NetworkId, err)
 	}
 	out := &hostpb.SetServicesResponse{}
-	for _, address := range slices.SortedFunc(maps.Keys(refused), netip.Addr.Compare) {
-		out.Refused = append(out.Refused, &hostpb.RefusedAddress{Address: address.String(), Message: refused[address]})
+	for _, place := range slices.SortedFunc(maps.Keys(refused), network.Place.Compare) {
+		out.Refused = append(out.Refused, &hostpb.RefusedAddress{Address: place.Address.String(), Name: place.Name, Message: refused[place]})
 	}
 	ns.log.Info("Published Services", "cluster", req.Namespace+"/"+req.Name, "id", req.NetworkId, "services", len(req.Services), "refused", len(refused))
 	return out, nil
@@ -60,7 +61,7 @@ func (ns *networks) recordServices(req *hostpb.SetServicesRequest) error {
 // boxServices converts a request that admission.Services has checked.
 func boxServices(req *hostpb.SetServicesRequest) (out []network.Service) {
 	for _, s := range req.Services {
-		service := network.Service{Name: s.Name, Address: netip.MustParseAddr(s.Address)}
+		service := network.Service{Name: s.Name, Address: netip.MustParseAddr(s.Address), HostPorts: s.HostPorts}
 		for _, p := range s.Ports {
 			service.Ports = append(service.Ports, network.ServicePort{Protocol: strings.ToLower(p.Protocol.String()), Port: uint16(p.Port), NodePort: uint16(p.NodePort)})
 		}
@@ -73,6 +74,24 @@ func boxServices(req *hostpb.SetServicesRequest) (out []network.Service) {
 		out = append(out, service)
 	}
 	return out
+}
+
+// portsUnpublished returns an error if a Service has one of the addresses and ports, except those that a load balancer has already.
+func (ns *networks) portsUnpublished(listen, have []string) error {
+	for _, address := range listen {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil || slices.Contains(have, address) {
+			continue
+		}
+		published, err := ns.box.PortPublished(to)
+		if err != nil {
+			return err
+		}
+		if published {
+			return fmt.Errorf("a Service is published at %s; choose another port, or remove the port from spec.services.hostPorts of the CapstanHost", address)
+		}
+	}
+	return nil
 }
 
 // holdServices publishes the recorded Services at the start, and later again if an address is missing: another program
@@ -111,8 +130,8 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error 
 		return err
 	}
 	refused, err := h.box.SetServices(ctx, id, boxServices(req))
-	for address, why := range refused {
-		h.log.Warn("Cannot publish a Service; capstand tries again", "id", id, "address", address, "reason", why)
+	for place, why := range refused {
+		h.log.Warn("Cannot publish a Service; capstand tries again", "id", id, "address", place.Address, "service", place.Name, "reason", why)
 	}
 	return err
 }

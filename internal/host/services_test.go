@@ -1,6 +1,7 @@
 package host
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +29,7 @@ func TestServicesAreRestored(t *testing.T) {
 	}
 	must(t, netlink.LinkAdd(uplink))
 	must(t, netlink.AddrAdd(uplink, address("203.0.113.1/24")))
+	must(t, netlink.AddrAdd(uplink, address("203.0.113.2/24")))
 	must(t, netlink.LinkSetUp(uplink))
 	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
 	_, err := h.EnsureNetwork(t.Context(), n)
@@ -37,6 +39,9 @@ func TestServicesAreRestored(t *testing.T) {
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
 	}, {
 		Name: "default/own", Address: "203.0.113.1", Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_UDP, Port: 53, NodePort: 30053}},
+	}, {
+		Name: "default/port", Address: "203.0.113.2", HostPorts: true, Machines: []string{"10.1.0.20"},
+		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_UDP, Port: 53, NodePort: 30054}},
 	}}}
 	answer, err := h.SetServices(t.Context(), req)
 	must(t, err)
@@ -48,8 +53,9 @@ func TestServicesAreRestored(t *testing.T) {
 		has, err := network.HasAddress(boxServices(req)[0].Address)
 		must(t, err)
 		rules := strings.Contains(ruleset(t), "ip daddr 203.0.113.100 tcp dport 80 dnat ip to 10.1.0.20:30080")
-		if has != want || rules != want {
-			t.Errorf("%s: the box has the address: %v, and the rule: %v; want %v", what, has, rules, want)
+		ports := strings.Contains(ruleset(t), "ip daddr 203.0.113.2 udp dport 53 dnat ip to 10.1.0.20:30054")
+		if has != want || rules != want || ports != want {
+			t.Errorf("%s: the box has the address: %v, its rule: %v, and that of the port: %v; want %v", what, has, rules, ports, want)
 		}
 	}
 	published("after the request", true)
@@ -73,6 +79,37 @@ func TestServicesAreRestored(t *testing.T) {
 	must(t, err)
 	published("after the deletion of the network", false)
 	must(t, again.holdServicesOf(t.Context(), n.Id, true))
+	if own, err := network.HasAddress(netip.MustParseAddr("203.0.113.2")); err != nil || !own {
+		t.Errorf("the box lost its own address: %v", err)
+	}
+}
+
+// A load balancer does not get a port that a Service has, because it would get no connections.
+func TestPortsOfLoadBalancersAreUnpublished(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
+	a, err := netlink.ParseAddr("203.0.113.2/24")
+	must(t, err)
+	must(t, netlink.LinkAdd(uplink))
+	must(t, netlink.AddrAdd(uplink, a))
+	must(t, netlink.LinkSetUp(uplink))
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	_, err = h.EnsureNetwork(t.Context(), n)
+	must(t, err)
+	answer, err := h.SetServices(t.Context(), &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Services: []*hostpb.PublishedService{{
+		Name: "default/port", Address: "203.0.113.2", HostPorts: true,
+		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 6443, NodePort: 30054}},
+	}}})
+	if err != nil || len(answer.Refused) > 0 {
+		t.Fatal(answer, err)
+	}
+	lb := &hostpb.LoadBalancer{Id: n.Id, NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Listen: []string{":6443", "203.0.113.2:6443"}}
+	_, err = h.EnsureLoadBalancer(t.Context(), lb)
+	if err == nil || !strings.Contains(err.Error(), "a Service is published at 203.0.113.2:6443") {
+		t.Errorf("a load balancer at the port of a Service: %v", err)
+	}
 }
 
 func must(t *testing.T, err error) {

@@ -29,19 +29,48 @@ func checkServices(req *hostpb.SetServicesRequest, n *hostpb.Network) error {
 	if err != nil {
 		return err
 	}
-	ports, seen := 0, map[string]bool{}
+	ports, taken := 0, places{}
 	for _, s := range req.Services {
 		if err := checkService(s, subnets); err != nil {
 			return fmt.Errorf("service %q: %w", s.Name, err)
 		}
-		if seen[s.Address] {
-			return fmt.Errorf("two Services have the address %s", s.Address)
+		if err := taken.add(s); err != nil {
+			return err
 		}
-		seen[s.Address] = true
 		ports += len(s.Ports)
 	}
 	if ports > hostpb.MaxServicePorts {
 		return fmt.Errorf("the Services have %d ports: expected at most %d", ports, hostpb.MaxServicePorts)
+	}
+	return nil
+}
+
+// places are the addresses of Services, and the ports of each address of the host.
+type places map[string]map[string]bool
+
+// add takes the place of a Service. A nil map of ports means that a Service has the whole address.
+func (p places) add(s *hostpb.PublishedService) error {
+	ports, seen := p[s.Address]
+	if seen && (!s.HostPorts || ports == nil) {
+		return fmt.Errorf("two Services have the address %s", s.Address)
+	}
+	if !s.HostPorts {
+		p[s.Address] = nil
+		return nil
+	}
+	if !seen {
+		ports = map[string]bool{}
+		p[s.Address] = ports
+	}
+	names := []string{s.Name}
+	for _, port := range s.Ports {
+		names = append(names, fmt.Sprintf("%s port %d", port.Protocol, port.Port))
+	}
+	for _, name := range names {
+		if ports[name] {
+			return fmt.Errorf("%s is there twice at the address %s", name, s.Address)
+		}
+		ports[name] = true
 	}
 	return nil
 }

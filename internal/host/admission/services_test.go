@@ -42,3 +42,32 @@ func TestFamilyOfService(t *testing.T) {
 		}
 	}
 }
+
+// Services share an address of the host if they have different ports, and no other address.
+func TestPlacesOfServices(t *testing.T) {
+	network := &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"}
+	at := func(name, address string, hostPorts bool, protocol hostpb.PublishedPort_Protocol, port uint32) *hostpb.PublishedService {
+		return &hostpb.PublishedService{Name: name, Address: address, HostPorts: hostPorts, Ports: []*hostpb.PublishedPort{{Protocol: protocol, Port: port, NodePort: 30080}}}
+	}
+	const tcp, udp = hostpb.PublishedPort_TCP, hostpb.PublishedPort_UDP
+	first := at("a/web", "192.0.2.1", true, tcp, 80)
+	for name, test := range map[string]struct {
+		second *hostpb.PublishedService
+		says   string // empty if the request is accepted
+	}{
+		"another port":           {at("a/other", "192.0.2.1", true, tcp, 81), ""},
+		"another protocol":       {at("a/other", "192.0.2.1", true, udp, 80), ""},
+		"another address":        {at("a/web", "192.0.2.2", true, tcp, 80), ""},
+		"the same port":          {at("a/other", "192.0.2.1", true, tcp, 80), "TCP port 80 is there twice at the address 192.0.2.1"},
+		"the same Service":       {at("a/web", "192.0.2.1", true, tcp, 81), "a/web is there twice"},
+		"the whole address":      {at("a/other", "192.0.2.1", false, tcp, 81), "two Services have the address"},
+		"another, whole address": {at("a/web", "192.0.2.2", false, tcp, 80), ""},
+	} {
+		for _, services := range [][]*hostpb.PublishedService{{first, test.second}, {test.second, first}} {
+			err := Services(&hostpb.SetServicesRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Services: services}, network)
+			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("%s: %v, want %q", name, err, test.says)
+			}
+		}
+	}
+}

@@ -144,6 +144,9 @@ func serviceCalls() []call {
 		change(s)
 		return services("n-1", "demo", s)
 	}
+	hostPort := func(name string) *hostpb.PublishedService {
+		return &hostpb.PublishedService{Name: name, Address: "192.0.2.1", HostPorts: true, Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}}}
+	}
 	return []call{
 		{"no Services", services("n-1", "demo"), success, codes.OK},
 		{"Services of an unknown network", services("n-9", "demo"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
@@ -159,6 +162,8 @@ func serviceCalls() []call {
 		{"Service with a port twice", with(func(s *hostpb.PublishedService) { s.Ports = append(s.Ports, s.Ports[0]) }), invalid, codes.InvalidArgument},
 		{"Service with a machine of another network", with(func(s *hostpb.PublishedService) { s.Machines = []string{"10.2.0.10"} }), invalid, codes.InvalidArgument},
 		{"Service with the gateway as a machine", with(func(s *hostpb.PublishedService) { s.Machines = []string{"10.1.0.1"} }), invalid, codes.InvalidArgument},
+		{"Services with one port of the host", services("n-1", "demo", hostPort("a/web"), hostPort("a/other")), invalid, codes.InvalidArgument},
+		{"Service with ports of the host twice", services("n-1", "demo", hostPort("a/web"), hostPort("a/web")), invalid, codes.InvalidArgument},
 		{"Service with a source range with host bits", with(func(s *hostpb.PublishedService) { s.SourceRanges = []string{"198.51.100.1/24"} }), invalid, codes.InvalidArgument},
 	}
 }

@@ -562,7 +562,9 @@ type HostInfo struct {
 	// devices are the kinds of CDI devices of the host, by name.
 	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
-	LinkMtus      map[string]int32 `protobuf:"bytes,50,rep,name=link_mtus,json=linkMtus,proto3" json:"link_mtus,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	LinkMtus map[string]int32 `protobuf:"bytes,50,rep,name=link_mtus,json=linkMtus,proto3" json:"link_mtus,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// host_ports is true if the host can publish Services at ports of its own addresses. Older capstands would refuse them.
+	HostPorts     bool `protobuf:"varint,60,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -812,6 +814,13 @@ func (x *HostInfo) GetLinkMtus() map[string]int32 {
 		return x.LinkMtus
 	}
 	return nil
+}
+
+func (x *HostInfo) GetHostPorts() bool {
+	if x != nil {
+		return x.HostPorts
+	}
+	return false
 }
 
 // DeviceKind is a kind of devices that the host has CDI specifications for. A device belongs to one machine at a time.
@@ -1840,7 +1849,8 @@ type SetServicesRequest struct {
 	// namespace and name of the Cluster: both are needed.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// services with different addresses; at most 64, with at most 256 ports together.
+	// services at different places; at most 64, with at most 256 ports together. Two Services are at one place if they have the
+	// same address, and not both host_ports, or have a protocol and port in common.
 	Services      []*PublishedService `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1912,8 +1922,11 @@ type PublishedService struct {
 	Ports   []*PublishedPort       `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
 	// machines get the connections: addresses of machines of this host, of the same family; at most 256. Empty: nobody accepts
 	// connections.
-	Machines      []string `protobuf:"bytes,4,rep,name=machines,proto3" json:"machines,omitempty"`
-	SourceRanges  []string `protobuf:"bytes,5,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"` // networks of the clients, of the same family, without host bits; at most 64. Empty: all clients
+	Machines     []string `protobuf:"bytes,4,rep,name=machines,proto3" json:"machines,omitempty"`
+	SourceRanges []string `protobuf:"bytes,5,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"` // networks of the clients, of the same family, without host bits; at most 64. Empty: all clients
+	// host_ports: the address is one of the host's own. The host gives up only the ports: it refuses those of its own programs and
+	// of other publications. Only for hosts with host_ports in HostInfo.
+	HostPorts     bool `protobuf:"varint,6,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1981,6 +1994,13 @@ func (x *PublishedService) GetSourceRanges() []string {
 		return x.SourceRanges
 	}
 	return nil
+}
+
+func (x *PublishedService) GetHostPorts() bool {
+	if x != nil {
+		return x.HostPorts
+	}
+	return false
 }
 
 type PublishedPort struct {
@@ -2087,11 +2107,12 @@ func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
 	return nil
 }
 
-// RefusedAddress is an address that the host cannot have.
+// RefusedAddress is an address that the host cannot have, or a Service with host_ports that it cannot publish there.
 type RefusedAddress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // of the Service with host_ports; empty for an address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2136,6 +2157,13 @@ func (x *RefusedAddress) GetAddress() string {
 func (x *RefusedAddress) GetMessage() string {
 	if x != nil {
 		return x.Message
+	}
+	return ""
+}
+
+func (x *RefusedAddress) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -4689,7 +4717,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\x83\n" +
+	"\x0eGetInfoRequest\"\xa2\n" +
 	"\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
@@ -4725,7 +4753,9 @@ const file_host_proto_rawDesc = "" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
 	"hostMounts\x125\n" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
-	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x1a;\n" +
+	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
+	"\n" +
+	"host_ports\x18< \x01(\bR\thostPorts\x1a;\n" +
 	"\rLinkMtusEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"T\n" +
@@ -4808,13 +4838,15 @@ const file_host_proto_rawDesc = "" +
 	"network_id\x18\x01 \x01(\tR\tnetworkId\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12=\n" +
-	"\bservices\x18\x04 \x03(\v2!.capstan.host.v1.PublishedServiceR\bservices\"\xb7\x01\n" +
+	"\bservices\x18\x04 \x03(\v2!.capstan.host.v1.PublishedServiceR\bservices\"\xd6\x01\n" +
 	"\x10PublishedService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x124\n" +
 	"\x05ports\x18\x03 \x03(\v2\x1e.capstan.host.v1.PublishedPortR\x05ports\x12\x1a\n" +
 	"\bmachines\x18\x04 \x03(\tR\bmachines\x12#\n" +
-	"\rsource_ranges\x18\x05 \x03(\tR\fsourceRanges\"\xbd\x01\n" +
+	"\rsource_ranges\x18\x05 \x03(\tR\fsourceRanges\x12\x1d\n" +
+	"\n" +
+	"host_ports\x18\x06 \x01(\bR\thostPorts\"\xbd\x01\n" +
 	"\rPublishedPort\x12C\n" +
 	"\bprotocol\x18\x01 \x01(\x0e2'.capstan.host.v1.PublishedPort.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1b\n" +
@@ -4824,10 +4856,11 @@ const file_host_proto_rawDesc = "" +
 	"\x03TCP\x10\x01\x12\a\n" +
 	"\x03UDP\x10\x02\"P\n" +
 	"\x13SetServicesResponse\x129\n" +
-	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"D\n" +
+	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"X\n" +
 	"\x0eRefusedAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"X\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"X\n" +
 	"\x14DeleteNetworkRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +

@@ -84,7 +84,7 @@ func (f firewall) rules() map[string][]string {
 		}, f.admitServices(), []string{
 			fmt.Sprintf("oifname %s drop", bridge),
 		}),
-		"postrouting": masquerade,
+		"postrouting": append(masquerade, f.hairpin()...),
 	}
 }
 

@@ -25,6 +25,8 @@ import (
 type Service struct {
 	Name    string     `json:"name"`
 	Address netip.Addr `json:"address"`
+	// HostPorts: the address is one of the box itself, and the Service has only its ports.
+	HostPorts bool `json:"hostPorts,omitempty"`
 	// Ports of the address.
 	Ports []ServicePort `json:"ports"`
 	// Machines get the connections.
@@ -40,11 +42,11 @@ type ServicePort struct {
 	NodePort uint16 `json:"nodePort"`
 }
 
-// Refused contains the reasons why a box cannot have addresses.
-type Refused map[netip.Addr]string
+// Refused contains the reasons why a box cannot publish Services at their places.
+type Refused map[Place]string
 
 // SetServices publishes the Services of a network through this capstand and ends the publication of all others. It returns
-// the addresses that the box cannot have; their Services are not published.
+// the places that the box cannot give; their Services are not published.
 //
 // The record is written before a new address is added, and after a former address was removed: an address without a record
 // would count as an address of the host.
@@ -53,10 +55,13 @@ func (b Box) SetServices(ctx context.Context, networkID string, want []Service) 
 	var fresh []netip.Addr
 	if err := b.locked(func() (err error) {
 		for _, s := range want {
+			if s.HostPorts {
+				continue
+			}
 			link, held, why := b.serviceLink(networkID, s.Address)
 			switch {
 			case why != nil:
-				refused[s.Address] = why.Error()
+				refused[s.place()] = why.Error()
 			case !held:
 				fresh = append(fresh, s.Address)
 			}
@@ -70,7 +75,7 @@ func (b Box) SetServices(ctx context.Context, networkID string, want []Service) 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	accepted := slices.DeleteFunc(slices.Clone(want), func(s Service) bool { return refused[s.Address] != "" })
+	accepted := slices.DeleteFunc(slices.Clone(want), func(s Service) bool { return refused[s.place()] != "" })
 	// The end of a request must not leave an address without its rules.
 	return refused, b.locked(func() error { return b.publish(context.WithoutCancel(ctx), networkID, accepted, links, refused) })
 }
@@ -83,7 +88,7 @@ func probeAll(ctx context.Context, addresses []netip.Addr, links map[netip.Addr]
 		ask, err := prober(links[address], address)
 		if err != nil {
 			mu.Lock()
-			refused[address] = fmt.Sprintf("asking for the address %s: %v", address, err)
+			refused[Place{Address: address}] = fmt.Sprintf("asking for the address %s: %v", address, err)
 			mu.Unlock()
 			continue
 		}
@@ -94,9 +99,9 @@ func probeAll(ctx context.Context, addresses []netip.Addr, links map[netip.Addr]
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			refused[address] = fmt.Sprintf("the address %s belongs to the station %s in the network of %s: free it, or exclude it from the pool", address, mac, links[address].Attrs().Name)
+			refused[Place{Address: address}] = fmt.Sprintf("the address %s belongs to the station %s in the network of %s: free it, or exclude it from the pool", address, mac, links[address].Attrs().Name)
 			if err != nil {
-				refused[address] = fmt.Sprintf("asking for the address %s: %v", address, err)
+				refused[Place{Address: address}] = fmt.Sprintf("asking for the address %s: %v", address, err)
 			}
 		})
 	}
@@ -111,10 +116,16 @@ func (b Box) publish(ctx context.Context, networkID string, want []Service, link
 		return fmt.Errorf("network %s does not exist on this box", networkID)
 	}
 	want = slices.DeleteFunc(want, func(s Service) bool {
-		if _, _, why := b.serviceLink(networkID, s.Address); why != nil {
-			refused[s.Address] = why.Error()
+		var why error
+		if s.HostPorts {
+			why = b.portsFlaw(networkID, s)
+		} else {
+			_, _, why = b.serviceLink(networkID, s.Address)
 		}
-		return refused[s.Address] != ""
+		if why != nil {
+			refused[s.place()] = why.Error()
+		}
+		return why != nil
 	})
 	have, err := b.ownServices(networkID)
 	if err != nil {
@@ -133,6 +144,9 @@ func (b Box) publish(ctx context.Context, networkID string, want []Service, link
 		return err
 	}
 	for _, s := range want {
+		if s.HostPorts {
+			continue
+		}
 		if err := addServiceAddress(links[s.Address], s.Address); err != nil {
 			return err
 		}
@@ -250,31 +264,15 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 // publisher returns whether this capstand publishes a Service of the network at the address. It returns an error if another
 // network or capstand of the box does.
 func (b Box) publisher(networkID string, address netip.Addr) (own bool, err error) {
-	networks, err := b.list()
+	held, others, err := b.portHolders(networkID)
 	if err != nil {
 		return false, err
 	}
-	for _, n := range networks {
-		users, err := b.users(n.ID)
-		if err != nil {
-			return false, err
-		}
-		for _, user := range users {
-			services, err := readServices(filepath.Join(b.servicesDir(n.ID), user.Host))
-			if err != nil {
-				return false, err
-			}
-			i := slices.IndexFunc(services, func(s Service) bool { return s.Address == address })
-			switch {
-			case i < 0:
-			case n.ID == networkID && user.Host == b.HostID:
-				own = true
-			default:
-				return false, fmt.Errorf("another Service on this box has the address %s", address)
-			}
-		}
+	has := func(s Service) bool { return !s.HostPorts && s.Address == address }
+	if slices.ContainsFunc(others, has) {
+		return false, fmt.Errorf("another Service on this box has the address %s", address)
 	}
-	return own, nil
+	return slices.ContainsFunc(held, has), nil
 }
 
 // addServiceAddress gives an interface an address, and announces it if it is new. The box does not use it for its own
@@ -303,7 +301,7 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 	}
 	for _, a := range all {
 		ip, _ := netip.AddrFromSlice(a.IP)
-		has := func(s Service) bool { return s.Address == ip.Unmap() }
+		has := func(s Service) bool { return !s.HostPorts && s.Address == ip.Unmap() }
 		if !slices.ContainsFunc(have, has) || slices.ContainsFunc(want, has) {
 			continue
 		}
@@ -323,7 +321,16 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 func (b Box) HoldsServices(networkID string, services []Service) (whole bool, err error) {
 	whole = true
 	err = b.locked(func() error {
+		recorded, err := b.ownServices(networkID)
+		if err != nil {
+			return err
+		}
 		for _, s := range services {
+			if s.HostPorts {
+				own, err := b.isOwn(s.Address)
+				whole = whole && err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return r.place() == s.place() })
+				continue
+			}
 			link, held, why := b.serviceLink(networkID, s.Address)
 			if why != nil || !held {
 				whole = false
@@ -358,7 +365,7 @@ type unwantedFlows struct{ have, want []Service }
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.
 func (u unwantedFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
-	at := func(s Service) bool { return s.Address == to.Unmap() }
+	at := func(s Service) bool { return s.covers(to.Unmap(), protocolOf(flow.Forward), flow.Forward.DstPort) }
 	if !slices.ContainsFunc(u.have, at) {
 		return false
 	}
@@ -366,10 +373,14 @@ func (u unwantedFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return i < 0 || !u.want[i].serves(flow.Forward, flow.Reverse.SrcIP)
 }
 
+func protocolOf(flow netlink.IPTuple) string {
+	return map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[flow.Protocol]
+}
+
 // serves returns whether a connection to the Service may go on.
 func (s Service) serves(flow netlink.IPTuple, machine net.IP) bool {
-	protocol := map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[flow.Protocol]
-	if !slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Protocol == protocol && p.Port == flow.DstPort }) {
+	protocol := protocolOf(flow)
+	if !s.hasPort(protocol, flow.DstPort) {
 		return false
 	}
 	from, _ := netip.AddrFromSlice(flow.SrcIP)
@@ -437,6 +448,10 @@ func (f firewall) admitServices() (rules []string) {
 func (f firewall) protectHost() (rules []string) {
 	of := map[string][]netip.Addr{}
 	for _, s := range f.services {
+		if s.HostPorts {
+			rules = append(rules, s.protectPorts()...)
+			continue
+		}
 		of[family(s.Address)] = append(of[family(s.Address)], s.Address)
 	}
 	for _, ip := range []string{"ip", "ip6"} {

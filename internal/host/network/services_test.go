@@ -328,7 +328,7 @@ func TestRefusedServices(t *testing.T) {
 		"2001:db8::50": "belongs to the station", "2001:db8::1": "of the host itself", "2001:db8::": "network or broadcast", "2001:db9::1": "no interface",
 		"fd00:7::40": "machine network",
 	} {
-		if got := refused[netip.MustParseAddr(address)]; !strings.Contains(got, want) {
+		if got := refused[Place{Address: netip.MustParseAddr(address)}]; !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", address, got, want)
 		}
 	}
