@@ -83,8 +83,8 @@ type CapstanClusterSpec struct {
 // ClusterServicesSpec makes Services of a cluster reachable from outside of the hosts.
 // +kubebuilder:validation:MinProperties=1
 type ClusterServicesSpec struct {
-	// loadBalancer publishes the Services of type LoadBalancer whose loadBalancerClass is capstan.dev/host or empty. If not
-	// set, Capstan leaves these Services alone.
+	// loadBalancer publishes the Services of type LoadBalancer whose loadBalancerClass is capstan.dev/host, capstan.dev/host-ports or
+	// empty. If not set, Capstan leaves these Services alone.
 	// +optional
 	LoadBalancer *ServiceLoadBalancerSpec `json:"loadBalancer,omitempty"`
 }
@@ -104,6 +104,11 @@ type ServiceLoadBalancerSpec struct {
 	// its own. The machines of the cluster must have IPv6 addresses. If empty, Services have no IPv6 address.
 	// +optional
 	IPv6AddressesFromPool IPPoolReference `json:"ipv6AddressesFromPool,omitempty,omitzero"`
+
+	// hostPorts publishes the Services whose loadBalancerClass is capstan.dev/host-ports, at the own addresses of the hosts that have
+	// machines of the cluster. A host must authorise each port: see spec.services.hostPorts of CapstanHost. Default: false.
+	// +optional
+	HostPorts *bool `json:"hostPorts,omitempty"`
 }
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.

@@ -168,11 +168,15 @@ type HostFencing struct {
 	StopAfterSeconds *int32 `json:"stopAfterSeconds,omitempty"`
 }
 
-// HostServices allows clusters to publish Services at addresses of a host.
+// HostServices allows clusters to publish Services at addresses that the host gets for them, or at ports of its own addresses.
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="has(self.addresses) == has(self.allowedNamespaces)",message="addresses and allowedNamespaces must be set together: the namespaces may publish the addresses"
+// +kubebuilder:validation:XValidation:rule="has(self.hostAddresses) == has(self.hostPorts)",message="hostAddresses and hostPorts must be set together: the ports are published at these addresses of the host"
 type HostServices struct {
 	// addresses are networks, or single addresses with /32 or /128, from which Services can have addresses. They are in the
-	// network of an interface of the host, and nothing else there has them. Clients of this network reach the Services.
-	// +required
+	// network of an interface of the host, and nothing else there has them. Clients of this network reach the Services. If empty, the
+	// host gets no address for a Service.
+	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
@@ -181,11 +185,65 @@ type HostServices struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).prefixLength() >= (cidr(n).ip().family() == 4 ? 16 : 64) && cidr(n).ip().isGlobalUnicast())",message="addresses must be networks without host bits, of at most 65536 IPv4 addresses or a /64 of IPv6, for example 192.0.2.64/28, 192.0.2.10/32 or 2001:db8::100/120"
 	Addresses []string `json:"addresses,omitempty"`
 
-	// allowedNamespaces selects the namespaces whose clusters may publish Services on the host. It has to be set: a host that
-	// admits the machines of a namespace does not thereby open ports for it.
+	// allowedNamespaces selects the namespaces whose clusters may publish Services at addresses. It has to be set with addresses: a
+	// host that admits the machines of a namespace does not thereby open ports for it. It does not authorise hostPorts.
+	// +optional
+	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces,omitempty,omitzero"`
+
+	// hostAddresses are addresses that the host itself has: at most one of each family. Clients reach Services of the class
+	// capstan.dev/host-ports at hostPorts of these addresses.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MinLength=2
+	// +kubebuilder:validation:items:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) && ip.isCanonical(a) && ip(a).isGlobalUnicast()) && (self.size() < 2 || ip(self[0]).family() != ip(self[1]).family())",message="hostAddresses must be one IPv4 or one IPv6 address of the host, or one of each, in canonical form, for example 192.0.2.10 and 2001:db8::10"
+	HostAddresses []string `json:"hostAddresses,omitempty"`
+
+	// hostPorts authorise ports of hostAddresses, each for some namespaces. Nothing else is authorised. If you remove a port, its
+	// publication ends.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	HostPorts []HostPorts `json:"hostPorts,omitempty"`
+}
+
+// HostPorts authorises ports of a host for clusters of some namespaces.
+// +kubebuilder:validation:XValidation:rule="!has(self.endPort) || self.endPort >= self.port",message="endPort must be port or a higher one"
+type HostPorts struct {
+	// protocol is TCP or UDP.
+	// +required
+	Protocol HostPortProtocol `json:"protocol,omitempty"`
+
+	// port is the only port, or the first one of a range.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port,omitempty"`
+
+	// endPort is the last port of a range. Default: port.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	EndPort int32 `json:"endPort,omitempty"`
+
+	// allowedNamespaces selects the namespaces whose clusters may publish Services at the ports. An empty selector selects all.
 	// +required
 	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces,omitempty,omitzero"`
 }
+
+// HostPortProtocol is the protocol of a published port.
+// +kubebuilder:validation:Enum=TCP;UDP
+type HostPortProtocol string
+
+const (
+	// HostPortTCP is TCP.
+	HostPortTCP HostPortProtocol = "TCP"
+	// HostPortUDP is UDP.
+	HostPortUDP HostPortProtocol = "UDP"
+)
 
 // HostTaintEffect is what a taint does with machines that do not tolerate it.
 // +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule

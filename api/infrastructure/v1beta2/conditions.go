@@ -117,6 +117,11 @@ const (
 const (
 	// ServiceLoadBalancerClass is the class of the Services that Capstan publishes, besides those without a class.
 	ServiceLoadBalancerClass = "capstan.dev/host"
+	// ServiceHostPortsClass is the class of the Services that Capstan publishes at ports of the hosts' own addresses.
+	ServiceHostPortsClass = "capstan.dev/host-ports"
+	// HostPortHostsAnnotation of a CapstanCluster contains the names of the hosts that may publish ports of their own addresses for the
+	// cluster, separated by commas.
+	HostPortHostsAnnotation = "infrastructure.capstan.dev/host-port-hosts"
 	// ServiceHostsAnnotation of an IPAddressClaim contains the names of the hosts that may have the address, separated by
 	// commas. The first one publishes the Service.
 	ServiceHostsAnnotation = "infrastructure.capstan.dev/service-hosts"

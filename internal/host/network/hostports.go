@@ -164,7 +164,7 @@ func portFree(address netip.Addr, p ServicePort) error {
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	defer unix.Close(socket)
+	defer func() { _ = unix.Close(socket) }()
 	if kind == unix.SOCK_STREAM { // The connections of a program that has ended do not occupy the port.
 		if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return os.NewSyscallError("setsockopt", err)

@@ -67,7 +67,7 @@ type Host struct {
 	promised      map[string]Resources
 	removals      int // of machines, reported by the host
 	spans         map[string]*span
-	services      map[string]*hostpb.SetServicesRequest
+	services      map[string]publication
 	forgotten     int  // counts the spans that were forgotten
 	noClaims      bool // the host's capstand is older than claims
 }
@@ -102,7 +102,7 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 		loadBalancers: map[string]*hostpb.LoadBalancer{},
 		promised:      map[string]Resources{},
 		spans:         map[string]*span{},
-		services:      map[string]*hostpb.SetServicesRequest{},
+		services:      map[string]publication{},
 	}, nil
 }
 
@@ -529,7 +529,7 @@ func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
-	h.spans, h.services = map[string]*span{}, map[string]*hostpb.SetServicesRequest{}
+	h.spans, h.services = map[string]*span{}, map[string]publication{}
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {

@@ -40,12 +40,32 @@ func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*host
 	return nil
 }
 
-// EnsureServices sets the published Services of a network, and returns the addresses that the host refused. It calls the host
-// only if the host accepted something else last on this connection, or refused an address.
-func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesRequest) (map[string]string, error) {
+// Refused contains the reasons why a host does not publish Services at their places.
+type Refused map[Place]string
+
+// Place is an address of a Service. Name is that of a Service with ports of the host, and empty for an address of its own.
+type Place struct{ Address, Name string }
+
+// Services returns what the host accepted last for a network on this connection, or nil.
+func (h *Host) Services(network string) *hostpb.SetServicesRequest {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.services[network].request
+}
+
+// publication is the last request for the Services of a network that the host accepted.
+type publication struct {
+	request *hostpb.SetServicesRequest
+	// whole: the host refused no place.
+	whole bool
+}
+
+// EnsureServices sets the published Services of a network, and returns the places that the host refused. It calls the host
+// only if the host accepted something else last on this connection, or refused a place.
+func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesRequest) (Refused, error) {
 	h.mu.Lock()
 	have, before := h.services[want.GetNetworkId()], h.forgotten
-	if have != nil && proto.Equal(have, want) {
+	if have.whole && proto.Equal(have.request, want) {
 		h.mu.Unlock()
 		return nil, nil
 	}
@@ -55,15 +75,15 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 	if err != nil {
 		return nil, err
 	}
-	refused := map[string]string{}
+	refused := Refused{}
 	for _, r := range answer.GetRefused() {
-		refused[r.GetAddress()] = r.GetMessage()
+		refused[Place{r.GetAddress(), r.GetName()}] = r.GetMessage()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	// The host may have removed the network since the call.
-	if h.err == nil && h.forgotten == before && len(refused) == 0 {
-		h.services[want.GetNetworkId()] = want
+	if h.err == nil && h.forgotten == before {
+		h.services[want.GetNetworkId()] = publication{want, len(refused) == 0}
 	}
 	return refused, nil
 }

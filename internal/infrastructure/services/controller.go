@@ -1,11 +1,13 @@
 // Package services publishes the Services of workload clusters: each Service of type LoadBalancer gets an address from a pool,
-// and a host with machines of the cluster has this address and forwards its ports to machines.
+// and a host with machines of the cluster has this address and forwards its ports to machines. A Service of the class
+// capstan.dev/host-ports has ports of the own addresses of all hosts with machines of the cluster instead.
 //
 // A cluster opts in with spec.services.loadBalancer of its CapstanCluster. A host opts in with spec.services of its CapstanHost.
 //
 // The IPAddressClaim of a Service is the record of its publication: the annotation service-hosts names all hosts that may have
 // the address. It is written before a host gets the address, and the claim is deleted after all of them lost it, so no
-// address is free while a host has it.
+// address is free while a host has it. Ports of the hosts have no claim: an annotation of the CapstanCluster names the hosts that may
+// publish some.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package services
@@ -41,7 +43,7 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines,verbs=get;list;watch
@@ -71,6 +73,10 @@ type scope struct {
 	hosts    map[string]*host
 	// claims are those of the cluster's Services, by name.
 	claims map[string]*capiipamv1.IPAddressClaim
+	// portHosts are the hosts that may publish ports of their own addresses: the record in an annotation of the cluster.
+	portHosts []string
+	// unsettled: a connected host may still publish ports that it should not.
+	unsettled bool
 	// trouble contains the reasons why Services are not published, by their namespace and name.
 	trouble map[string]string
 	// again is the time after which a host counts as lost.
@@ -157,7 +163,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // reconcile publishes the Services, or ends the publication, and shows the result.
 func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
-	if err := errors.Join(r.readClaims(ctx, s), r.readHosts(ctx, s)); err != nil {
+	if err := errors.Join(r.readClaims(ctx, s), r.readPortHosts(ctx, s), r.readHosts(ctx, s)); err != nil {
 		return err
 	}
 	v, err := r.view(ctx, s)

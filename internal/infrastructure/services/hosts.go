@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -41,10 +42,11 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		if hostaccess.Abandoned(h) {
 			continue
 		}
-		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn())}
+		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn()), ports: portsOf(h, ns, s.optedIn() && ptr.Deref(s.capstan.Spec.Services.LoadBalancer.HostPorts, false))}
 		s.hosts[h.Name] = described
 		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
+			described.ports.supported = conn.Info().GetHostPorts()
 			continue
 		}
 		described.wait = patience
@@ -90,8 +92,8 @@ func machinesOn(conn *connections.Host, s *scope) (out []machine) {
 	return out
 }
 
-// set publishes the Services of one host. It returns the addresses that the host refused.
-func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []*hostpb.PublishedService) (map[string]string, error) {
+// set publishes the Services of one host. It returns the places that the host refused.
+func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []*hostpb.PublishedService) (connections.Refused, error) {
 	conn := r.Pool.Get(name)
 	if conn == nil {
 		return nil, fmt.Errorf("host %s is not connected", name)
@@ -110,21 +112,61 @@ func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []
 	return nil, fmt.Errorf("host %s: %s", name, connections.Message(err))
 }
 
-// withdraw ends the publication on hosts that do not allow it any more, without a view of the workload cluster.
+// withdraw ends what hosts do not allow any more, without a view of the workload cluster.
 func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 	for name, h := range s.hosts {
-		if !h.connected || len(h.allowed) > 0 || !s.published(name) {
+		conn := r.Pool.Get(name)
+		if !h.connected || conn == nil {
 			continue
 		}
-		if _, e := r.set(ctx, s, name, nil); e != nil {
+		last := conn.Services(s.capstan.Spec.ID)
+		keep, changed := h.permitted(last)
+		if last == nil { // This manager has not set the Services yet.
+			changed = s.published(name) && len(h.allowed) == 0 || slices.Contains(s.portHosts, name) && len(h.ports.permitted) == 0
+		}
+		if !changed {
+			continue
+		}
+		if _, e := r.set(ctx, s, name, keep); e != nil {
 			err = errors.Join(err, e)
 			continue
 		}
-		for _, claim := range s.claims {
-			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation]), name)))
-		}
+		err = errors.Join(err, r.recordKept(ctx, s, name, keep))
 	}
 	return err
+}
+
+// permitted returns the Services among those of a request that the host still allows, and whether these are not all.
+func (h *host) permitted(last *hostpb.SetServicesRequest) (keep []*hostpb.PublishedService, changed bool) {
+	for _, service := range last.GetServices() {
+		address, err := netip.ParseAddr(service.GetAddress())
+		allowed := err == nil && h.allows(address)
+		if service.GetHostPorts() {
+			allowed = err == nil && h.ports.has(address) && !slices.ContainsFunc(service.GetPorts(), func(p *hostpb.PublishedPort) bool {
+				return !h.ports.permits(corev1.Protocol(p.GetProtocol().String()), int32(p.GetPort()))
+			})
+		}
+		if allowed {
+			keep = append(keep, service)
+		}
+	}
+	return keep, len(keep) < len(last.GetServices())
+}
+
+// recordKept records what a host still publishes.
+func (r *Reconciler) recordKept(ctx context.Context, s *scope, name string, keep []*hostpb.PublishedService) (err error) {
+	for _, claim := range s.claims {
+		holds := func(p *hostpb.PublishedService) bool {
+			return !p.GetHostPorts() && p.GetName() == claim.Annotations[infrav1.ServiceAnnotation]
+		}
+		if !slices.ContainsFunc(keep, holds) {
+			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostsOf(claim), name)))
+		}
+	}
+	if slices.ContainsFunc(keep, (*hostpb.PublishedService).GetHostPorts) {
+		return err
+	}
+	return errors.Join(err, r.recordPortHosts(ctx, s, without(s.portHosts, name)))
 }
 
 // published reports whether a host may have the address of a Service.

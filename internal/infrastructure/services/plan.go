@@ -20,7 +20,8 @@ import (
 // wants reports whether Capstan is the load balancer of a Service.
 func wants(s *corev1.Service) bool {
 	class := ptr.Deref(s.Spec.LoadBalancerClass, infrav1.ServiceLoadBalancerClass)
-	return s.DeletionTimestamp.IsZero() && s.Spec.Type == corev1.ServiceTypeLoadBalancer && class == infrav1.ServiceLoadBalancerClass
+	ours := class == infrav1.ServiceLoadBalancerClass || class == infrav1.ServiceHostPortsClass
+	return s.DeletionTimestamp.IsZero() && s.Spec.Type == corev1.ServiceTypeLoadBalancer && ours
 }
 
 // pools are the pools of the addresses, by their family.
@@ -111,8 +112,19 @@ type choice struct {
 	refused map[*corev1.Service]string
 }
 
+// families returns the families in which a cluster publishes a Service.
+func families(s *corev1.Service, lb *infrav1.ServiceLoadBalancerSpec) (of []corev1.IPFamily, why string) {
+	switch {
+	case !usesHostPorts(s):
+		return poolsOf(lb).families(s), ""
+	case !ptr.Deref(lb.HostPorts, false):
+		return nil, fmt.Sprintf("the cluster does not publish Services of the class %s: set spec.services.loadBalancer.hostPorts of the CapstanCluster to true", infrav1.ServiceHostPortsClass)
+	}
+	return s.Spec.IPFamilies, ""
+}
+
 // choose selects the Services to publish. The oldest come first, so that a new Service never displaces another one.
-func choose(all []corev1.Service, from pools) choice {
+func choose(all []corev1.Service, lb *infrav1.ServiceLoadBalancerSpec) choice {
 	out := choice{refused: map[*corev1.Service]string{}}
 	sorted := make([]*corev1.Service, 0, len(all))
 	for i := range all {
@@ -126,9 +138,9 @@ func choose(all []corev1.Service, from pools) choice {
 		if !wants(s) {
 			continue
 		}
-		families := from.families(s)
+		families, why := families(s, lb)
 		more := len(s.Spec.Ports) * len(families)
-		why := flaw(s, families)
+		why = cmp.Or(why, flaw(s, families))
 		switch {
 		case why != "":
 		case addresses+len(families) > hostpb.MaxServices:
@@ -200,6 +212,7 @@ type host struct {
 	wait time.Duration
 	// allowed are the addresses that the cluster may publish on the host.
 	allowed []netip.Prefix
+	ports   hostPorts
 	// machines of the cluster on the host.
 	machines []machine
 	// services is the number of Services that the host publishes for the cluster.
@@ -260,7 +273,7 @@ func better(a, b *host, nodes map[string]bool, family corev1.IPFamily, current s
 
 // published is the Service as its host publishes it.
 func published(s *corev1.Service, address netip.Addr, targets []string) *hostpb.PublishedService {
-	out := &hostpb.PublishedService{Name: s.Namespace + "/" + s.Name, Address: address.String(), Machines: targets}
+	out := &hostpb.PublishedService{Name: s.Namespace + "/" + s.Name, Address: address.String(), Machines: targets, HostPorts: usesHostPorts(s)}
 	out.SourceRanges, _ = sourceRanges(s, familyOf(address)) // flaw has checked them.
 	for _, p := range s.Spec.Ports {
 		protocol := hostpb.PublishedPort_TCP

@@ -39,6 +39,7 @@ func TestWants(t *testing.T) {
 	}{
 		"no class":      {nil, true},
 		"our class":     {func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("capstan.dev/host") }, true},
+		"host ports":    {func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("capstan.dev/host-ports") }, true},
 		"another class": {func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("example.com/lb") }, false},
 		"ClusterIP":     {func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }, false},
 		"being deleted": {func(s *corev1.Service) { s.DeletionTimestamp = ptr.To(metav1.Now()) }, false},
@@ -86,8 +87,10 @@ func TestFlaw(t *testing.T) {
 }
 
 var (
-	four = pools{corev1.IPv4Protocol: {Name: "four"}}
-	both = poolsOf(&infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{Name: "four"}, IPv6AddressesFromPool: infrav1.IPPoolReference{Name: "six"}})
+	fromFour = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{Name: "four"}}
+	fromBoth = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{Name: "four"}, IPv6AddressesFromPool: infrav1.IPPoolReference{Name: "six"}}
+	four     = poolsOf(fromFour)
+	both     = poolsOf(fromBoth)
 )
 
 // A Service has the families of its own for which there is a pool. A dual-stack Service counts for two.
@@ -116,7 +119,7 @@ func TestFamilies(t *testing.T) {
 		all = append(all, dual)
 		all[i].UID = types.UID(fmt.Sprint("u-", i))
 	}
-	if got := choose(all, both); len(got.accepted) != hostpb.MaxServices/2 {
+	if got := choose(all, fromBoth); len(got.accepted) != hostpb.MaxServices/2 {
 		t.Errorf("%d dual-stack Services have addresses", len(got.accepted))
 	}
 	names := claimNames("c", &single)
@@ -148,7 +151,7 @@ func TestChoose(t *testing.T) {
 			s.CreationTimestamp = metav1.NewTime(time.Unix(int64(1000-i), 0))
 		}))
 	}
-	got := choose(all, four)
+	got := choose(all, fromFour)
 	if len(got.accepted) != hostpb.MaxServices || len(got.refused) != 2 || got.accepted[0].Name != "s-65" {
 		t.Errorf("%d accepted, %d refused, first %s", len(got.accepted), len(got.refused), got.accepted[0].Name)
 	}
@@ -163,7 +166,7 @@ func TestChoose(t *testing.T) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Port: int32(i + 1000), NodePort: int32(i + 31000), Protocol: corev1.ProtocolTCP})
 		}
 	})
-	got = choose(append(all[:60:60], wide), four)
+	got = choose(append(all[:60:60], wide), fromFour)
 	if got.accepted[0].Name != "wide" || len(got.accepted) != 56 || len(got.refused) != 5 {
 		t.Errorf("256 ports: %d accepted and %d refused, first %s", len(got.accepted), len(got.refused), got.accepted[0].Name)
 	}

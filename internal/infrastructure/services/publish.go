@@ -11,12 +11,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
 // Reasons of the events on Services.
@@ -29,12 +31,29 @@ const (
 type target struct {
 	service *corev1.Service
 	family  corev1.IPFamily
+	// claim of the address, or nil if it is the own address of the host.
 	claim   *capiipamv1.IPAddressClaim
 	address netip.Addr
 	host    string
 	// done: the host publishes it.
 	done bool
+	// machines get the connections.
+	machines []string
 }
+
+// of reports whether the target has the address of a claim.
+func (t *target) of(claim *capiipamv1.IPAddressClaim) bool {
+	return t.claim != nil && t.claim.Name == claim.Name
+}
+
+func (t *target) place() connections.Place {
+	if t.claim == nil {
+		return connections.Place{Address: t.address.String(), Name: nameOf(t.service)}
+	}
+	return connections.Place{Address: t.address.String()}
+}
+
+func nameOf(s *corev1.Service) string { return s.Namespace + "/" + s.Name }
 
 func hostsOf(claim *capiipamv1.IPAddressClaim) []string {
 	return hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation])
@@ -49,12 +68,21 @@ func currentHost(claim *capiipamv1.IPAddressClaim) string {
 
 // publish gives the Services their addresses and publishes them. It ends the publication of all others on connected hosts.
 func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
-	targets, err := r.targets(ctx, s, v)
+	targets, ports, err := r.targets(ctx, s, v)
 	if err := r.placeAll(ctx, s, v, targets); err != nil {
 		return err // Without the record of a host, the host must not get an address.
 	}
-	err = errors.Join(err, r.apply(ctx, s, v, targets))
-	shown := map[*corev1.Service][]string{}
+	plan, e := r.placePorts(ctx, s, ports)
+	if e != nil {
+		return e
+	}
+	targets = append(targets, plan.targets...)
+	err = errors.Join(err, r.apply(ctx, s, v, targets), r.settlePorts(ctx, s, targets))
+	r.refuseIdle(ctx, s, plan)
+	shown := map[*corev1.Service][]corev1.LoadBalancerIngress{}
+	for _, service := range ports {
+		shown[service.Service] = nil
+	}
 	for _, t := range targets {
 		shown[t.service] = append(shown[t.service], s.shown(t)...)
 	}
@@ -62,7 +90,7 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 		err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
 	}
 	for _, t := range targets {
-		if t.done {
+		if t.done && t.serves() {
 			r.tell(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
 		}
 	}
@@ -70,27 +98,49 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 }
 
 // shown returns the address that the status of the Service shows for a target. A host that is away goes on publishing.
-func (s *scope) shown(t *target) []string {
+func (s *scope) shown(t *target) []corev1.LoadBalancerIngress {
 	address := t.address.String()
-	ended := s.trouble[t.service.Namespace+"/"+t.service.Name] != "" && (t.host == "" || s.hosts[t.host].connected)
-	if t.done || !ended && slices.Contains(ingress(t.service), address) {
-		return []string{address}
+	ended := s.trouble[nameOf(t.service)] != "" && (t.host == "" || s.hosts[t.host].connected)
+	if t.done && t.serves() || !t.done && !ended && slices.Contains(ingress(t.service), address) {
+		return []corev1.LoadBalancerIngress{t.ingress()}
 	}
 	return nil
 }
 
-// targets returns the addresses of the Services that have one.
-func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*target, err error) {
-	if !s.optedIn() {
-		return nil, nil
+// serves reports whether clients can use the address. One from a pool belongs to the Service, and connections to it wait for a machine.
+// Of several hosts, clients use those with machines.
+func (t *target) serves() bool { return t.claim != nil || len(t.machines) > 0 }
+
+// ingress is the target in the status of the Service. The address of a host is no address of machines, so it has the mode Proxy:
+// kube-proxy leaves it alone. Its ports are the record of what the Service has there.
+func (t *target) ingress() corev1.LoadBalancerIngress {
+	out := corev1.LoadBalancerIngress{IP: t.address.String()}
+	if t.claim != nil {
+		return out
 	}
-	chosen := choose(v.services, poolsOf(s.capstan.Spec.Services.LoadBalancer))
+	out.IPMode = ptr.To(corev1.LoadBalancerIPModeProxy)
+	for _, p := range t.service.Spec.Ports {
+		out.Ports = append(out.Ports, corev1.PortStatus{Port: p.Port, Protocol: p.Protocol})
+	}
+	return out
+}
+
+// targets returns the addresses of the Services that have one, and the Services with ports of the hosts.
+func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*target, ports []accepted, err error) {
+	if !s.optedIn() {
+		return nil, nil, nil
+	}
+	chosen := choose(v.services, s.capstan.Spec.Services.LoadBalancer)
 	for service, why := range chosen.refused {
 		r.refuse(ctx, s, service, why)
 	}
 	for _, service := range chosen.accepted {
 		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
+			continue
+		}
+		if usesHostPorts(service.Service) {
+			ports = append(ports, service)
 			continue
 		}
 		for _, family := range service.families {
@@ -106,12 +156,12 @@ func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*tar
 			}
 		}
 	}
-	return out, err
+	return out, ports, err
 }
 
 // refuse notes the reason why a Service is not published, and shows it to the users of the workload cluster.
 func (r *Reconciler) refuse(ctx context.Context, s *scope, service *corev1.Service, why string) {
-	s.trouble[service.Namespace+"/"+service.Name] = why
+	s.trouble[nameOf(service)] = why
 	r.tell(ctx, s, service, corev1.EventTypeWarning, notPublishedEvent, why)
 }
 
@@ -150,7 +200,7 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 	for _, t := range targets {
 		on[t.host] = append(on[t.host], t)
 	}
-	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.published(name) })
+	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.published(name) && !s.mayHavePorts(name) })
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(s.losses(b, on[b]), s.losses(a, on[a])), cmp.Compare(a, b))
 	})
@@ -167,7 +217,7 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 // losses is 1 if a host has to give up an address.
 func (s *scope) losses(name string, keeps []*target) int {
 	for _, claim := range s.claims {
-		if slices.Contains(hostsOf(claim), name) && !slices.ContainsFunc(keeps, func(t *target) bool { return t.claim.Name == claim.Name }) {
+		if slices.Contains(hostsOf(claim), name) && !slices.ContainsFunc(keeps, func(t *target) bool { return t.of(claim) }) {
 			return 1
 		}
 	}
@@ -190,29 +240,30 @@ func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []
 func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string, targets []*target) error {
 	var services []*hostpb.PublishedService
 	for _, t := range targets {
-		nodes := nodesOf(t.service, t.family, v.eligible, v.slices)
-		services = append(services, published(t.service, t.address, s.hosts[name].targets(nodes, t.family)))
+		t.machines = s.hosts[name].targets(nodesOf(t.service, t.family, v.eligible, v.slices), t.family)
+		services = append(services, published(t.service, t.address, t.machines))
 	}
 	slices.SortFunc(services, func(a, b *hostpb.PublishedService) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Address, b.Address))
 	})
 	refused, err := r.set(ctx, s, name, services)
 	if err != nil {
+		s.unsettled = s.unsettled || s.mayHavePorts(name)
 		for _, t := range targets {
-			s.trouble[t.service.Namespace+"/"+t.service.Name] = err.Error()
+			s.trouble[nameOf(t.service)] = err.Error()
 		}
 		return err
 	}
 	for _, t := range targets {
-		if why := refused[t.address.String()]; why != "" {
+		if why := refused[t.place()]; why != "" {
 			r.refuse(ctx, s, t.service, why)
-			err = errors.Join(err, fmt.Errorf("service %s/%s: %s", t.service.Namespace, t.service.Name, why)) // No event follows when the address becomes free.
+			err = errors.Join(err, fmt.Errorf("service %s: %s", nameOf(t.service), why)) // No event follows when the address becomes free.
 			continue
 		}
 		t.done = true
 	}
 	for _, claim := range s.claims {
-		if !slices.ContainsFunc(targets, func(t *target) bool { return t.claim.Name == claim.Name }) {
+		if !slices.ContainsFunc(targets, func(t *target) bool { return t.of(claim) }) {
 			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostsOf(claim), name)))
 		}
 	}
@@ -224,7 +275,11 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left string, err error) {
 	keep := map[string]bool{}
 	if s.optedIn() {
-		for _, service := range choose(v.services, poolsOf(s.capstan.Spec.Services.LoadBalancer)).accepted {
+		for _, service := range choose(v.services, s.capstan.Spec.Services.LoadBalancer).accepted {
+			if usesHostPorts(service.Service) {
+				keep[claimNames(s.capstan.Name, service.Service)[0]] = true // its mark; there is no claim
+				continue
+			}
 			for _, family := range service.families {
 				keep[claimName(s.capstan.Name, service.Service, family)] = true
 			}
@@ -237,10 +292,13 @@ func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left strin
 		why, e := r.releaseClaim(ctx, s, s.claims[name])
 		left, err = cmp.Or(left, why), errors.Join(err, e)
 	}
+	if !s.optedIn() {
+		left = cmp.Or(left, s.portsLeft())
+	}
 	for i := range v.services {
 		service := &v.services[i]
 		needs := func(claim string) bool { return keep[claim] || s.claims[claim] != nil }
-		if !marked(service) || slices.ContainsFunc(claimNames(s.capstan.Name, service), needs) {
+		if !marked(service) || slices.ContainsFunc(claimNames(s.capstan.Name, service), needs) || s.unsettled {
 			continue
 		}
 		err = errors.Join(err, r.unmark(ctx, s, service))

@@ -136,13 +136,11 @@ func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Servi
 }
 
 // setIngress shows the addresses of a Service, or none.
-func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, addresses []string) error {
-	if slices.Equal(ingress(service), addresses) {
+func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, want []corev1.LoadBalancerIngress) error {
+	// Older API servers drop the mode.
+	same := func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP && slices.Equal(a.Ports, b.Ports) }
+	if slices.EqualFunc(service.Status.LoadBalancer.Ingress, want, same) {
 		return nil
-	}
-	var want []corev1.LoadBalancerIngress
-	for _, address := range addresses {
-		want = append(want, corev1.LoadBalancerIngress{IP: address})
 	}
 	return client.IgnoreNotFound(reconciling.ChangeStatus(ctx, s.workload, service, func() { service.Status.LoadBalancer.Ingress = want }))
 }

@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -37,6 +38,7 @@ import (
 const (
 	lanCIDR   = "198.51.100.0/24"
 	lanClient = "198.51.100.2"
+	lanHost   = "198.51.100.1"
 	lanLink   = "lan0"
 )
 
@@ -62,6 +64,7 @@ func TestServices(t *testing.T) {
 		{"with it, TCP and UDP reach the pods with the address of the client", o.local},
 		{"with the policy Cluster every worker forwards", o.anyNode},
 		{"source ranges keep clients out", o.ranges},
+		{"ports of the host's own address", o.hostPorts},
 		{"a killed capstand interrupts nothing", o.killCapstand},
 		{"a reboot", o.reboot},
 		{"a deleted Service is closed", o.deleted},
@@ -200,7 +203,13 @@ func (o *outside) allow(t *testing.T, allowed bool) {
 	if err := testenv.Change(t.Context(), plane.Client, &hosts.Items[0], func(h *infrav1.CapstanHost) {
 		h.Spec.Services = nil
 		if allowed {
-			h.Spec.Services = &infrav1.HostServices{Addresses: []string{"198.51.100.96/28"}, AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{o.c.Namespace}}}
+			names := infrav1.AllowedNamespaces{Names: []string{o.c.Namespace}}
+			h.Spec.Services = &infrav1.HostServices{
+				Addresses: []string{"198.51.100.96/28"}, AllowedNamespaces: names, HostAddresses: []string{lanHost},
+				HostPorts: []infrav1.HostPorts{
+					{Protocol: infrav1.HostPortTCP, Port: 80, EndPort: 81, AllowedNamespaces: names}, {Protocol: infrav1.HostPortUDP, Port: 53, AllowedNamespaces: names},
+				},
+			}
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -252,7 +261,7 @@ func (o *outside) unpublished(t *testing.T) {
 	}
 	capstan := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: o.c.Namespace, Name: o.c.Name}}
 	if err := testenv.Change(t.Context(), plane.Client, capstan, func(c *infrav1.CapstanCluster) {
-		c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "services"}}
+		c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "services"}, HostPorts: ptr.To(true)}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -333,6 +342,56 @@ func (o *outside) ranges(t *testing.T) {
 	set()
 }
 
+// hostPorts publishes a Service at ports of the host, and refuses ports that are not authorised or that a program of the host uses.
+func (o *outside) hostPorts(t *testing.T) {
+	program, err := net.Listen("tcp", ":81")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	class := func(s *corev1.Service) {
+		s.Spec.LoadBalancerClass, s.Spec.ExternalTrafficPolicy = ptr.To(infrav1.ServiceHostPortsClass), corev1.ServiceExternalTrafficPolicyLocal
+	}
+	o.service(t, "own", 80, func(s *corev1.Service) {
+		class(s)
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(8080)})
+	})
+	o.service(t, "unauthorised", 82, class)
+	o.service(t, "used", 81, class)
+	if address := o.published(t, "own"); address != lanHost {
+		t.Fatalf("the Service has the address %s", address)
+	}
+	o.ownPorts(t)
+	for name, want := range map[string]string{"unauthorised": "does not authorise TCP port 82", "used": "a program of the host uses TCP port 81"} {
+		harness.Eventually(t, "the event on the Service "+name, time.Minute, func(context.Context) error {
+			if out := o.c.MustKubectl(t, "get", "events"); !strings.Contains(out, want) {
+				return fmt.Errorf("events: %s", out)
+			}
+			return nil
+		})
+		o.c.MustKubectl(t, "delete", "service", name, "--timeout=2m")
+	}
+}
+
+// ownPorts expects answers at the ports of the host, for a client and for the host itself.
+func (o *outside) ownPorts(t *testing.T) {
+	t.Helper()
+	o.reaches(t, "http://"+lanHost+"/info", lanClient)
+	harness.Eventually(t, "an answer over UDP", time.Minute, func(context.Context) error {
+		from, err := o.datagram(lanHost+":53", 4001)
+		if err == nil && from != lanClient {
+			return fmt.Errorf("the pod sees the client %s", from)
+		}
+		return err
+	})
+	resp, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + lanHost + "/info")
+	if err != nil {
+		t.Errorf("the host itself: %v", err)
+		return
+	}
+	resp.Body.Close()
+}
+
 func (o *outside) killCapstand(t *testing.T) {
 	address := o.published(t, "local")
 	old := plane.FindRunning(t, "", "capstand", 2) // one balancer
@@ -353,6 +412,7 @@ func (o *outside) killCapstand(t *testing.T) {
 		return nil
 	})
 	o.reaches(t, "http://"+address+"/info", lanClient)
+	o.ownPorts(t)
 }
 
 func (o *outside) reboot(t *testing.T) {
@@ -379,6 +439,7 @@ func (o *outside) reboot(t *testing.T) {
 		o.reaches(t, "http://"+address+"/info", "")
 	}
 	o.reaches(t, "http://"+addresses[0]+"/info", lanClient)
+	o.ownPorts(t)
 }
 
 // forgetNeighbours makes the client ask again for the stations that have the addresses.
@@ -395,7 +456,11 @@ func (o *outside) deleted(t *testing.T) {
 	if _, err := o.datagram(address+":53", 4000); err != nil {
 		t.Errorf("before the deletion: %v", err)
 	}
-	o.c.MustKubectl(t, "delete", "service", "local", "--timeout=2m")
+	o.c.MustKubectl(t, "delete", "service", "local", "own", "--timeout=2m")
+	o.closed(t, "http://"+lanHost+"/info")
+	if from, err := o.datagram(lanHost+":53", 4001); err == nil {
+		t.Errorf("UDP at the host answers to %s", from)
+	}
 	o.closed(t, "http://"+address+"/info")
 	if from, err := o.datagram(address+":53", 4000); err == nil {
 		t.Errorf("UDP answers to %s", from)

@@ -382,7 +382,11 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 	out := &hostpb.SetServicesResponse{}
 	for _, s := range r.GetServices() {
 		if why := h.occupied[s.GetAddress()]; why != "" {
-			out.Refused = append(out.Refused, &hostpb.RefusedAddress{Address: s.GetAddress(), Message: why})
+			refused := &hostpb.RefusedAddress{Address: s.GetAddress(), Message: why}
+			if s.GetHostPorts() {
+				refused.Name = s.GetName()
+			}
+			out.Refused = append(out.Refused, refused)
 		}
 	}
 	return out, nil

@@ -1,0 +1,222 @@
+package services
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/selection"
+)
+
+// usesHostPorts reports whether a Service has ports of the hosts' own addresses.
+func usesHostPorts(s *corev1.Service) bool {
+	return ptr.Deref(s.Spec.LoadBalancerClass, "") == infrav1.ServiceHostPortsClass
+}
+
+// hostPorts are the ports of a host that a namespace may publish, and the addresses that have them.
+type hostPorts struct {
+	// supported: the host's capstand can publish them.
+	supported bool
+	permitted []infrav1.HostPorts
+	addresses map[corev1.IPFamily]netip.Addr
+}
+
+// portsOf returns what the clusters of a namespace may publish at the own addresses of a host.
+func portsOf(h *infrav1.CapstanHost, ns *corev1.Namespace, optedIn bool) hostPorts {
+	out := hostPorts{addresses: map[corev1.IPFamily]netip.Addr{}}
+	services := h.Spec.Services
+	if !optedIn || services == nil || !placement.Admits(h, ns.Name, ns.Labels) {
+		return out
+	}
+	for _, text := range services.HostAddresses {
+		if address, err := netip.ParseAddr(text); err == nil {
+			out.addresses[familyOf(address)] = address
+		}
+	}
+	for _, p := range services.HostPorts {
+		if selection.Namespace(p.AllowedNamespaces.Names, p.AllowedNamespaces.Selector, ns.Name, ns.Labels) {
+			out.permitted = append(out.permitted, p)
+		}
+	}
+	return out
+}
+
+// permits reports whether a port is authorised.
+func (h hostPorts) permits(protocol corev1.Protocol, port int32) bool {
+	return slices.ContainsFunc(h.permitted, func(p infrav1.HostPorts) bool {
+		return string(p.Protocol) == string(protocol) && p.Port <= port && port <= max(p.Port, p.EndPort)
+	})
+}
+
+// has reports whether the host has an address of its own among those of its ports.
+func (h hostPorts) has(address netip.Addr) bool { return h.addresses[familyOf(address)] == address }
+
+// portsFlaw returns why a host cannot publish the ports of a Service, or "".
+func (h *host) portsFlaw(s *corev1.Service) string {
+	var missing []string
+	for _, p := range s.Spec.Ports {
+		if !h.ports.permits(p.Protocol, p.Port) {
+			missing = append(missing, fmt.Sprintf("%s port %d", p.Protocol, p.Port))
+		}
+	}
+	switch {
+	case len(missing) > 0:
+		return fmt.Sprintf("does not authorise %s for the namespace: use an authorised port, or add it to spec.services.hostPorts of the CapstanHost", strings.Join(missing, ", "))
+	case !h.ports.supported:
+		return "has a capstand that cannot publish ports of the host: upgrade it"
+	case len(h.portAddresses(s)) == 0:
+		return fmt.Sprintf("has no address of the families %v in spec.services.hostAddresses", s.Spec.IPFamilies)
+	}
+	return ""
+}
+
+// portAddresses are the addresses of the host at which it can publish a Service.
+func (h *host) portAddresses(s *corev1.Service) (out []netip.Addr) {
+	for _, family := range s.Spec.IPFamilies {
+		if address, ok := h.ports.addresses[family]; ok {
+			out = append(out, address)
+		}
+	}
+	return out
+}
+
+// place is a port of an address.
+type portPlace struct {
+	address  netip.Addr
+	protocol corev1.Protocol
+	port     int32
+}
+
+// portPlaces are what a Service takes on a host. It takes a port for both families, so that the port means one Service.
+func (h *host) portPlaces(s *corev1.Service) (out []portPlace) {
+	for _, address := range h.ports.addresses {
+		for _, p := range s.Spec.Ports {
+			out = append(out, portPlace{address, p.Protocol, p.Port})
+		}
+	}
+	return out
+}
+
+// holds reports whether the status of a Service shows that it has the place.
+func holds(s *corev1.Service, p portPlace) bool {
+	return slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool {
+		return i.IP == p.address.String() && slices.ContainsFunc(i.Ports, func(have corev1.PortStatus) bool {
+			return have.Protocol == p.protocol && have.Port == p.port
+		})
+	})
+}
+
+// portsPlan contains the hosts of Services with ports of the hosts.
+type portsPlan struct {
+	targets []*target
+	// refused contains the reasons why Services are not published on a host that could have them, or on any host.
+	refused map[*corev1.Service]string
+}
+
+func (p *portsPlan) serves(s *corev1.Service, address netip.Addr) bool {
+	return slices.ContainsFunc(p.targets, func(t *target) bool { return t.service == s && t.address == address })
+}
+
+// planPorts publishes each Service on all connected hosts that have machines of the cluster and authorise all its ports. A Service that
+// has a port on a host keeps it; otherwise the first one in the order of services gets it. A host that is away keeps what it has.
+func planPorts(services []accepted, hosts map[string]*host) portsPlan {
+	out := portsPlan{refused: map[*corev1.Service]string{}}
+	taken, reasons := map[portPlace]*corev1.Service{}, map[*corev1.Service][]string{}
+	published, candidates := map[*corev1.Service]bool{}, 0
+	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+		h := hosts[name]
+		if !h.connected {
+			out.targets = append(out.targets, h.keptPorts(services, published)...)
+			continue
+		}
+		if len(h.machines) == 0 {
+			continue
+		}
+		candidates++
+		var able []accepted
+		for _, s := range services {
+			if why := h.portsFlaw(s.Service); why != "" {
+				reasons[s.Service] = append(reasons[s.Service], "host "+name+" "+why)
+				continue
+			}
+			able = append(able, s)
+		}
+		h.keepHeld(able, taken)
+		for _, s := range able {
+			targets, why := h.takePorts(s.Service, taken, out.serves)
+			if why != "" {
+				out.refused[s.Service] = why
+				continue
+			}
+			published[s.Service] = true
+			out.targets = append(out.targets, targets...)
+		}
+	}
+	for _, s := range services {
+		switch all := reasons[s.Service]; {
+		case published[s.Service] || out.refused[s.Service] != "":
+		case candidates == 0:
+			out.refused[s.Service] = "no connected host runs a machine of the cluster"
+		default:
+			out.refused[s.Service] = strings.Join(all[:min(3, len(all))], "; ")
+		}
+	}
+	return out
+}
+
+// keptPorts are the Services that a host publishes while it is away, as far as their status shows. It is lost after a time.
+func (h *host) keptPorts(services []accepted, published map[*corev1.Service]bool) (out []*target) {
+	if h.lost {
+		return nil
+	}
+	for _, s := range services {
+		for _, address := range h.portAddresses(s.Service) {
+			if slices.Contains(ingress(s.Service), address.String()) {
+				out = append(out, &target{service: s.Service, family: familyOf(address), address: address, host: h.name})
+				published[s.Service] = true
+			}
+		}
+	}
+	return out
+}
+
+// keepHeld notes the places that Services have already, before others can take them.
+func (h *host) keepHeld(services []accepted, taken map[portPlace]*corev1.Service) {
+	for _, s := range services {
+		for _, p := range h.portPlaces(s.Service) {
+			if taken[p] == nil && holds(s.Service, p) {
+				taken[p] = s.Service
+				for _, other := range h.ports.addresses { // the port of the other family too
+					taken[portPlace{other, p.protocol, p.port}] = s.Service
+				}
+			}
+		}
+	}
+}
+
+// takePorts gives a Service its places on a host, or returns the reason why it cannot have them.
+func (h *host) takePorts(s *corev1.Service, taken map[portPlace]*corev1.Service, served func(*corev1.Service, netip.Addr) bool) (out []*target, why string) {
+	places := h.portPlaces(s)
+	for _, p := range places {
+		if by := taken[p]; by != nil && by != s {
+			return nil, fmt.Sprintf("on host %s, the Service %s/%s has %s port %d: use another port, or delete that Service", h.name, by.Namespace, by.Name, p.protocol, p.port)
+		}
+	}
+	for _, p := range places {
+		taken[p] = s
+	}
+	for _, address := range h.portAddresses(s) {
+		if served(s, address) { // by another host of the same box
+			continue
+		}
+		out = append(out, &target{service: s, family: familyOf(address), address: address, host: h.name})
+	}
+	return out, ""
+}
