@@ -268,6 +268,12 @@ flux:
 	@$(CACHED) flux '$(addprefix $(BIN)/flux/,source-controller kustomize-controller)' 'tools/flux hack/go-install.sh' \
 		hack/go-install.sh tools/flux $(BIN)/flux github.com/fluxcd/source-controller github.com/fluxcd/kustomize-controller
 
+# The controllers of Argo CD, all in one program.
+.PHONY: argo-cd
+argo-cd:
+	@$(CACHED) argo-cd $(BIN)/argo-cd/cmd 'tools/argo-cd hack/go-install.sh' \
+		hack/go-install.sh tools/argo-cd $(BIN)/argo-cd github.com/argoproj/argo-cd/v3/cmd
+
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
@@ -359,7 +365,13 @@ test-operator: setup build cluster-api-operator ## Install the providers with th
 test-flux: setup build flux ## Create, scale and remove clusters with Flux from a Git repository, three minutes (not part of test).
 	@hack/setup.sh git
 	cd tools/flux && go mod tidy -diff
-	hack/isolated.sh flux go test -tags e2e,flux ./test/e2e/flux -count=1 -v -timeout 30m
+	hack/isolated.sh flux go test -tags e2e,gitops ./test/e2e/gitops -run TestFlux -count=1 -v -timeout 30m
+
+.PHONY: test-argocd
+test-argocd: setup build argo-cd ## Create, scale and remove a cluster with Argo CD from a Git repository, three minutes (not part of test).
+	@hack/setup.sh git redis-tools
+	cd tools/argo-cd && go mod tidy -diff
+	hack/isolated.sh argocd go test -tags e2e,gitops ./test/e2e/gitops -run TestArgoCD -count=1 -v -timeout 30m
 
 # SCREENSHOTS=1 replaces the pictures of docs/images.
 .PHONY: test-dashboard

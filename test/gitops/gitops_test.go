@@ -41,7 +41,11 @@ func newObject(kind string, observed float64, conditions ...string) object {
 		name, status, _ := strings.Cut(c, "=")
 		list = append(list, object{"type": name, "status": status, "message": "about " + name})
 	}
-	return object{"kind": kind, "metadata": object{"generation": 2.0}, "spec": object{}, "status": object{"observedGeneration": observed, "conditions": list}}
+	spec := object{}
+	if kind == "MachineDeployment" {
+		spec["template"] = object{}
+	}
+	return object{"kind": kind, "metadata": object{"generation": 2.0}, "spec": spec, "status": object{"observedGeneration": observed, "conditions": list}}
 }
 
 // health runs a script as Argo CD does: without the libraries of Lua for strings and files.
@@ -122,8 +126,15 @@ func kinds(t *testing.T) map[string]string {
 	return groups
 }
 
-// argoScripts returns the scripts of the ConfigMap of Argo CD: for a Cluster, and for each kind of Capstan.
-func argoScripts(t *testing.T) (ofCluster, ofCapstan string) {
+const (
+	ofCluster     = "cluster.x-k8s.io/Cluster"
+	ofDeployment  = "cluster.x-k8s.io/MachineDeployment"
+	ofMachinePool = "cluster.x-k8s.io/MachinePool"
+	ofCapstan     = "*.capstan.dev/*"
+)
+
+// argoScripts returns the scripts of the ConfigMap of Argo CD.
+func argoScripts(t *testing.T) map[string]string {
 	t.Helper()
 	var config struct {
 		Data map[string]string `json:"data"`
@@ -135,30 +146,31 @@ func argoScripts(t *testing.T) (ofCluster, ofCapstan string) {
 	if err := yaml.UnmarshalStrict([]byte(config.Data["resource.customizations"]), &scripts); err != nil {
 		t.Fatal(err)
 	}
-	const pattern = "*.capstan.dev/*"
-	ofCluster, ofCapstan = scripts["cluster.x-k8s.io/Cluster"].Lua, scripts[pattern].Lua
-	if len(scripts) != 2 || ofCluster == "" || ofCapstan == "" {
-		t.Fatalf("expected scripts for cluster.x-k8s.io/Cluster and %s, found %v", pattern, scripts)
+	wanted := map[string]string{}
+	for _, name := range []string{ofCluster, ofDeployment, ofMachinePool, ofCapstan} {
+		if wanted[name] = scripts[name].Lua; wanted[name] == "" || len(scripts) != 4 {
+			t.Fatalf("want four scripts, and one for %s; found %v", name, scripts)
+		}
 	}
 	for kind, group := range kinds(t) {
 		if matched, err := filepath.Match("*.capstan.dev", group); err != nil || !matched {
-			t.Errorf("%s does not match the group %s of %s", pattern, group, kind)
+			t.Errorf("%s does not match the group %s of %s", ofCapstan, group, kind)
 		}
 	}
-	return ofCluster, ofCapstan
+	return wanted
 }
 
 func TestArgoCDHealth(t *testing.T) {
-	ofCluster, ofCapstan := argoScripts(t)
+	scripts := argoScripts(t)
 	check := func(script, what string, o object, want ...string) {
 		t.Helper()
-		status, message := health(t, script, o)
+		status, message := health(t, scripts[script], o)
 		if got := []string{status, message}; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s, %s: health %q, want %q", o["kind"], what, got, want)
 		}
 	}
 	all := kinds(t)
-	all["Cluster"] = "cluster.x-k8s.io"
+	all["Cluster"], all["MachineDeployment"] = "cluster.x-k8s.io", "cluster.x-k8s.io"
 	for kind := range all {
 		if strings.HasSuffix(kind, "Template") {
 			template := object{"kind": kind, "metadata": object{"generation": 1.0}, "spec": object{"template": object{}}}
@@ -169,6 +181,8 @@ func TestArgoCDHealth(t *testing.T) {
 		switch kind {
 		case "Cluster":
 			script, condition = ofCluster, "Available"
+		case "MachineDeployment":
+			script, condition = ofDeployment, "Available"
 		case "CapstanControlPlane":
 			condition = "Available"
 		}
@@ -181,6 +195,30 @@ func TestArgoCDHealth(t *testing.T) {
 		check(script, "unknown", newObject(kind, 2, condition+"=Unknown"), "Progressing", "about "+condition)
 		check(script, "well", newObject(kind, 2, "Paused=False", condition+"=True", "RollingOut=False"), "Healthy", "about "+condition)
 		check(script, "a rollout", newObject(kind, 2, condition+"=True", "RollingOut=True"), "Progressing", "about RollingOut")
+	}
+}
+
+func TestArgoCDHealthOfMachinePool(t *testing.T) {
+	script := argoScripts(t)[ofMachinePool]
+	pool := func(status object) object {
+		return object{"kind": "MachinePool", "metadata": object{"generation": 2.0}, "spec": object{"replicas": 3.0, "template": object{}}, "status": status}
+	}
+	without := pool(nil)
+	delete(without, "status")
+	for name, test := range map[string]struct {
+		object object
+		want   string
+	}{
+		"no status":             {without, "Progressing"},
+		"no replicas":           {pool(object{"observedGeneration": 2.0}), "Progressing"},
+		"an earlier generation": {pool(object{"observedGeneration": 1.0, "availableReplicas": 3.0}), "Progressing"},
+		"too few":               {pool(object{"observedGeneration": 2.0, "availableReplicas": 2.0}), "Progressing"},
+		"too many":              {pool(object{"observedGeneration": 2.0, "availableReplicas": 4.0}), "Progressing"},
+		"well":                  {pool(object{"observedGeneration": 2.0, "availableReplicas": 3.0}), "Healthy"},
+	} {
+		if got, _ := health(t, script, test.object); got != test.want {
+			t.Errorf("%s: health %s, want %s", name, got, test.want)
+		}
 	}
 }
 

@@ -1,7 +1,7 @@
-//go:build e2e && flux
+//go:build e2e && gitops
 
-// Package flux runs the controllers of Flux against a management plane. The test needs root, git and the built binaries.
-package flux
+// Package gitops runs Flux and Argo CD against a management plane. The tests need root, git and the built binaries.
+package gitops
 
 import (
 	"os"
