@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -38,8 +39,18 @@ func claimsOf(ctx context.Context, c client.Reader, capstan *infrav1.CapstanClus
 	}
 	return slices.DeleteFunc(list.Items, func(claim capiipamv1.IPAddressClaim) bool {
 		controller := metav1.GetControllerOfNoCopy(&claim)
-		return !strings.HasPrefix(claim.Name, claimPrefix(capstan.Name)) || controller != nil && (controller.Kind != "CapstanCluster" || controller.Name != capstan.Name)
+		return !isClaimName(capstan.Name, claim.Name) || controller != nil && (controller.Kind != "CapstanCluster" || controller.Name != capstan.Name)
 	}), nil
+}
+
+// claimSuffix is the rest of the name of a claim after claimPrefix; see claimName.
+var claimSuffix = regexp.MustCompile(`^[0-9a-f]{16}(-ipv6)?$`)
+
+// isClaimName reports whether claimName can have made a name. The claims of a machine whose name begins like that of a Service, and
+// those of users, have other names. They can be without an owner, after a restore of a backup.
+func isClaimName(cluster, name string) bool {
+	suffix, found := strings.CutPrefix(name, claimPrefix(cluster))
+	return found && claimSuffix.MatchString(suffix)
 }
 
 // ClaimsGone deletes the claims for the Services of a cluster that hosts no longer have, and reports whether none remains.

@@ -1,0 +1,68 @@
+package services
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// A backup tool restores claims without owner references. Those of machines whose names begin like those of Services, and those of
+// users, are not the claims of Services: Capstan would delete them, and their addresses would be free.
+func TestClaimsOf(t *testing.T) {
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{UID: "5d0f1a52-7f3e-4c0e-8c5c-0d6a3b1c9e11"}}
+	four, six := claimName("demo", service, corev1.IPv4Protocol), claimName("demo", service, corev1.IPv6Protocol)
+	owner := func(kind, name string) *metav1.OwnerReference {
+		return &metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: kind, Name: name, UID: "1", Controller: ptr.To(true)}
+	}
+	tests := map[string]struct {
+		cluster string
+		owner   *metav1.OwnerReference
+		ours    bool
+	}{
+		four: {"demo", owner("CapstanCluster", "demo"), true},
+		six:  {"demo", nil, true},
+		claimName("demo", &corev1.Service{}, corev1.IPv4Protocol): {"demo", owner("CapstanCluster", "other"), false},
+		"demo-svc-x7k2p-9fhzq-0":                                  {"demo", nil, false}, // of the MachineDeployment demo-svc
+		"demo-svc-0123456789abcdef-0":                             {"demo", nil, false}, // of a machine with an unlucky name
+		"demo-svc-0123456789abcde":                                {"demo", nil, false},
+		"demo-svc-mail":                                           {"demo", nil, false}, // of a user
+		"demo-svc-x7k2p-9fhzq-1":                                  {"demo", owner("CapstanMachine", "demo-svc-x7k2p-9fhzq"), false},
+		"demo-endpoint":                                           {"demo", nil, false},
+		"demo-svc-fedcba9876543210":                               {"another", nil, false},
+	}
+	scheme := runtime.NewScheme()
+	if err := capiipamv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	var all []client.Object
+	for name, test := range tests {
+		claim := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{clusterv1.ClusterNameLabel: test.cluster}}}
+		if test.owner != nil {
+			claim.OwnerReferences = []metav1.OwnerReference{*test.owner}
+		}
+		all = append(all, claim)
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(all...).Build()
+	got, err := claimsOf(t.Context(), c, &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "demo"}}, "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(tests)) {
+		found := slices.ContainsFunc(got, func(claim capiipamv1.IPAddressClaim) bool { return claim.Name == name })
+		if found != tests[name].ours {
+			t.Errorf("%s: is a claim of a Service: %v, expected %v", name, found, tests[name].ours)
+		}
+	}
+}
