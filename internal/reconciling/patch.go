@@ -77,10 +77,25 @@ func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
 	return nil
 }
 
+// maxMessage is the maximum length of the message of a condition, in characters. It is that of v1beta1. The API server would refuse the
+// whole status with a message of more than 32768 characters. Hosts and workload clusters are the sources of many messages.
+const maxMessage = 10240
+
+// shorten shortens the messages of conditions that are too long.
+func shorten(obj conditions.Setter) {
+	all := obj.GetConditions()
+	for i := range all {
+		if runes := []rune(all[i].Message); len(runes) > maxMessage {
+			all[i].Message = string(runes[:maxMessage-1]) + "…"
+		}
+	}
+}
+
 // writeStatus writes the status. A merge patch replaces the list of conditions, so the patch has a resourceVersion. If the
 // stored object is newer, the changed conditions are applied to it, and conditions of other writers stay.
 func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	setObservedGeneration(obj)
+	shorten(obj)
 	change, err := p.changes(obj)
 	if err != nil {
 		return err

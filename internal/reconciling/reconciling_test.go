@@ -1,6 +1,7 @@
 package reconciling_test
 
 import (
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,6 +176,29 @@ func TestPatchKeepsConditionsOfOthers(t *testing.T) {
 				t.Errorf("stored: %+v", got)
 			}
 		})
+	}
+}
+
+// A message that the API server would refuse together with the whole status is shortened. A repeated write of it sends no request.
+func TestPatchShortensMessages(t *testing.T) {
+	c, m := stored(t)
+	var version string
+	for range 2 {
+		version = m.ResourceVersion
+		patch := reconciling.NewPatch(m, c)
+		conditions.Set(m, metav1.Condition{Type: "A", Status: metav1.ConditionFalse, Reason: "Refused", Message: strings.Repeat("ü", 40000)})
+		if err := patch.Write(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(m), m); err != nil {
+			t.Fatal(err)
+		}
+		if message := []rune(conditions.GetMessage(m, "A")); len(message) != 10240 || message[10239] != '…' {
+			t.Errorf("a message of %d characters", len(message))
+		}
+	}
+	if m.ResourceVersion != version {
+		t.Errorf("resourceVersion %s, want %s", m.ResourceVersion, version)
 	}
 }
 
