@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,11 @@ const (
 	callTimeout = 20 * time.Second
 	// maxMessageBytes is enough for bootstrap data, which fits into a Secret and has at most 1 MiB.
 	maxMessageBytes = 8 << 20
+
+	// maxMirrorBytes bounds the objects of a host in the memory of the manager. Those of a host with 250 machines have less than 1 MiB.
+	maxMirrorBytes = 64 << 20
+	// maxText bounds the text of a host's error in bytes: it gets into conditions and logs.
+	maxText = 4096
 
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 5 * time.Second
@@ -64,6 +70,7 @@ type Host struct {
 	info          *hostpb.HostInfo
 	machines      map[string]*hostpb.Machine
 	loadBalancers map[string]*hostpb.LoadBalancer
+	bytes         int // of info, machines and loadBalancers
 	promised      map[string]Resources
 	removals      int // of machines, reported by the host
 	spans         map[string]*span
@@ -161,7 +168,18 @@ func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost,
 func withTimeout(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return invoke(ctx, method, req, reply, conn, opts...)
+	return bounded(invoke(ctx, method, req, reply, conn, opts...))
+}
+
+// bounded returns an error of a host with its code, its details and a text of at most maxText bytes.
+func bounded(err error) error {
+	s, ok := status.FromError(err)
+	if !ok || len(s.Message()) <= maxText {
+		return err
+	}
+	short := s.Proto()
+	short.Message = strings.ToValidUTF8(short.GetMessage()[:maxText], "") + "…"
+	return status.ErrorProto(short)
 }
 
 // Name of the CapstanHost.
@@ -241,7 +259,7 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && h.machines[id] == nil && h.removals == before {
-		h.machines[id] = m
+		keep(h, h.machines, id, m)
 		delete(h.promised, id)
 	}
 	return m, nil
@@ -317,7 +335,7 @@ func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && before != nil && h.machines[id] == before {
-		h.machines[id] = m
+		keep(h, h.machines, id, m)
 		h.kept(m)
 	}
 	return m, nil
@@ -466,6 +484,9 @@ func (h *Host) watch(ctx context.Context) (synced bool, err error) {
 			present[e.GetLoadBalancer().GetId()] = true
 		}
 		h.apply(e)
+		if err := h.bound(); err != nil {
+			return synced, err
+		}
 	}
 }
 
@@ -485,17 +506,23 @@ func (h *Host) apply(e *hostpb.Event) {
 			h.removals++
 			h.forget(o.Machine.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
 		}
-		put(h.machines, o.Machine.GetSpec().GetId(), o.Machine, gone)
 		if gone {
+			drop(h, h.machines, o.Machine.GetSpec().GetId())
 			delete(h.promised, o.Machine.GetSpec().GetId())
 		} else {
+			keep(h, h.machines, o.Machine.GetSpec().GetId(), o.Machine)
 			h.kept(o.Machine)
 		}
 	case *hostpb.Event_LoadBalancer:
 		out.LoadBalancer = o.LoadBalancer
-		put(h.loadBalancers, o.LoadBalancer.GetId(), o.LoadBalancer, gone)
+		if gone {
+			drop(h, h.loadBalancers, o.LoadBalancer.GetId())
+		} else {
+			keep(h, h.loadBalancers, o.LoadBalancer.GetId(), o.LoadBalancer)
+		}
 	case *hostpb.Event_Host:
 		changed = !proto.Equal(h.info, o.Host)
+		h.bytes += proto.Size(o.Host) - proto.Size(h.info)
 		h.info = o.Host
 	}
 	capacity := h.err == nil && (changed || h.exclusive().exceeds(before))
@@ -516,12 +543,32 @@ func (h *Host) apply(e *hostpb.Event) {
 	}
 }
 
-func put[T any](m map[string]T, id string, v T, gone bool) {
-	if gone {
-		delete(m, id)
-		return
+// keep puts an object into the mirror; h.mu is held.
+func keep[T proto.Message](h *Host, mirror map[string]T, id string, object T) {
+	drop(h, mirror, id)
+	mirror[id] = object
+	h.bytes += proto.Size(object)
+}
+
+// drop removes an object from the mirror; h.mu is held.
+func drop[T proto.Message](h *Host, mirror map[string]T, id string) {
+	if object, found := mirror[id]; found {
+		h.bytes -= proto.Size(object)
+		delete(mirror, id)
 	}
-	m[id] = v
+}
+
+// bound empties the mirror of a host that reports too much, and returns an error.
+func (h *Host) bound() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.bytes <= maxMirrorBytes {
+		return nil
+	}
+	h.info, h.bytes = nil, 0
+	clear(h.machines)
+	clear(h.loadBalancers)
+	return fmt.Errorf("expected at most %d MiB of machines and load balancers, found more: restart capstand of this host, or remove the host", maxMirrorBytes>>20)
 }
 
 // synced drops the objects that the host no longer has, and marks the host as connected.
@@ -533,13 +580,13 @@ func (h *Host) synced(present map[string]bool) {
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {
-			delete(h.machines, id)
+			drop(h, h.machines, id)
 			lost = append(lost, Event{Host: h.name, Machine: m})
 		}
 	}
 	for id, lb := range h.loadBalancers {
 		if !present[id] {
-			delete(h.loadBalancers, id)
+			drop(h, h.loadBalancers, id)
 			lost = append(lost, Event{Host: h.name, LoadBalancer: lb})
 		}
 	}
@@ -565,8 +612,9 @@ func (h *Host) disconnected(err error) {
 	}
 }
 
-// Message returns the error text of a host without gRPC's prefix.
+// Message returns the error text of a host without gRPC's prefix, bounded.
 func Message(err error) string {
+	err = bounded(err)
 	if s, ok := status.FromError(err); ok {
 		return s.Message()
 	}

@@ -2,14 +2,21 @@ package connections
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"net"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 // listen starts a manager with the place of a host, and returns the configuration of the host.
@@ -24,7 +31,7 @@ func listen(t *testing.T, change func(*Inbound)) (*WithT, *slot, *tls.Config, st
 	in := NewInbound()
 	in.Address = listener.Addr().String()
 	change(in)
-	s, err := in.open("h", creds, nil)
+	s, err := in.open("h", creds, func(*x509.Certificate) {})
 	g.Expect(err).NotTo(HaveOccurred())
 	go func() { _ = in.Serve(t.Context(), listener) }()
 	config, err := credentials.In(dir).DialConfig("h")
@@ -118,4 +125,47 @@ func TestIdleConnections(t *testing.T) {
 	s.close()
 	_, err = s.dial(t.Context(), "")
 	g.Expect(err).To(MatchError(net.ErrClosed))
+}
+
+// A host cannot fill the memory of the manager with objects. What it removes does not count.
+func TestMirrorIsBounded(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	h := &Host{machines: map[string]*hostpb.Machine{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, promised: map[string]Resources{}, notify: func(Event) {}}
+	message := strings.Repeat("x", 1<<20)
+	report := func(kind hostpb.Event_Type, id string) error {
+		h.apply(&hostpb.Event{Type: kind, Object: &hostpb.Event_Machine{Machine: &hostpb.Machine{
+			Spec: &hostpb.MachineSpec{Id: id}, Status: &hostpb.MachineStatus{Message: message},
+		}}})
+		return h.bound()
+	}
+	for range 3 * maxMirrorBytes / len(message) {
+		g.Expect(report(hostpb.Event_CHANGED, "a")).To(Succeed(), "an object that changes")
+	}
+	g.Expect(report(hostpb.Event_DELETED, "a")).To(Succeed())
+	g.Expect(h.bytes).To(BeZero())
+	h.apply(&hostpb.Event{Object: &hostpb.Event_LoadBalancer{LoadBalancer: &hostpb.LoadBalancer{Id: "l", Message: message}}})
+	var err error
+	reported := 0
+	for ; err == nil && reported < 1000; reported++ {
+		err = report(hostpb.Event_CHANGED, strconv.Itoa(reported))
+	}
+	g.Expect(err).To(MatchError(ContainSubstring("expected at most 64 MiB")))
+	g.Expect(reported).To(Equal(maxMirrorBytes/len(message)-1), "with the load balancer")
+	g.Expect(h.Machines()).To(BeEmpty())
+	g.Expect(report(hostpb.Event_CHANGED, "again")).To(Succeed())
+	g.Expect(h.bytes).To(Equal(proto.Size(h.Machine("again"))))
+}
+
+// The text of an error of a host is bounded. Its code stays.
+func TestErrorsAreBounded(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	long := status.Error(codes.AlreadyExists, strings.Repeat("ü", 1<<20))
+	g.Expect(Code(bounded(long))).To(Equal(codes.AlreadyExists))
+	g.Expect(len(bounded(long).Error())).To(BeNumerically("<", 2*maxText))
+	g.Expect(len(Message(long))).To(BeNumerically("<=", maxText+len("…")))
+	short := status.Error(codes.NotFound, "no machine")
+	g.Expect(bounded(short)).To(BeIdenticalTo(short))
+	g.Expect(bounded(nil)).To(Succeed())
 }
