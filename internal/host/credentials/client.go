@@ -47,13 +47,7 @@ func (c Client) Transport(now time.Time, seen func(*x509.Certificate)) (credenti
 	if err != nil {
 		return nil, err
 	}
-	config.VerifyConnection = func(state tls.ConnectionState) error {
-		if seen != nil {
-			seen(state.PeerCertificates[0])
-		}
-		return nil
-	}
-	return patient{credentials.NewTLS(config)}, nil
+	return patient{credentials.NewTLS(config), seen}, nil
 }
 
 // config returns the TLS configuration of a client.
@@ -78,6 +72,9 @@ func (c Client) config(now time.Time) (*tls.Config, error) {
 // instead of the reason.
 type patient struct {
 	credentials.TransportCredentials
+	// seen is nil, or is called with the certificate of each host. VerifyConnection of TLS would be too early: at that moment the other
+	// side has not proved that it has the key of the certificate.
+	seen func(*x509.Certificate)
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
@@ -85,6 +82,9 @@ func (p patient) ClientHandshake(ctx context.Context, authority string, raw net.
 	conn, info, err := p.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	if err != nil {
 		return nil, nil, err
+	}
+	if tlsInfo, ok := info.(credentials.TLSInfo); ok && p.seen != nil {
+		p.seen(tlsInfo.State.PeerCertificates[0])
 	}
 	deadline, _ := ctx.Deadline()
 	first := make([]byte, 1)
@@ -101,7 +101,7 @@ func (p patient) ClientHandshake(ctx context.Context, authority string, raw net.
 
 // Clone implements credentials.TransportCredentials.
 func (p patient) Clone() credentials.TransportCredentials {
-	return patient{p.TransportCredentials.Clone()}
+	return patient{p.TransportCredentials.Clone(), p.seen}
 }
 
 // begun is a connection whose first byte was read already.

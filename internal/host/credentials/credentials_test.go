@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"os"
 	"path/filepath"
@@ -244,5 +245,61 @@ func TestModes(t *testing.T) {
 	}
 	if _, err := credentials.Make(dir, nil, time.Hour, time.Now()); err == nil {
 		t.Error("created a certificate without an address")
+	}
+}
+
+// A certificate counts as seen only if the other side has its key: everybody can read certificates during a handshake.
+func TestSeen(t *testing.T) {
+	dir := t.TempDir()
+	client := issue(t, dir, time.Hour, time.Now(), "127.0.0.1")
+	files := credentials.In(dir)
+	own, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := t.TempDir()
+	issue(t, other, time.Hour, time.Now(), "127.0.0.1")
+	foreign, err := tls.LoadX509KeyPair(credentials.In(other).Cert, credentials.In(other).Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		served tls.Certificate
+		seen   int32
+	}{
+		"with its key":        {own, 1},
+		"with another key":    {tls.Certificate{Certificate: own.Certificate, PrivateKey: foreign.PrivateKey}, 0},
+		"another certificate": {foreign, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{test.served}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			go func() {
+				if conn, err := listener.Accept(); err == nil {
+					_, _ = conn.Write([]byte("x"))
+					_, _ = conn.Read(make([]byte, 1))
+					_ = conn.Close()
+				}
+			}()
+			var seen atomic.Int32
+			transport, err := client.Transport(time.Now(), func(*x509.Certificate) { seen.Add(1) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw, err := net.Dial("tcp", listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer raw.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, _, err = transport.ClientHandshake(ctx, listener.Addr().String(), raw)
+			if seen.Load() != test.seen || (err == nil) != (test.seen == 1) {
+				t.Errorf("seen %d times, expected %d: %v", seen.Load(), test.seen, err)
+			}
+		})
 	}
 }

@@ -58,9 +58,8 @@ func (s Server) DialConfig(name string) (*tls.Config, error) {
 	}, nil
 }
 
-// AcceptConfig returns mutual TLS for a manager that the host of this name dials. If seen is not nil, it is called with the
-// certificate of each host that is accepted.
-func (c Client) AcceptConfig(name string, now time.Time, seen func(*x509.Certificate)) (*tls.Config, error) {
+// AcceptConfig returns mutual TLS for a manager that the host of this name dials.
+func (c Client) AcceptConfig(name string, now time.Time) (*tls.Config, error) {
 	config, err := c.config(now)
 	if err != nil {
 		return nil, err
@@ -74,13 +73,7 @@ func (c Client) AcceptConfig(name string, now time.Time, seen func(*x509.Certifi
 				return err
 			}
 			// Several hosts may have one authority.
-			if err := state.PeerCertificates[0].VerifyHostname(name); err != nil {
-				return err
-			}
-			if seen != nil {
-				seen(state.PeerCertificates[0])
-			}
-			return nil
+			return state.PeerCertificates[0].VerifyHostname(name)
 		},
 	}, nil
 }

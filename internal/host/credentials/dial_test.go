@@ -2,14 +2,12 @@ package credentials_test
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/host/credentials"
-	"capstan.dev/capstan/internal/pki"
 )
 
 // shake makes a TLS handshake. It returns the error of each side: with TLS 1.3 the client finds the server's refusal at its first read.
@@ -57,7 +55,7 @@ func TestDial(t *testing.T) {
 
 	good := func() *tls.Config { return dialConfig(t, files, "h") }
 	accept := func(c credentials.Client, name string) *tls.Config {
-		config, err := c.AcceptConfig(name, now, nil)
+		config, err := c.AcceptConfig(name, now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,23 +129,5 @@ func TestDialName(t *testing.T) {
 		if name := credentials.DialHostName(serverName); name != want {
 			t.Errorf("%q: found %q", serverName, name)
 		}
-	}
-}
-
-// seen is called with accepted certificates only.
-func TestDialSeen(t *testing.T) {
-	dir := t.TempDir()
-	client := issue(t, dir, time.Hour, time.Now(), "h")
-	var seen []*x509.Certificate
-	for _, name := range []string{"other", "h"} {
-		config, err := client.AcceptConfig(name, time.Now(), func(c *x509.Certificate) { seen = append(seen, c) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = shake(t, dialConfig(t, credentials.In(dir), "h"), config)
-	}
-	served, err := pki.ReadCert(credentials.In(dir).Cert)
-	if err != nil || len(seen) != 1 || !seen[0].Equal(served) {
-		t.Errorf("seen %d certificates, %v", len(seen), err)
 	}
 }

@@ -164,13 +164,13 @@ func (i *Inbound) closeIdle() {
 	}
 }
 
-// open makes the place of a host, instead of the one before.
+// open makes the place of a host, instead of the one before. seen is called with the certificate of each connection of the host.
 func (i *Inbound) open(name string, creds credentials.Client, seen func(*x509.Certificate)) (*slot, error) {
-	config, err := creds.AcceptConfig(name, time.Now(), seen)
+	config, err := creds.AcceptConfig(name, time.Now())
 	if err != nil {
 		return nil, err
 	}
-	s := &slot{listening: i.Address != "", config: config, arrived: make(chan struct{}), closed: make(chan struct{})}
+	s := &slot{listening: i.Address != "", config: config, seen: seen, arrived: make(chan struct{}), closed: make(chan struct{})}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if before := i.slots[name]; before != nil {
@@ -194,7 +194,9 @@ func (i *Inbound) remove(name string, s *slot) {
 type slot struct {
 	listening bool
 	config    *tls.Config
-	closed    chan struct{}
+	// seen is called with the certificate of each connection of the host.
+	seen   func(*x509.Certificate)
+	closed chan struct{}
 
 	mu      sync.Mutex
 	idle    []*idle
@@ -208,7 +210,7 @@ type idle struct {
 	alive bool // after done
 }
 
-// add takes a connection of the host.
+// add takes a connection of the host. Its handshake has proved that the host has the key of its certificate.
 func (s *slot) add(conn *tls.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,6 +225,7 @@ func (s *slot) add(conn *tls.Conn) {
 		s.idle = s.idle[1:]
 	}
 	c := &idle{Conn: conn, done: make(chan struct{})}
+	s.seen(conn.ConnectionState().PeerCertificates[0])
 	s.idle = append(s.idle, c)
 	close(s.arrived)
 	s.arrived = make(chan struct{})

@@ -1,6 +1,7 @@
 package connections_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"net"
@@ -164,6 +165,17 @@ func TestHostDialsRefused(t *testing.T) {
 	}
 	p.Expect(h.Connected()).To(Succeed())
 	p.Expect(h.Handshake(t.Context(), time.Now())).To(Succeed(), "the host's next connection is accepted")
+
+	// A former certificate of the host, without its key, is refused and does not count as the certificate of the host.
+	_, err = credentials.Make(dir, []string{"h"}, time.Hour, time.Now())
+	p.Expect(err).NotTo(HaveOccurred())
+	former := good.Certificates[0]
+	isFormer := func() bool { return bytes.Equal(h.Served().Raw, former.Certificate[0]) }
+	p.Eventually(func() bool { return h.Handshake(t.Context(), time.Now()) == nil && !isFormer() }).Should(BeTrue())
+	replayed := good.Clone()
+	replayed.Certificates = []tls.Certificate{{Certificate: former.Certificate, PrivateKey: foreign.Certificates[0].PrivateKey}}
+	p.Expect(firstByte(p.address, replayed)).To(HaveOccurred())
+	p.Expect(isFormer()).To(BeFalse(), "the host seems to show its former certificate")
 
 	// Another host of the same authority.
 	_, err = credentials.Make(dir, []string{"other"}, time.Hour, time.Now())
