@@ -20,8 +20,9 @@ import (
 const (
 	// timeout of the connection, and of the TLS handshake.
 	timeout = 10 * time.Second
-	// maxUsed bounds the connections that the manager uses at once: one for its reconcilers, one for each shell or log.
-	maxUsed = 64
+	// maxUsed bounds the connections that the manager uses at once: one for its reconcilers, one for each shell, log or upload. A
+	// manager admits 128 of the latter (package machineaccess), so its users cannot keep the reconcilers out.
+	maxUsed = 256
 
 	// DefaultSpare is the longest life of a spare connection. A middlebox may have forgotten it, and the certificate may be renewed.
 	DefaultSpare = time.Minute
@@ -119,7 +120,7 @@ func (l *Listener) keep() {
 		if time.Since(begun) > maxPause {
 			pause = backoff.Jittered(minPause, maxPause)
 		}
-		if text := err.Error(); l.ctx.Err() == nil && text != last {
+		if text := reason(err); l.ctx.Err() == nil && text != last {
 			l.Log.Warn("No connection to the manager. The host dials again. Check that a CapstanHost with the name of this host and with connection FromHost exists, and that the manager has --host-listen-address", "manager", l.Address, "error", err)
 			last = text
 		}
@@ -129,6 +130,14 @@ func (l *Listener) keep() {
 		case <-time.After(pause.Step()):
 		}
 	}
+}
+
+// reason is the text of an error without the port of the host, which differs with each connection.
+func reason(err error) string {
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		return op.Op + " " + op.Err.Error()
+	}
+	return err.Error()
 }
 
 // spare opens a connection, and returns it when the manager uses it.
