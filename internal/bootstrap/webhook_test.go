@@ -54,6 +54,14 @@ func TestRules(t *testing.T) {
 	dns := func(c bootstrapv1.CoreDNSSpec) func(*spec) {
 		return func(s *spec) { s.Role, s.Cluster.CoreDNS = bootstrapv1.RoleControlPlane, c }
 	}
+	user := func(change func(*bootstrapv1.User)) func(*spec) {
+		return func(s *spec) {
+			u := bootstrapv1.User{Name: "ann"}
+			change(&u)
+			s.Users = []bootstrapv1.User{u}
+		}
+	}
+	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"
 	environment := func(variables ...bootstrapv1.EnvVar) func(*spec) {
 		return func(s *spec) { s.Kubelet.Env = variables }
 	}
@@ -107,6 +115,39 @@ func TestRules(t *testing.T) {
 		"images": {func(s *spec) {
 			s.Images = []string{"a.test:5000/team/app:v1", "docker.io/a/b@sha256:" + strings.Repeat("0", 64)}
 		}, ""},
+		"a user": {user(func(u *bootstrapv1.User) {
+			*u = bootstrapv1.User{Name: "ann_b-1", Gecos: "Ann Bäcker", PrimaryGroup: "staff", Groups: []string{"adm", "www-data"}, HomeDir: "/srv/ann.b", Shell: "/bin/bash",
+				PasswdFrom: bootstrapv1.PasswdSource{Secret: both.Secret}, LockPassword: ptr.To(false), Sudo: "ALL=(ALL) NOPASSWD:ALL",
+				SSHAuthorizedKeys: []string{key, `from="10.0.0.0/8",no-pty ` + key + " ann@example.com", "sk-ssh-ed25519@openssh.com AAAAGnNrLXNz= x", "ecdsa-sha2-nistp256 AAAAE2Vj=="}}
+		}), ""},
+		"root as user":                  {user(func(u *bootstrapv1.User) { u.Name = "root" }), "found a name of a system account"},
+		"etcd as user":                  {user(func(u *bootstrapv1.User) { u.Name = "etcd" }), "found a name of a system account"},
+		"a component as user":           {user(func(u *bootstrapv1.User) { u.Name = "kube-apiserver" }), "found a name of a system account"},
+		"a user of systemd":             {user(func(u *bootstrapv1.User) { u.Name = "systemd-resolve" }), "found a name of a system account"},
+		"a user with a colon":           {user(func(u *bootstrapv1.User) { u.Name = "a:b" }), "expected a name with lower case letters"},
+		"a user with two lines":         {user(func(u *bootstrapv1.User) { u.Name = "a\nb" }), "expected a name with lower case letters"},
+		"a user as option":              {user(func(u *bootstrapv1.User) { u.Name = "-b" }), "expected a name with lower case letters"},
+		"a user without a name":         {user(func(u *bootstrapv1.User) { u.Name = "" }), "name"},
+		"a long user":                   {user(func(u *bootstrapv1.User) { u.Name = strings.Repeat("a", 33) }), "may not be more than 32"},
+		"a user twice":                  {func(s *spec) { s.Users = []bootstrapv1.User{{Name: "ann"}, {Name: "ann"}} }, "Duplicate value"},
+		"17 users":                      {func(s *spec) { s.Users = manyUsers(17) }, "must have at most 16 items"},
+		"a description of 2 parts":      {user(func(u *bootstrapv1.User) { u.Gecos = "Ann:/root" }), "expected a text without"},
+		"a description of 2 lines":      {user(func(u *bootstrapv1.User) { u.Gecos = "Ann\nbob" }), "expected a text without"},
+		"a group with a comma":          {user(func(u *bootstrapv1.User) { u.Groups = []string{"a,b"} }), "expected names with lower case"},
+		"a primary group as text":       {user(func(u *bootstrapv1.User) { u.PrimaryGroup = "Staff of x" }), "expected a name with lower case letters"},
+		"a relative home":               {user(func(u *bootstrapv1.User) { u.HomeDir = "home/ann" }), "expected an absolute path"},
+		"a home outside":                {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/../etc" }), "expected an absolute path"},
+		"a home with a colon":           {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/ann:/x" }), "expected an absolute path"},
+		"a shell with arguments":        {user(func(u *bootstrapv1.User) { u.Shell = "/bin/sh -x" }), "expected the absolute path of a program"},
+		"a source without a key":        {user(func(u *bootstrapv1.User) { u.PasswdFrom.Secret.Name = "a" }), "key"},
+		"a rule without effect":         {user(func(u *bootstrapv1.User) { u.Sudo = "yes" }), "expected one rule of sudoers"},
+		"two rules":                     {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\nbob ALL=ALL" }), "expected one rule of sudoers"},
+		"a rule that goes on":           {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\\" }), "expected one rule of sudoers"},
+		"no public key":                 {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"hunter2hunter2hunter2"} }), "expected lines of authorized_keys"},
+		"two keys in one":               {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + "\n" + key} }), "expected lines of authorized_keys"},
+		"a private key":                 {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"-----BEGIN OPENSSH PRIVATE KEY-----"} }), "expected lines of authorized_keys"},
+		"a long key":                    {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + strings.Repeat("A", 4096)} }), "may not be more than 4096"},
+		"11 keys":                       {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = manyKeys(key, 11) }), "must have at most 10 items"},
 		"an image without a tag":        {func(s *spec) { s.Images = []string{"a.test/app"} }, "expected the full names of images"},
 		"an image without a registry":   {func(s *spec) { s.Images = []string{"nginx:v1"} }, "expected the full names of images"},
 		"an image with an option":       {func(s *spec) { s.Images = []string{"a.test/app:v1 --x"} }, "expected the full names of images"},
@@ -190,4 +231,18 @@ func numbered(count int) (names []string) {
 		names = append(names, fmt.Sprintf("a.test/app:v%d", i))
 	}
 	return names
+}
+
+func manyUsers(n int) (out []bootstrapv1.User) {
+	for i := range n {
+		out = append(out, bootstrapv1.User{Name: fmt.Sprintf("user%d", i)})
+	}
+	return out
+}
+
+func manyKeys(key string, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("%s %d", key, i))
+	}
+	return out
 }

@@ -89,6 +89,8 @@ var configFields = []field{
 		"path", "owner", "permissions", "encoding", "append", "repeatable", "content", "contentFrom.secret.name", "contentFrom.secret.key",
 		"contentFrom.configMap.name", "contentFrom.configMap.key",
 	}},
+	replaced("users", "they are created before the first start of the node", "name", "gecos", "primaryGroup", "groups", "homeDir", "shell",
+		"passwdFrom.secret.name", "passwdFrom.secret.key", "lockPassword", "sudo", "sshAuthorizedKeys"),
 	replaced("preCommands", "the commands run before the first start of the node: use updateCommands"),
 	replaced("postCommands", "the commands run after the first start of the node: use updateCommands"),
 	{path: "updateCommands", decide: decideInPlace},

@@ -238,6 +238,7 @@ func TestConfig(t *testing.T) {
 		"taints of a worker":              {spec{}, spec{Node: bootstrapv1.NodeSpec{Taints: &[]bootstrapv1.Taint{}}}, "node.taints Replace"},
 		"pre":                             {spec{PreCommands: []string{"a"}}, spec{PreCommands: []string{"b"}}, "preCommands Replace"},
 		"post":                            {spec{PostCommands: []string{"a"}}, spec{}, "postCommands Replace"},
+		"users":                           {spec{}, spec{Users: []bootstrapv1.User{{Name: "ann"}}}, "users Replace"},
 		"images":                          {spec{}, spec{Images: []string{"a.test/a:v1"}}, "images Replace"},
 		"update":                          {spec{}, spec{UpdateCommands: []string{"a"}}, "updateCommands InPlace"},
 		"registries":                      {spec{}, spec{Registries: []bootstrapv1.Registry{{Host: "a", Mirrors: []string{"https://b"}}}}, "registries Restart containerd"},

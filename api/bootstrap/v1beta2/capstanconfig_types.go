@@ -129,6 +129,15 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MaxItems=200
 	Files []File `json:"files,omitempty"`
 
+	// users are accounts of the machine. They exist before preCommands run, and files can name them as owners. They cannot change in
+	// place.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Users []User `json:"users,omitempty"`
+
 	// preCommands are shell commands that run before the node starts.
 	// +optional
 	// +listType=atomic
@@ -434,6 +443,89 @@ type File struct {
 	// contentFrom is the source of the content.
 	// +optional
 	ContentFrom ContentSource `json:"contentFrom,omitempty,omitzero"`
+}
+
+// User is an account of a machine. Its number is the first free one from 1000. If the root file system of the machine has the account
+// already, the account stays and gets the password, the keys and the rule for sudo.
+type User struct {
+	// name is the name of the account. The names of system accounts and of Capstan's services are refused.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z_][a-z0-9_-]*$')",message="expected a name with lower case letters, digits, '_' and '-', which does not begin with a digit or '-'"
+	// +kubebuilder:validation:XValidation:rule="!(self in ['root', 'daemon', 'bin', 'sys', 'sync', 'games', 'man', 'lp', 'mail', 'news', 'uucp', 'proxy', 'www-data', 'backup', 'list', 'irc', 'nobody', 'sshd', 'messagebus', 'etcd', 'coredns', 'metrics-server']) && !self.matches('^(_|kube-|systemd-)')",message="expected the name of a person or an application, found a name of a system account or of a service of Capstan: choose another name"
+	Name string `json:"name,omitempty"`
+
+	// gecos is a description of the account, for example the full name.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^:,=\\x00-\\x1f\\x7f]*$')",message="expected a text without ':', ',', '=' and control characters"
+	Gecos string `json:"gecos,omitempty"`
+
+	// primaryGroup is the group of the account. It is created if it is missing. Default: a group with the name of the account.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z_][a-z0-9_-]*$')",message="expected a name with lower case letters, digits, '_' and '-', which does not begin with a digit or '-'"
+	PrimaryGroup string `json:"primaryGroup,omitempty"`
+
+	// groups are further groups of the account. Missing groups are created.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.all(g, g.matches('^[a-z_][a-z0-9_-]*$'))",message="expected names with lower case letters, digits, '_' and '-', which do not begin with a digit or '-'"
+	Groups []string `json:"groups,omitempty"`
+
+	// homeDir is the home folder. Default: /home/NAME.
+	// +optional
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=255
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$')",message="expected an absolute path of letters, digits, '.', '_' and '-' in its shortest form, for example /home/ann"
+	HomeDir string `json:"homeDir,omitempty"`
+
+	// shell is the program that a login starts. Default: that of useradd on the machine, usually /bin/sh.
+	// +optional
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=255
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$')",message="expected the absolute path of a program, for example /bin/bash"
+	Shell string `json:"shell,omitempty"`
+
+	// passwdFrom is the source of the hash of the password, as in /etc/shadow. The account has no password without it.
+	// +optional
+	PasswdFrom PasswdSource `json:"passwdFrom,omitempty,omitzero"`
+
+	// lockPassword disables logins with the password. Default: true.
+	// +optional
+	LockPassword *bool `json:"lockPassword,omitempty"`
+
+	// sudo is the rule of the account for sudo without its name, for example ALL=(ALL) NOPASSWD:ALL. It becomes a file in
+	// /etc/sudoers.d and has no effect without sudo in the root file system of the machine.
+	// +optional
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^=\\x00-\\x1f\\x7f]+=[^\\x00-\\x1f\\x7f]+$') && !self.endsWith('\\\\')",message="expected one rule of sudoers without the name of the user, for example ALL=(ALL) NOPASSWD:ALL"
+	Sudo string `json:"sudo,omitempty"`
+
+	// sshAuthorizedKeys are the lines of .ssh/authorized_keys in the home folder. A machine has no SSH server of its own.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=10
+	// +kubebuilder:validation:items:MinLength=16
+	// +kubebuilder:validation:items:MaxLength=4096
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([^\\x00-\\x1f\\x7f]+ )?(ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+={0,2}( [^\\x00-\\x1f\\x7f]*)?$'))",message="expected lines of authorized_keys, each with one public key, for example: ssh-ed25519 AAAAC3Nz... ann@example.com"
+	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
+}
+
+// PasswdSource is the source of the hash of a password. It is not inline: everybody who can read the object could try passwords.
+type PasswdSource struct {
+	// secret names a key of a Secret in the namespace of the cluster.
+	// +required
+	Secret SecretKeyReference `json:"secret,omitempty,omitzero"`
 }
 
 // ContentSource is a source of content.

@@ -17,6 +17,9 @@ func References(spec bootstrapv1.CapstanConfigSpec) ([]bootstrapv1.SecretKeyRefe
 	for _, f := range spec.Files {
 		sources = append(sources, f.ContentFrom)
 	}
+	for _, u := range spec.Users {
+		sources = append(sources, bootstrapv1.ContentSource{Secret: u.PasswdFrom.Secret})
+	}
 	for _, r := range spec.Registries {
 		sources = append(sources, r.CA.ContentFrom)
 		if r.Credentials.Name != "" {

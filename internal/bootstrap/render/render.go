@@ -82,10 +82,13 @@ type writeFile struct {
 	Permissions string `json:"permissions"`
 	Encoding    string `json:"encoding,omitempty"`
 	Append      bool   `json:"append,omitempty"`
-	Content     string `json:"content"`
+	// Defer the file until the users exist.
+	Defer   bool   `json:"defer,omitempty"`
+	Content string `json:"content"`
 }
 
 type cloudConfig struct {
+	Users      []user      `json:"users,omitempty"`
 	WriteFiles []writeFile `json:"write_files"`
 	RunCmd     []string    `json:"runcmd"`
 }
@@ -97,7 +100,11 @@ func CloudConfig(in Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return marshal(cloudConfig{WriteFiles: files, RunCmd: commands(in.Spec)})
+	users, err := users(in)
+	if err != nil {
+		return nil, err
+	}
+	return marshal(cloudConfig{Users: users, WriteFiles: files, RunCmd: commands(in.Spec)})
 }
 
 // Update renders the data of an update in place: the configuration of the node, and the files and commands that can be
@@ -253,6 +260,7 @@ func (in Input) userFile(f bootstrapv1.File) (writeFile, error) {
 	}
 	if f.Owner != "" {
 		out.Owner = f.Owner
+		out.Defer = ownerOfUsers(f.Owner, in.Spec.Users)
 	}
 	out.Append = ptr.Deref(f.Append, false)
 	switch f.Encoding {

@@ -87,7 +87,14 @@ func everything(t *testing.T) render.Input {
 			{Path: "/etc/motd", Content: "hello: \"world\"\n\ttab # no comment\n", Append: ptr.To(true)},
 			{Path: "/etc/secret", ContentFrom: bootstrapv1.ContentSource{Secret: secret("files", "binary")}, Owner: "nobody:nogroup"},
 			{Path: "/etc/encoded", Content: "aGVsbG8=", Encoding: bootstrapv1.EncodingBase64, Permissions: "0700"},
+			{Path: "/home/ann/notes", Content: "of ann", Owner: "ann:ann"},
 			{Path: "/etc/compressed", ContentFrom: bootstrapv1.ContentSource{Secret: secret("files", "gzip")}, Encoding: bootstrapv1.EncodingGzip},
+		},
+		Users: []bootstrapv1.User{
+			{Name: "ann", Gecos: "Ann Example", PrimaryGroup: "staff", Groups: []string{"adm"}, HomeDir: "/home/ann", Shell: "/bin/bash",
+				PasswdFrom: bootstrapv1.PasswdSource{Secret: secret("ann", "hash")}, LockPassword: ptr.To(false), Sudo: "ALL=(ALL) NOPASSWD:ALL",
+				SSHAuthorizedKeys: []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB ann: #1"}},
+			{Name: "bob"},
 		},
 		PreCommands:  []string{"echo before"},
 		PostCommands: []string{"echo 'after: all' # done"},
@@ -105,12 +112,16 @@ func everything(t *testing.T) render.Input {
 		secret("oidc", "config"):       []byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"),
 		secret("files", "binary"):      {0xff, 0x00, 0xfe},
 		secret("files", "gzip"):        {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0x2b, 0xcd, 0x2b, 0x48, 0x4c, 0xce, 0x4e, 0x4d, 0x01, 0x00, 0x96, 0x62, 0x2f, 0xca, 0x08, 0x00, 0x00, 0x00},
+		secret("ann", "hash"):          []byte(passwordHash + "\n"),
 		secret("registry", "username"): []byte("me"),
 		secret("registry", "password"): []byte("p: 'w\"\n"),
 	}
 	in.ConfigMaps = map[bootstrapv1.ConfigMapKeyReference][]byte{{Name: "registry", Key: "ca.crt"}: []byte(registryCA)}
 	return in
 }
+
+// passwordHash is no hash of a password.
+const passwordHash = "$6$saltsalt$hunter2hunter2"
 
 // registryCA is a certificate. No test needs its key.
 const registryCA = `-----BEGIN CERTIFICATE-----
@@ -389,6 +400,26 @@ func TestVersion(t *testing.T) {
 	} {
 		if got, err := render.Version(in); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: got %q, %v", in, got, err)
+		}
+	}
+}
+
+// TestPasswords: what is no hash of a password is refused, and the error does not quote it.
+func TestPasswords(t *testing.T) {
+	key := bootstrapv1.SecretKeyReference{Name: "ann", Key: "hash"}
+	for value, valid := range map[string]bool{
+		passwordHash: true, passwordHash + "\n": true, "$y$j9T$saltsalt$hunter2./hunter2": true, "$argon2id$v=19$m=65536,t=3,p=4$hunter2+x": true,
+		"hunter2": false, "": false, passwordHash + ":0:0": false, passwordHash + "\nroot:x": false, "!" + passwordHash: false,
+	} {
+		in := worker(t)
+		in.Spec.Users = []bootstrapv1.User{{Name: "ann", PasswdFrom: bootstrapv1.PasswdSource{Secret: key}}}
+		in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{key: []byte(value)}
+		_, err := render.CloudConfig(in)
+		switch {
+		case (err == nil) != valid:
+			t.Errorf("%q: %v", value, err)
+		case err != nil && (!strings.Contains(err.Error(), "spec.users[ann].passwdFrom") || strings.Contains(err.Error(), "hunter2")):
+			t.Errorf("%q: %v", value, err)
 		}
 	}
 }

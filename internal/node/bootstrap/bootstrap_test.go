@@ -368,3 +368,30 @@ func TestUseraddArgs(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestGroupaddArgs(t *testing.T) {
+	user := cloudconfig.User{Name: "ann", Groups: []string{"a, b", "root"}, PrimaryGroup: "g"}
+	var got []string
+	for _, args := range groupaddArgs(user, func(name string) bool { return name == "root" }) {
+		got = append(got, strings.Join(args, " "))
+	}
+	if has := strings.Join(got, "; "); has != "groupadd --force a; groupadd --force b; groupadd --force g" {
+		t.Error(has)
+	}
+}
+
+// TestEnsureHome: a folder that exists is not touched, a missing one is made with its parents.
+func TestEnsureHome(t *testing.T) {
+	home := filepath.Join(t.TempDir(), "people", "ann")
+	for range 2 {
+		if err := ensureHome(home, os.Getuid(), os.Getgid()); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(home); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%v, %v", info, err)
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Dir(home)); err != nil || len(entries) != 1 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}

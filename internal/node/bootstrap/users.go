@@ -2,7 +2,9 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
@@ -17,6 +19,11 @@ import (
 // sudo rules.
 func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
 	if _, err := user.Lookup(u.Name); err != nil {
+		for _, args := range groupaddArgs(u, func(name string) bool { _, err := user.LookupGroup(name); return err == nil }) {
+			if err := r.run(ctx, "", args...); err != nil {
+				return err
+			}
+		}
 		if err := r.run(ctx, "", append([]string{"useradd"}, useraddArgs(u)...)...); err != nil {
 			return err
 		}
@@ -43,15 +50,33 @@ func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
 	return nil
 }
 
+// groupaddArgs returns the commands that create the missing groups of an account, as cloud-init does.
+func groupaddArgs(u cloudconfig.User, exists func(string) bool) [][]string {
+	var out [][]string
+	for _, name := range append(groups(u), u.PrimaryGroup) {
+		if name != "" && !exists(name) {
+			out = append(out, []string{"groupadd", "--force", name})
+		}
+	}
+	return out
+}
+
+func groups(u cloudconfig.User) []string {
+	return strings.FieldsFunc(strings.Join(u.Groups, ","), func(r rune) bool { return r == ',' || r == ' ' })
+}
+
 func useraddArgs(u cloudconfig.User) []string {
 	args := []string{"--create-home"}
+	if u.PrimaryGroup == "" {
+		args = append(args, "--user-group") // not the default without /etc/login.defs
+	}
 	add := func(flag, value string) {
 		if value != "" {
 			args = append(args, flag+"="+value)
 		}
 	}
 	add("--comment", u.Gecos)
-	add("--groups", strings.ReplaceAll(strings.Join(u.Groups, ","), " ", ""))
+	add("--groups", strings.Join(groups(u), ","))
 	add("--home-dir", u.HomeDir)
 	add("--inactive", u.Inactive)
 	add("--shell", u.Shell)
@@ -78,7 +103,11 @@ func (r *Runner) writeKeys(u cloudconfig.User) error {
 	}
 	uid, _ := strconv.Atoi(account.Uid)
 	gid, _ := strconv.Atoi(account.Gid)
-	dir := filepath.Join(r.Root, account.HomeDir, ".ssh")
+	home := filepath.Join(r.Root, account.HomeDir)
+	if err := ensureHome(home, uid, gid); err != nil {
+		return err
+	}
+	dir := filepath.Join(home, ".ssh")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -87,6 +116,21 @@ func (r *Runner) writeKeys(u cloudconfig.User) error {
 	}
 	keys := strings.Join(u.SSHAuthorizedKeys, "\n") + "\n"
 	return replaceFile(filepath.Join(dir, "authorized_keys"), []byte(keys), 0o600, uid, gid)
+}
+
+// ensureHome creates a missing home folder: useradd may have been killed before it did. The folder appears with its owner.
+func ensureHome(home string, uid, gid int) error {
+	if _, err := os.Stat(home); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(home), 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(home), ".capstan-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Chown(dir, uid, gid), os.Rename(dir, home))
 }
 
 // run runs a system tool with the given standard input.

@@ -52,7 +52,12 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
 			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
 		},
-		Images:    []string{preloadedImage},
+		Images: []string{preloadedImage},
+		Users: []bootstrapv1.User{{
+			Name: "ann", Gecos: "Ann Example", Groups: []string{"adm", "tty"}, HomeDir: "/srv/people/ann", Shell: "/bin/bash", Sudo: "ALL=(ALL) NOPASSWD:ALL",
+			PasswdFrom:        bootstrapv1.PasswdSource{Secret: bootstrapv1.SecretKeyReference{Name: "ann", Key: "hash"}},
+			SSHAuthorizedKeys: []string{annsKey, `no-pty ` + annsKey + "2"},
+		}, {Name: "bob", PrimaryGroup: "staff"}},
 		Proxy:     proxy,
 		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}},
 		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}},
@@ -61,7 +66,8 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
   address = "0.0.0.0:1338"
 [plugins."io.containerd.cri.v1.images"]
   max_concurrent_downloads = 7
-`}},
+`}, {Path: "/srv/people/ann/notes", Content: "of ann", Owner: "ann:adm", Permissions: "0640"}},
+		PreCommands: []string{"id -u ann"},
 	}
 	proxy.ControlPlane = ptr.To(true)
 	return map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec{
@@ -87,6 +93,7 @@ func (c *cluster) rendered(role nodeconfig.Role, o *outside) []byte {
 		EncryptionKey: make([]byte, render.EncryptionKeySize),
 		Secrets: map[bootstrapv1.SecretKeyReference][]byte{
 			{Name: "login", Key: "username"}: []byte(registryUser), {Name: "login", Key: "password"}: []byte(registryPassword),
+			{Name: "ann", Key: "hash"}: []byte(annsHash),
 		},
 		ConfigMaps: map[bootstrapv1.ConfigMapKeyReference][]byte{registryCA: o.ca},
 	}
@@ -366,4 +373,28 @@ func testChangedConfiguration(t *testing.T, cp, worker *host) {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/worker", "pod/registry", "pod/server", "--timeout=10s")
 		return err
 	})
+}
+
+const (
+	annsKey  = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKfQv5o9bQ0v5m6n3b9m1nJrZb0Qn7o2xO5m1l8q0w5T"
+	annsHash = "$6$saltsalt$notAHashOfAnyPassword"
+)
+
+// testAccounts: the users of the CapstanConfig can own files and processes, and their keys are where an SSH server expects them.
+func testAccounts(t *testing.T, _, worker *host) {
+	t.Helper()
+	for command, want := range map[string]string{
+		"id ann":            "uid=1000(ann) gid=1001(ann) groups=1001(ann),5(tty),1000(adm)\n",
+		"id bob":            "uid=1001(bob) gid=1002(staff) groups=1002(staff)\n",
+		"getent passwd ann": "ann:x:1000:1001:Ann Example:/srv/people/ann:/bin/bash\n",
+		"cut -d: -f1,2 /etc/shadow | grep -E 'ann|bob'":                                             "ann:!" + annsHash + "\nbob:!\n",
+		"stat -c '%a %U:%G %n' /srv/people/ann/.ssh /srv/people/ann/.ssh/* /srv/people/ann/notes":   "700 ann:ann /srv/people/ann/.ssh\n600 ann:ann /srv/people/ann/.ssh/authorized_keys\n640 ann:adm /srv/people/ann/notes\n",
+		"stat -c '%a %U:%G' /etc/sudoers.d/90-capstan-ann; cat /etc/sudoers.d/90-capstan-ann":       "440 root:root\nann ALL=(ALL) NOPASSWD:ALL\n",
+		"setpriv --reuid ann --regid ann --init-groups cat /srv/people/ann/.ssh/authorized_keys":    annsKey + "\nno-pty " + annsKey + "2\n",
+		"setpriv --reuid bob --regid staff --init-groups cat /srv/people/ann/notes 2>&1 || echo no": "cat: /srv/people/ann/notes: Permission denied\nno\n",
+	} {
+		if out, err := worker.exec("/bin/sh", "-c", command); err != nil || out != want {
+			t.Errorf("%s: %q, %v, want %q", command, out, err, want)
+		}
+	}
 }

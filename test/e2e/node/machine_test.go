@@ -172,6 +172,9 @@ func (h *host) makeDisk() {
 	for _, dir := range []string{"dev", "etc", "opt/capstan", "proc", "root", "run", "sys", "tmp", "usr", "var/log", "var/lib"} {
 		must(h.t, os.MkdirAll(filepath.Join(h.root, dir), 0o755))
 	}
+	for name, content := range map[string]string{"group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n", "shadow": "root:*:19000:0:99999:7:::\n"} {
+		must(h.t, os.WriteFile(filepath.Join(h.root, "etc", name), []byte(content), map[bool]os.FileMode{true: 0o600, false: 0o644}[name == "shadow"]))
+	}
 	for name, target := range runc.HostSystem().Links {
 		must(h.t, os.Symlink(target, filepath.Join(h.root, name)))
 	}

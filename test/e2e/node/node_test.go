@@ -46,6 +46,7 @@ func TestMachines(t *testing.T) {
 		{"local volumes", testLocalVolumes},
 		{"CNI plugins", testPlugins},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
+		{"accounts", testAccounts},
 		{"credentials", testCredentials},
 		{"users", testUsers},
 		{"CIS benchmark", testCIS},
