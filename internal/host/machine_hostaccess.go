@@ -11,12 +11,14 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostmount"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // keepDevices reads the CDI specifications that drivers and administrators add, until ctx ends.
@@ -170,6 +172,25 @@ func deviceNodes(spec *hostpb.MachineSpec, have []oci.LinuxDevice) (out []oci.Li
 		out = append(out, node)
 	}
 	return out, err
+}
+
+// describeDevices writes CDI specifications for the container runtime of the machine, so that pods can have the CDI devices of the
+// machine.
+func (m *machine) describeDevices(system runc.System) error {
+	specs, err := m.host.cdi.MachineSpecs(m.cdiDevices(), system.Root == "/")
+	if err != nil || len(specs) == 0 {
+		return err
+	}
+	dir := filepath.Join(m.runDir(), machineapi.CDIFolder)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	for name, content := range specs {
+		if err := atomicfile.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // cdiDevices returns the qualified names of the CDI devices of the machine.

@@ -127,6 +127,10 @@ func TestContainerWithHostAccess(t *testing.T) {
 		}
 	}
 
+	if described := read(t, filepath.Join(m.runDir(), "cdi/example.com-gpu.json")); !strings.Contains(described, `"name": "1"`) || strings.Contains(described, "hostPath") {
+		t.Errorf("the machine reads %s", described)
+	}
+
 	write(t, filepath.Join(specs, "gpu.json"), "{}")
 	if _, err := m.prepare(runc.System{Root: "/"}, mounts); err == nil || !strings.Contains(err.Error(), "expected the CDI devices example.com/gpu=1 on the host") {
 		t.Errorf("without the specification: %v", err)

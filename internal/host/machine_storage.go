@@ -152,6 +152,9 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 	if err := makeRunDir(m.runDir(), m.metadata(spec), data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
+	if err := m.describeDevices(system); err != nil {
+		return "", err
+	}
 	backups, err := m.host.backups(m.spec)
 	if err != nil {
 		return "", err

@@ -14,6 +14,9 @@ import (
 	"time"
 )
 
+// CDIFolder is the folder with CDI specifications of the machine's devices, in the folder that capstand and the machine share.
+const CDIFolder = "cdi"
+
 // Metadata is the content of metadata.json.
 type Metadata struct {
 	ID                string    `json:"id"`

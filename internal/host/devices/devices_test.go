@@ -70,6 +70,7 @@ func TestCDI(t *testing.T) {
 	if got := c.Choose("example.com/gpu", 2, map[string]bool{"example.com/gpu=0": true}); got != nil {
 		t.Errorf("two of one: %v", got)
 	}
+	checkMachineSpecs(t, c)
 	spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
 	if err := c.Inject(spec, []string{"example.com/gpu=1"}); err != nil {
 		t.Fatal(err)
@@ -108,5 +109,30 @@ func write(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// checkMachineSpecs: in a machine, the devices are where the specification of the host has put them, and no other device is named.
+func checkMachineSpecs(t *testing.T, host *CDI) {
+	t.Helper()
+	got, err := host.MachineSpecs([]string{"example.com/gpu=1", "example.com/gpu=missing"}, false)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("%s, %v", got, err)
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "gpu.json"), string(got["example.com-gpu.json"]))
+	machine, err := NewCDI(dir)
+	if err != nil || !slices.Equal(machine.Kinds()["example.com/gpu"], []string{"1"}) {
+		t.Fatalf("%s: %v, %v", got, machine.Kinds(), err)
+	}
+	edits := machine.cache.GetDevice("example.com/gpu=1").ContainerEdits
+	if n := edits.DeviceNodes; len(n) != 1 || n[0].Path != "/dev/gpu1" || n[0].HostPath != "" {
+		t.Errorf("nodes: %+v", n)
+	}
+	if m := edits.Mounts; len(m) != 1 || m[0].HostPath != "/opt/gpu/config" || m[0].ContainerPath != "/opt/gpu/config" {
+		t.Errorf("mounts: %+v", m)
+	}
+	if !slices.Equal(edits.Env, []string{"GPU_DRIVER=1"}) {
+		t.Errorf("environment: %v", edits.Env)
 	}
 }

@@ -22,6 +22,8 @@ const (
 	UpdateDataPath    = "/run/capstan/update-data"
 	// ResolvConfPath is the host's resolver configuration, if capstand provides one.
 	ResolvConfPath = "/run/capstan/resolv.conf"
+	// CDIDir contains the CDI specifications of the machine's devices, if it has any.
+	CDIDir = "/run/capstan/" + machineapi.CDIFolder
 	// SentinelPath is written by the bootstrap data when it succeeded (BC-05).
 	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
 	// LogDir holds one log per service, and bootstrap.log.

@@ -12,6 +12,7 @@ import (
 	"text/template"
 
 	"capstan.dev/capstan/internal/node/images"
+	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -46,6 +47,8 @@ state = "/run/containerd"
 [plugins."io.containerd.cri.v1.runtime"]
   # A machine may not have CAP_SYS_RESOURCE.
   restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ["{{ .CDI }}", "/etc/cdi", "/var/run/cdi"]
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{{ .Assets }}/node/cni", "/opt/cni/bin"]
   conf_dir = "/etc/cni/net.d"
@@ -79,7 +82,7 @@ func (n *node) containerdConfig() []byte {
 	var b bytes.Buffer
 	err := containerdTemplate.Execute(&b, map[string]any{
 		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir, "Credentials": credentials,
-		"Assets": "/opt/capstan", "Imports": containerdImports,
+		"Assets": "/opt/capstan", "Imports": containerdImports, "CDI": machine.CDIDir,
 	})
 	if err != nil {
 		panic(err) // cannot fail: Capstan defines the template and its values

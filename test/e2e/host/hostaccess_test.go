@@ -42,10 +42,10 @@ func TestHostMountsAndDevices(t *testing.T) {
 	}
 	spec.Devices = []*hostpb.MachineDevice{{Name: "/dev/loop-control", Count: 1}, {Name: "example.com/gpu", Count: 1}}
 	c.make(spec)
-	look := `cat /mnt/models/sub/one /srv/one; touch /mnt/models/new 2>&1 || true; echo result > /data/out/result; ls -d /dev/loop-control /dev/gpu0; head -c 3 /dev/gpu0 | od -An -tx1`
+	look := `cat /mnt/models/sub/one /srv/one; touch /mnt/models/new 2>&1 || true; echo result > /data/out/result; ls -d /dev/loop-control /dev/gpu0; head -c 3 /dev/gpu0 | od -An -tx1; cat /run/capstan/cdi/example.com-gpu.json`
 	want := func(out string) {
 		t.Helper()
-		for _, part := range []string{"weightsweights", "Read-only file system", "/dev/loop-control", "/dev/gpu0", "00 00 00"} {
+		for _, part := range []string{"weightsweights", "Read-only file system", "/dev/loop-control", "/dev/gpu0", "00 00 00", `"kind": "example.com/gpu"`} {
 			if !strings.Contains(out, part) {
 				t.Errorf("the machine sees %q, expected %q", out, part)
 			}

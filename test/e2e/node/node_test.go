@@ -47,6 +47,7 @@ func TestMachines(t *testing.T) {
 		{"CNI plugins", testPlugins},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"accounts", testAccounts},
+		{"CDI", testCDI},
 		{"credentials", testCredentials},
 		{"users", testUsers},
 		{"CIS benchmark", testCIS},
