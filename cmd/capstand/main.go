@@ -49,6 +49,7 @@ func main() {
 type options struct {
 	root, assets, name, socket string
 	backups, images            string
+	containerImages            string
 	cdiDirs                    []string
 	socketGroup                string
 	socketUID                  int
@@ -87,6 +88,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs of machines: the output of make build")
 	f.StringVar(&o.backups, "backups", "", "folder for etcd backups of clusters; control plane machines see the folder of their cluster at /var/lib/capstan/backups (default: <root>/backups)")
 	f.StringVar(&o.images, "images-dir", "", "folder with images of machines, as folders or OCI archives NAME.tar, which the administrator fills; only root may change it (default: <root>/images)")
+	f.StringVar(&o.containerImages, "container-images-dir", "", "folder with OCI archives NAME.tar of container images, which the administrator fills and each machine imports at its first start; only root may change it (default: <root>/container-images)")
 	f.StringSliceVar(&o.cdiDirs, "cdi-dirs", devices.SpecDirs, "folders with the CDI specifications of devices that machines can have; later ones have priority")
 	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
 	f.StringVar(&o.name, "name", hostname, "name of the host (default: the hostname)")
@@ -154,9 +156,13 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	if o.images == "" {
 		o.images = filepath.Join(root, "images")
 	}
+	if o.containerImages == "" {
+		o.containerImages = filepath.Join(root, "container-images")
+	}
+	containerImages, err5 := filepath.Abs(o.containerImages)
 	backups, err3 := filepath.Abs(o.backups)
 	images, err4 := filepath.Abs(o.images)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return host.Config{}, host.Socket{}, err
 	}
 	reserve, err := resource.ParseQuantity(o.reserveMemory)
@@ -183,7 +189,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		}
 	}
 	return host.Config{
-		Root: root, Assets: assets, Backups: backups, Images: images, CDIDirs: o.cdiDirs, Name: o.name, ReserveMemory: reserve.Value(),
+		Root: root, Assets: assets, Backups: backups, Images: images, ContainerImages: containerImages, CDIDirs: o.cdiDirs, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
 		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(), Reboot: host.SystemdReboot(),

@@ -51,6 +51,9 @@ type Config struct {
 	Backups string
 	// Images contains the images of machines, which an administrator puts there.
 	Images string
+	// ContainerImages contains archives of container images, which an administrator puts there. Each machine imports them before it
+	// becomes a Node. It need not exist.
+	ContainerImages string
 	// CDIDirs are the folders with the CDI specifications of the host's devices.
 	CDIDirs []string
 	// Name of the host, for people.

@@ -116,7 +116,7 @@ func (ms *machines) hasHostFiles(spec *hostpb.MachineSpec) error {
 func openHostMounts(spec *hostpb.MachineSpec, config Config) ([]*os.File, error) {
 	var files []*os.File
 	for _, m := range spec.HostMounts {
-		file, err := hostmount.Open(m.Source, config.Root, config.Backups, config.Images, config.Assets, config.RunDir)
+		file, err := hostmount.Open(m.Source, config.Root, config.Backups, config.Images, config.ContainerImages, config.Assets, config.RunDir)
 		if err != nil {
 			return files, err
 		}

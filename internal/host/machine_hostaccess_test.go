@@ -159,3 +159,40 @@ func TestOwnFilesAreNoMounts(t *testing.T) {
 		}
 	}
 }
+
+// A machine sees the container images of the host read-only, if only root can change them.
+func TestContainerImages(t *testing.T) {
+	h := recorded(t)
+	m := onDisk(t, h)
+	dir := filepath.Join(t.TempDir(), "container-images")
+	h.config.ContainerImages = dir
+	if err := os.MkdirAll(filepath.Dir(m.runDir()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, want bool) {
+		t.Helper()
+		bundle, err := m.prepare(runc.System{Root: "/"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var config oci.Spec
+		if err := json.Unmarshal([]byte(read(t, filepath.Join(bundle, "config.json"))), &config); err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(config.Mounts, func(m oci.Mount) bool { return m.Destination == "/run/capstan/images" })
+		if (i >= 0) != want || i >= 0 && (config.Mounts[i].Source != dir || !slices.Contains(config.Mounts[i].Options, "ro")) {
+			t.Errorf("%s: mounts %v", when, config.Mounts)
+		}
+	}
+	check("without a folder", false)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	archive := filepath.Join(dir, "a.tar")
+	write(t, archive, "x")
+	check("a private folder", true)
+	if err := os.Chmod(archive, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	check("an archive that others can change", false)
+}

@@ -166,7 +166,8 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 	bundle = filepath.Join(m.dir, "bundle")
 	return bundle, writeBundle(bundle, func(s *oci.Spec) error { return m.host.cdi.Inject(s, m.cdiDevices()) }, runc.Params{
 		HostMounts: mounts, Devices: nodes,
-		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
+		ContainerImages: m.containerImages(),
+		Backups:         backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
 		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: m.viewsDir(), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),

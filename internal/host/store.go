@@ -40,6 +40,7 @@ import (
 //	tombstones/<id>                   ids deleted within the last day
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
 //	images/                           images of machines, from the administrator; see Config.Images
+//	container-images/                 archives for the machines, from the administrator; see Config.ContainerImages
 //	unpacked/<digest>                 the content of those that are archives
 //	new/, trash/                      folders on their way in and out
 //

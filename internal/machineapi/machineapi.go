@@ -17,6 +17,9 @@ import (
 // CDIFolder is the folder with CDI specifications of the machine's devices, in the folder that capstand and the machine share.
 const CDIFolder = "cdi"
 
+// ContainerImagesFolder is the folder with archives of container images of the host, in the folder that capstand and the machine share.
+const ContainerImagesFolder = "images"
+
 // Metadata is the content of metadata.json.
 type Metadata struct {
 	ID                string    `json:"id"`

@@ -37,7 +37,7 @@ type position struct{ offset, size int64 }
 
 // unpack unpacks an archive, unless this was done, and returns its digest.
 func (s *Store) unpack(name string) (string, error) {
-	if err := private(name); err != nil {
+	if err := CheckPrivate(name); err != nil {
 		return "", err
 	}
 	file, err := Open(filepath.Dir(name), filepath.Base(name))

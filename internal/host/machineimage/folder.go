@@ -14,7 +14,7 @@ import (
 
 // folderDigest returns the digest of the parts of a folder: of the names, owners, modes, targets of links, and contents of all files.
 func (s *Store) folderDigest(dir string) (string, error) {
-	if err := private(dir); err != nil {
+	if err := CheckPrivate(dir); err != nil {
 		return "", err
 	}
 	root, err := os.OpenRoot(dir)

@@ -156,7 +156,7 @@ func (s *Store) Scan(inUse func(digest string) bool) (changed bool, err error) {
 // found returns the names of folders and archives by the name of their image. Other files are ignored, as are those whose name
 // begins with a dot: an administrator fills such a folder, and renames it.
 func (s *Store) found() (map[string][]string, error) {
-	if err := private(s.Dir); err != nil {
+	if err := CheckPrivate(s.Dir); err != nil {
 		return nil, err
 	}
 	files, err := os.ReadDir(s.Dir)
@@ -227,8 +227,8 @@ func stampOf(dir string, files []string) (stamp string) {
 	return stamp
 }
 
-// private refuses a file that another user than root can change.
-func private(path string) error {
+// CheckPrivate refuses a file that another user than root can change.
+func CheckPrivate(path string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		return &fs.PathError{Op: "lstat", Path: path, Err: err}

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // Init is the path of PID 1 in every machine, in the assets folder.
@@ -34,6 +35,8 @@ type Params struct {
 	Assets string
 	// Run is the folder shared between capstand and the machine, bound to /run/capstan.
 	Run string
+	// ContainerImages is the folder of the host with archives that the machine imports; none if empty.
+	ContainerImages string
 	// Backups is a folder of the host that is mounted at BackupsIn in the machine; none if empty.
 	Backups   string
 	BackupsIn string
@@ -180,6 +183,9 @@ func mounts(p Params) []specs.Mount {
 	// machine that may not load profiles must not see it: its pods would fail, and so they run without a profile.
 	if p.System.AppArmor && slices.Contains(p.Capabilities, "CAP_MAC_ADMIN") {
 		all = append(all, bind(securityFS, securityFS, "rw", "nosuid", "nodev", "noexec"))
+	}
+	if p.ContainerImages != "" {
+		all = append(all, bind(p.ContainerImages, "/run/capstan/"+machineapi.ContainerImagesFolder, "ro", "nosuid", "nodev", "noexec"))
 	}
 	if p.Backups != "" {
 		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))

@@ -24,6 +24,8 @@ const (
 	ResolvConfPath = "/run/capstan/resolv.conf"
 	// CDIDir contains the CDI specifications of the machine's devices, if it has any.
 	CDIDir = "/run/capstan/" + machineapi.CDIFolder
+	// ContainerImagesDir contains archives of container images, which the administrator of the host has put there.
+	ContainerImagesDir = "/run/capstan/" + machineapi.ContainerImagesFolder
 	// SentinelPath is written by the bootstrap data when it succeeded (BC-05).
 	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
 	// LogDir holds one log per service, and bootstrap.log.

@@ -288,12 +288,7 @@ func (n *node) loadPause(ctx context.Context) error {
 	if err := n.init.WaitReady(ctx, "containerd"); err != nil {
 		return err
 	}
-	archive, err := os.Open(filepath.Join(machine.AssetsDir, "images/pause.tar"))
-	if err != nil {
-		return fmt.Errorf("loading the pause image: %w", err)
-	}
-	defer func() { _ = archive.Close() }()
-	if _, err := images.Import(ctx, images.Socket, archive); err != nil {
+	if _, err := images.ImportFile(ctx, images.Socket, filepath.Join(machine.AssetsDir, "images/pause.tar")); err != nil {
 		return fmt.Errorf("loading the pause image: %w", err)
 	}
 	return nil
@@ -302,16 +297,37 @@ func (n *node) loadPause(ctx context.Context) error {
 // pullPause is the time between two attempts to pull images. A registry sends no event when it has an image.
 const pullPause = 10 * time.Second
 
-// pullImages pulls the images that the machine needs before its kubelet. It tries again until ctx ends, because a registry may be away
-// for a while. Its error contains that of the last attempt.
+// pullImages imports the images of the host and pulls those that the machine needs before its kubelet. It tries again until ctx ends,
+// because a registry may be away for a while. Its error contains that of the last attempt.
 func (n *node) pullImages(ctx context.Context) error {
-	if len(n.Images) == 0 {
+	archives, err := images.Archives(machine.ContainerImagesDir)
+	if err != nil {
+		n.log.Error("Some container images of the host are not imported", "error", err)
+	}
+	if len(archives)+len(n.Images) == 0 {
 		return nil
 	}
 	if err := n.init.WaitReady(ctx, "containerd"); err != nil {
 		return err
 	}
+	n.importArchives(ctx, archives)
+	if len(n.Images) == 0 {
+		return ctx.Err()
+	}
 	return untilPulled(ctx, pullPause, n.log, func() error { return images.Pull(ctx, images.Socket, n.Images) })
+}
+
+// importArchives imports the container images of the host. An archive that cannot be used must not stop all machines of the host: the
+// kubelet pulls its images as any others.
+func (n *node) importArchives(ctx context.Context, archives []string) {
+	for _, archive := range archives {
+		names, err := images.ImportFile(ctx, images.Socket, archive)
+		if err != nil {
+			n.log.Error("Container images of the host are not imported; the machine continues without them", "archive", filepath.Base(archive), "error", err)
+			continue
+		}
+		n.log.Info("Container images of the host imported", "archive", filepath.Base(archive), "images", names)
+	}
 }
 
 func untilPulled(ctx context.Context, pause time.Duration, log *slog.Logger, pull func() error) error {

@@ -136,6 +136,8 @@ type host struct {
 	ns   netns.NsHandle
 	run  string // shared folder
 	root string
+	// images is the folder with the container images of the host; none if empty.
+	images string
 	// memory limit in bytes.
 	memory int64
 }
@@ -222,7 +224,7 @@ func (h *host) spec() *specs.Spec {
 	spec := runc.Spec(runc.Params{
 		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: views,
 		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory, PidsLimit: 16384,
-		Capabilities: capabilities, System: runc.HostSystem(),
+		Capabilities: capabilities, System: runc.HostSystem(), ContainerImages: h.images,
 	})
 	for _, name := range []string{"kubernetes", "node", "images"} {
 		spec.Mounts = append(spec.Mounts, specs.Mount{

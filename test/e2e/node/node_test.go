@@ -35,12 +35,14 @@ func TestMachines(t *testing.T) {
 	o := newOutside(w)
 	cp, worker := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3")
 
+	worker.images = hostImages(t, w)
 	bootCluster(t, c, o, cp, worker)
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *host, *host)
 	}{
 		{"data erased IM-08", testErased},
+		{"images of the host", testHostImages},
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
 		{"local volumes", testLocalVolumes},

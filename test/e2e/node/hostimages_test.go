@@ -1,0 +1,42 @@
+//go:build e2e
+
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// hostImages returns a folder with an archive, and with one that is damaged.
+func hostImages(t *testing.T, w *testNetwork) string {
+	t.Helper()
+	archive, err := os.ReadFile(filepath.Join(w.assets, "images/echo.tar"))
+	must(t, err)
+	dir := filepath.Join(w.dir, "container-images")
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "a-damaged.tar"), archive[:len(archive)/2], 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "echo.tar"), archive, 0o600))
+	return dir
+}
+
+// testHostImages: the worker has the image of its host without a pull, although another archive is damaged. The control plane machine,
+// whose host has none, has no such image. A machine cannot change the archives.
+func testHostImages(t *testing.T, cp, worker *host) {
+	for h, want := range map[*host]bool{worker: true, cp: false} {
+		out, err := h.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "list", "-q")
+		if err != nil || strings.Contains(out, "registry.capstan.dev/echo:v1") != want {
+			t.Errorf("%s has %q, %v, want the image: %t", h.name, out, err, want)
+		}
+	}
+	cp.apply(strings.Replace(pullPod("of-the-host", "worker", "registry.capstan.dev/echo:v1"), "Always", "Never", 1))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/of-the-host", "--timeout=1m")
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "of-the-host")
+	if log, err := os.ReadFile(filepath.Join(worker.root, "var/log/capstan/bootstrap.log")); err != nil || !strings.Contains(string(log), "a-damaged.tar") {
+		t.Errorf("nothing reports the damaged archive: %s, %v", log, err)
+	}
+	if out, err := worker.exec("/bin/sh", "-c", "echo x > /run/capstan/images/echo.tar"); err == nil {
+		t.Errorf("the machine can change the archives of its host: %s", out)
+	}
+}
