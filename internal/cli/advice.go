@@ -49,7 +49,7 @@ var adviceByReason = map[string]advice{
 	"LoadBalancerRefused":    {"free the address and port that the message names", "the-endpoint-of-a-cluster"},
 	"NoFreeAddress":          {"use a larger machineCIDR for a new cluster, or delete machines", "addresses"},
 	"WaitingForIPAddress":    {"look at the pool: `capstan describe pool NAME`", "addresses"},
-	"AddressInvalid":         {"use a pool whose addresses are in the network of the cluster", "addresses"},
+	"AddressInvalid":         {"use a pool with addresses in the network of the cluster; for an endpoint outside of it, list the addresses in spec.virtualAddresses of the hosts", "addresses"},
 	"MachineStarting":        {none, "a-machine-does-not-start"},
 	"MachineRestarting":      {"read its log on the host: `capstan logs MACHINE`", "a-machine-does-not-start"},
 	"MachineFailed":          {"read its log on the host: `capstan logs MACHINE`; then delete the Machine, or let a MachineHealthCheck replace it", "a-machine-does-not-start"},
