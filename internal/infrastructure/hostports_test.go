@@ -3,6 +3,7 @@ package infrastructure_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +11,9 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -100,6 +104,7 @@ func TestHostPorts(t *testing.T) {
 	p.ready(p.nodes[1], corev1.ConditionTrue)
 	p.Eventually(p.shows(web)).Should(Equal("192.0.2.2"))
 
+	p.withdrawWithoutAPIServer(web)
 	p.delete(web)
 	p.gone(web)
 	p.Expect(p.on(1, "web")()).To(BeEmpty(), "a deleted Service")
@@ -124,6 +129,56 @@ func (p *publishing) portsInUse(web *corev1.Service) {
 	p.delete(third)
 	p.gone(third)
 	p.Eventually(p.shows(web)).Should(Equal("192.0.2.1"))
+}
+
+// withdrawWithoutAPIServer: withdrawn ports close while the API server of the cluster does not answer, and the others stay. The manager
+// is first connected to it, and then not.
+func (p *publishing) withdrawWithoutAPIServer(web *corev1.Service) {
+	p.authorise(1, "192.0.2.2", 80, 53, 81)
+	other := p.portService("other", 81)
+	p.Eventually(p.shows(other)).Should(Equal("192.0.2.2"))
+	second, third := p.portService("second", 80), p.portService("third", 80)
+	p.told(second, "/web has TCP port 80")
+	p.told(third, "/web has TCP port 80")
+	p.api.while(func() {
+		p.authorise(1, "192.0.2.2", 81)
+		// The new events on two refused Services would take ten seconds each.
+		p.Eventually(p.on(1, "web"), 15*time.Second).Should(BeEmpty(), "withdrawn while the API server does not answer")
+		p.Expect(p.on(1, "other")()).To(Equal(p.address(1)), "still authorised")
+	})
+	for _, s := range []*corev1.Service{second, third} {
+		p.delete(s)
+		p.gone(s)
+	}
+	p.Eventually(p.shows(web)).Should(BeEmpty())
+	p.authorise(1, "192.0.2.2", 80, 53, 81)
+	p.Eventually(p.shows(web)).Should(Equal("192.0.2.2"))
+
+	p.connectable(false)
+	p.authorise(1, "192.0.2.2", 80, 53)
+	p.Eventually(p.on(1, "other")).Should(BeEmpty(), "withdrawn while the manager is not connected")
+	p.condition(p.capstan, infrav1.ServicesPublishedCondition, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason)
+	p.Expect(p.on(1, "web")()).To(Equal(p.address(1)), "still authorised")
+	p.authorise(1, "")
+	p.Eventually(p.portHosts).Should(BeEmpty())
+	p.Expect(p.on(1, "web")()).To(BeEmpty(), "withdrawn while the manager is not connected")
+	p.authorise(1, "192.0.2.2", 80, 53)
+	p.connectable(true)
+	p.Eventually(p.shows(other)).Should(BeEmpty())
+	p.Eventually(p.on(1, "web")).Should(Equal(p.address(1)))
+	p.delete(other)
+	p.gone(other)
+}
+
+// connectable lets the manager connect to the API server of the cluster, or end its connection. The manager connects to clusters with a
+// control plane of Capstan only after their first API server answered.
+func (p *publishing) connectable(yes bool) {
+	update(p.box, p.cluster, func(c *clusterv1.Cluster) {
+		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: "CapstanControlPlane", Name: c.Name}
+	})
+	before := p.cluster.DeepCopy()
+	p.cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(yes)
+	p.Expect(env.Client.Status().Patch(ctx, p.cluster, client.MergeFrom(before))).To(Succeed())
 }
 
 // portsEndWhileAway: the end of the publication waits for a host that is not connected.

@@ -31,13 +31,15 @@ type publishing struct {
 	*box
 	hosts []rackHost
 	nodes []string
+	api   *apiRelay
 }
 
 func newPublishing(t *testing.T, change func(*infrav1.CapstanCluster)) *publishing {
 	t.Helper()
 	b := newNamespace(t)
 	p := &publishing{box: b, hosts: b.rack(2)}
-	host, port, err := net.SplitHostPort(strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/"))
+	p.api = newAPIRelay(t, strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/"))
+	host, port, err := net.SplitHostPort(p.api.Addr().String())
 	b.Expect(err).NotTo(HaveOccurred())
 	number, err := strconv.Atoi(port)
 	b.Expect(err).NotTo(HaveOccurred())

@@ -81,6 +81,17 @@ type scope struct {
 	trouble map[string]string
 	// again is the time after which a host counts as lost.
 	again time.Duration
+	// until is the end of the time for requests to the workload cluster.
+	until time.Time
+}
+
+// answerTime is how long a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
+// wait. The next reconcile ends what an administrator has forbidden meanwhile.
+const answerTime = 30 * time.Second
+
+// asking returns the context of requests to the workload cluster.
+func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, s.until)
 }
 
 func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
@@ -153,7 +164,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || cluster == nil || !cluster.DeletionTimestamp.IsZero() || annotations.IsPaused(cluster, c) {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	s := &scope{cluster: cluster, capstan: c, trouble: map[string]string{}}
+	s := &scope{cluster: cluster, capstan: c, trouble: map[string]string{}, until: time.Now().Add(answerTime)}
 	err = r.reconcile(ctx, s)
 	if err == nil {
 		r.controller.DeferNextReconcile(req, time.Now()) // Clients wait for the answer to an event.
@@ -166,18 +177,18 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	if err := errors.Join(r.readClaims(ctx, s), r.readPortHosts(ctx, s), r.readHosts(ctx, s)); err != nil {
 		return err
 	}
+	// What an administrator has forbidden ends now, before requests to the API server of the cluster; an opt-out too.
+	withdrawn := r.withdraw(ctx, s)
 	v, err := r.view(ctx, s)
-	if errors.Is(err, clustercache.ErrClusterNotConnected) {
-		// The connection is an event. What an administrator has forbidden ends now; an opt-out too.
-		err = r.withdraw(ctx, s)
-		return errors.Join(err, r.show(ctx, s, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason, "The manager is not connected to the API server of the cluster. Published Services continue"))
+	if errors.Is(err, clustercache.ErrClusterNotConnected) { // The connection is an event.
+		return errors.Join(withdrawn, r.show(ctx, s, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason, "The manager is not connected to the API server of the cluster. Published Services continue"))
 	}
 	if err != nil {
-		return err
+		return errors.Join(withdrawn, err)
 	}
 	err = r.publish(ctx, s, v)
 	left, endErr := r.release(ctx, s, v)
-	err = errors.Join(err, endErr)
+	err = errors.Join(withdrawn, err, endErr)
 	switch {
 	case !s.optedIn() && err == nil && left == "":
 		return r.show(ctx, s, "", "", "")

@@ -37,6 +37,8 @@ type view struct {
 
 // view watches and reads the workload cluster.
 func (r *Reconciler) view(ctx context.Context, s *scope) (*view, error) {
+	ctx, cancel := s.asking(ctx)
+	defer cancel()
 	key := client.ObjectKeyFromObject(s.cluster)
 	if err := r.watch(ctx, s, &corev1.Service{}, relevant()); err != nil {
 		return nil, err
@@ -117,6 +119,8 @@ func (r *Reconciler) mark(ctx context.Context, s *scope, service *corev1.Service
 	if service.Annotations[infrav1.ServiceClaimAnnotation] == name && controllerutil.ContainsFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer) {
 		return nil
 	}
+	ctx, cancel := s.asking(ctx)
+	defer cancel()
 	return reconciling.Change(ctx, s.workload, service, func() {
 		metav1.SetMetaDataAnnotation(&service.ObjectMeta, infrav1.ServiceClaimAnnotation, name)
 		controllerutil.AddFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer)
@@ -128,6 +132,8 @@ func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Servi
 	if err := r.setIngress(ctx, s, service, nil); err != nil {
 		return err
 	}
+	ctx, cancel := s.asking(ctx)
+	defer cancel()
 	err := reconciling.Change(ctx, s.workload, service, func() {
 		delete(service.Annotations, infrav1.ServiceClaimAnnotation)
 		controllerutil.RemoveFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer)
@@ -137,6 +143,8 @@ func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Servi
 
 // setIngress shows the addresses of a Service, or none.
 func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, want []corev1.LoadBalancerIngress) error {
+	ctx, cancel := s.asking(ctx)
+	defer cancel()
 	// Older API servers drop the mode.
 	same := func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP && slices.Equal(a.Ports, b.Ports) }
 	if slices.EqualFunc(service.Status.LoadBalancer.Ingress, want, same) {
@@ -159,7 +167,9 @@ func (r *Reconciler) tell(ctx context.Context, s *scope, service *corev1.Service
 	sum := sha256.Sum256([]byte(string(service.UID) + reason + message))
 	name := fmt.Sprintf("%.200s.%x", service.Name, sum[:8])
 	now := metav1.NewTime(time.Now())
-	if !r.told.first(name, now.Time) {
+	ctx, cancel := s.asking(ctx)
+	defer cancel()
+	if ctx.Err() != nil || !r.told.first(name, now.Time) {
 		return
 	}
 	e := &corev1.Event{

@@ -1,0 +1,55 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// silent returns a client of an API server that does not answer.
+func silent(asked *int) client.Client {
+	wait := func(ctx context.Context) error {
+		*asked++
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return interceptor.NewClient(nil, interceptor.Funcs{
+		Create: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ ...client.CreateOption) error {
+			return wait(ctx)
+		},
+		Patch: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ client.Patch, _ ...client.PatchOption) error {
+			return wait(ctx)
+		},
+		SubResourcePatch: func(ctx context.Context, _ client.Client, _ string, _ client.Object, _ client.Patch, _ ...client.SubResourcePatchOption) error {
+			return wait(ctx)
+		},
+	})
+}
+
+// All requests of a reconcile to an API server that does not answer end together, and untold events are not forgotten.
+func TestSilentAPIServer(t *testing.T) {
+	asked := 0
+	s := &scope{capstan: &infrav1.CapstanCluster{}, workload: silent(&asked), until: time.Now().Add(20 * time.Millisecond)}
+	r := &Reconciler{}
+	web := with("web", []int32{80}).Service
+	r.tell(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, "the first")
+	for _, err := range []error{r.mark(t.Context(), s, web), r.setIngress(t.Context(), s, web, []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}), r.unmark(t.Context(), s, web)} {
+		if err == nil {
+			t.Error("a request without an answer succeeds")
+		}
+	}
+	before := asked
+	for i := range 10 {
+		r.tell(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, fmt.Sprint("message ", i))
+	}
+	if asked != before || len(r.told.at) != 1 {
+		t.Errorf("%d more requests after the time, and %d events count as told", asked-before, len(r.told.at))
+	}
+}
