@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +29,6 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/internal/thread"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -42,15 +40,15 @@ const (
 	lanLink   = "lan0"
 )
 
-// outside is a client in a network namespace that reaches the host through a cable.
+// outside is a client of a cluster's Services.
 type outside struct {
-	ns netns.NsHandle
-	c  *harness.Cluster
+	*harness.Outside
+	c *harness.Cluster
 }
 
 // TestServices publishes Services of a cluster to a client outside of the box. Each part depends on the previous ones.
 func TestServices(t *testing.T) {
-	o := &outside{ns: newLAN(t)}
+	o := &outside{Outside: harness.NewOutside(t, lanLink, harness.OutsideNetwork{Host: lanHost, Client: lanClient, Bits: 24})}
 	empty, err := harness.Look()
 	if err != nil {
 		t.Fatal(err)
@@ -87,25 +85,6 @@ func TestServices(t *testing.T) {
 	})
 }
 
-func newLAN(t *testing.T) (ns netns.NsHandle) {
-	t.Helper()
-	client := exec.Command("unshare", "--net", "sleep", "infinity")
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _, _ = client.Process.Kill(), client.Wait() })
-	pid := fmt.Sprint(client.Process.Pid)
-	run(t, "sh", "-euc", "until [ $(readlink /proc/"+pid+"/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.02; done; "+
-		"ip link add "+lanLink+" type veth peer name client netns "+pid+"; ip addr add 198.51.100.1/24 dev "+lanLink+"; ip link set "+lanLink+" up; "+
-		"nsenter --target "+pid+" --net -- sh -euc 'ip addr add "+lanClient+"/24 dev client; ip link set client up; ip route add default via 198.51.100.1'")
-	t.Cleanup(func() { run(t, "ip", "link", "del", lanLink) })
-	ns, err := netns.GetFromPid(client.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ns
-}
-
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -113,16 +92,6 @@ func run(t *testing.T, name string, args ...string) string {
 		t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
 	return string(out)
-}
-
-// in runs f in the namespace of the client.
-func (o *outside) in(f func() error) (err error) {
-	thread.Throwaway(func() {
-		if err = netns.Set(o.ns); err == nil {
-			err = f()
-		}
-	})
-	return err
 }
 
 // dial connects from the client. port is its own port; 0 chooses one.
@@ -133,7 +102,7 @@ func (o *outside) dial(protocol, address string, port uint16) (conn net.Conn, er
 	} else {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(from)
 	}
-	err = o.in(func() error { conn, err = dialer.DialContext(context.Background(), protocol, address); return err })
+	err = o.In(func() error { conn, err = dialer.DialContext(context.Background(), protocol, address); return err })
 	return conn, err
 }
 
@@ -445,7 +414,7 @@ func (o *outside) reboot(t *testing.T) {
 // forgetNeighbours makes the client ask again for the stations that have the addresses.
 func (o *outside) forgetNeighbours(t *testing.T) {
 	t.Helper()
-	if err := o.in(func() error { return exec.Command("ip", "neigh", "flush", "all").Run() }); err != nil {
+	if err := o.In(func() error { return exec.Command("ip", "neigh", "flush", "all").Run() }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -29,6 +29,7 @@ const (
 func TestDualStack_IPAM08(t *testing.T) {
 	makePool(t, "machines-ipv4", ipamv1.Subnet{CIDR: fourCIDR, Gateway: fourGateway, Ranges: []ipamv1.AddressRange{"10.215.42.10-10.215.42.19"}})
 	makePool(t, "machines-ipv6", ipamv1.Subnet{CIDR: sixCIDR, Gateway: sixGateway, Ranges: []ipamv1.AddressRange{"fd00:215:42::10-fd00:215:42::19"}})
+	makeServicePools(t, "dual")
 	t.Setenv("CAPSTAN_MACHINE_CIDR", fourCIDR)
 	t.Setenv("CAPSTAN_MACHINE_IPV6_CIDR", sixCIDR)
 	t.Setenv("CAPSTAN_IP_POOL_NAME", "machines-ipv4")
@@ -38,9 +39,10 @@ func TestDualStack_IPAM08(t *testing.T) {
 		t.Run(m.Name, func(t *testing.T) { checkDualMachine(t, c, m.Name, m.Spec.ID) })
 	}
 	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "RequireDualStack", 2) })
+	t.Run("Services for clients outside", func(t *testing.T) { checkOutside(t, c, outsideFour, outsideSix) })
 	t.Run("the addresses are free after the deletion", func(t *testing.T) {
 		c.Delete(t)
-		checkAllFree(t, "machines-ipv4", "machines-ipv6")
+		checkAllFree(t, "machines-ipv4", "machines-ipv6", outsideFour.poolOf(c.Name), outsideSix.poolOf(c.Name))
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 // TestIPv6Only creates a cluster in which machines, pods, Services and the endpoint have IPv6 addresses only.
 func TestIPv6Only(t *testing.T) {
 	const onlySixCIDR, onlySixGateway = "fd00:215:43::/64", "fd00:215:43::1"
+	makeServicePools(t, "six")
 	t.Setenv("CAPSTAN_MACHINE_IPV6_CIDR", onlySixCIDR)
 	c := plane.CreateCluster(t, namespace, "six", "--flavor", "ipv6", "--workers", "2")
 
@@ -43,4 +44,5 @@ func TestIPv6Only(t *testing.T) {
 			t.Errorf("the Service %s has the addresses %v", client.ObjectKeyFromObject(&s), s.Spec.ClusterIPs)
 		}
 	}
+	t.Run("Services for clients outside", func(t *testing.T) { checkOutside(t, c, outsideSix) })
 }
