@@ -9,6 +9,9 @@ import (
 	"net/netip"
 )
 
+// DefaultPods is the pod network of Clusters that name none.
+const DefaultPods = "10.244.0.0/16"
+
 // special networks, which no machine can use, regardless of the host's routes.
 var special = []struct {
 	prefix netip.Prefix

@@ -119,7 +119,8 @@ func (ms *machines) info() *hostpb.HostInfo {
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.Images, info.MachineImages = ms.imageInfo()
-	info.HostMounts, info.Devices, info.HostPorts = true, ms.deviceKinds(), true
+	info.HostMounts, info.Devices = true, ms.deviceKinds()
+	info.HostPorts, info.Lans = true, true
 	if ms.config.Reboot != nil {
 		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
 	}

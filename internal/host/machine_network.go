@@ -35,7 +35,7 @@ func addresses(spec *hostpb.MachineSpec) []network.Address {
 
 // keepConnected restores the machine's network when another program on the box has removed its cable or its bridge.
 func (m *machine) keepConnected(ctx context.Context) {
-	for range network.LostLinks(ctx, m.log, m.spec.Network.Id, m.spec.Id) {
+	for range network.LostLinks(ctx, m.log, boxNetwork(m.spec.Network).Bridge(), m.spec.Id) {
 		for attempt := 0; ctx.Err() == nil; attempt++ {
 			err := m.ensureNetwork(ctx)
 			if err == nil {

@@ -55,6 +55,9 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 	if err := admission.CheckMachine(spec); err != nil {
 		return nil, err
 	}
+	if err := ms.probeLAN(ctx, spec); err != nil {
+		return nil, networkError(err)
+	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if m := ms.byID[spec.Id]; m != nil {
@@ -79,6 +82,26 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 	ms.broadcaster.Publish(events.Host(ms.info()))
 	ms.running.Go(func() { m.run(ms.ctx) })
 	return m.snapshot(), nil
+}
+
+// probeLAN refuses a new machine in a LAN where another station has one of its addresses. It takes a third of a second, so the
+// lock of all objects is not held.
+func (ms *machines) probeLAN(ctx context.Context, spec *hostpb.MachineSpec) error {
+	if spec.Network.Lan == nil {
+		return nil
+	}
+	ms.mu.Lock()
+	exists := ms.byID[spec.Id] != nil
+	ms.mu.Unlock()
+	if exists {
+		return nil
+	}
+	for _, a := range addresses(spec) {
+		if err := ms.box.ProbeLAN(ctx, spec.Network.Lan.Bridge, a.Prefix.Addr()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // record reserves a new machine's addresses and writes its spec to disk; mu is held.

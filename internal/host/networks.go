@@ -33,7 +33,21 @@ type networks struct {
 }
 
 func boxNetwork(n *hostpb.Network) network.Network {
-	return network.Network{ID: n.Id, CIDR: n.Cidr, IPv6CIDR: n.Ipv6Cidr, Cluster: n.Namespace + "/" + n.Name, Overlay: boxOverlay(n.Overlay)}
+	return network.Network{ID: n.Id, CIDR: n.Cidr, IPv6CIDR: n.Ipv6Cidr, Cluster: n.Namespace + "/" + n.Name, Overlay: boxOverlay(n.Overlay), LAN: boxLAN(n.Lan)}
+}
+
+// boxLAN converts a LAN that admission.CheckNetwork has checked.
+func boxLAN(l *hostpb.LAN) *network.LAN {
+	if l == nil {
+		return nil
+	}
+	out := &network.LAN{Bridge: l.Bridge}
+	for _, text := range l.Pods {
+		if pods, err := netip.ParsePrefix(text); err == nil {
+			out.Pods = append(out.Pods, pods)
+		}
+	}
+	return out
 }
 
 func boxOverlay(o *hostpb.Overlay) *network.Overlay {
@@ -46,6 +60,10 @@ func boxOverlay(o *hostpb.Overlay) *network.Overlay {
 
 // fillNetwork sets a network's outputs. The CIDR is empty if the record of a machine could not be read.
 func fillNetwork(n *hostpb.Network) *hostpb.Network {
+	if n.Lan != nil {
+		n.Bridge = n.Lan.Bridge // The gateway is that of the LAN.
+		return n
+	}
 	if _, gateway, err := network.ParseCIDR(n.Cidr); err == nil {
 		n.Gateway, n.Bridge = gateway.String(), network.BridgeName(n.Id)
 	}
@@ -88,7 +106,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		}
 		return nil
 	}
-	n = &hostpb.Network{Id: n.Id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay}
+	n = &hostpb.Network{Id: n.Id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay, Lan: n.Lan}
 	files := map[string][]byte{}
 	if demanded {
 		files[onDemand] = nil
@@ -98,7 +116,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		return status.Errorf(codes.Internal, "recording network: %v", err)
 	}
 	ns.byID[n.Id] = n
-	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", network.BridgeName(n.Id))
+	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", boxNetwork(n).Bridge())
 	return nil
 }
 
@@ -247,8 +265,8 @@ func (ns *networks) unleaseUnrecorded(ctx context.Context, machineID string) err
 // served returns the addresses that the network's bridge must have for a load balancer; mu is held.
 func (ns *networks) served(spec *hostpb.LoadBalancer, listen []string) ([]string, error) {
 	n := ns.byID[spec.NetworkId]
-	if n == nil {
-		return nil, admission.NoNetwork(spec)
+	if err := admission.BalancerNetwork(spec, n); err != nil {
+		return nil, err
 	}
 	return network.Served(n.Cidr, listen)
 }
@@ -289,8 +307,8 @@ func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (networ
 // listenAddresses returns the listen addresses of a load balancer, with its network's gateway filled in; mu is held.
 func (ns *networks) listenAddresses(spec *hostpb.LoadBalancer) ([]string, error) {
 	n := ns.byID[spec.NetworkId]
-	if n == nil {
-		return nil, admission.NoNetwork(spec)
+	if err := admission.BalancerNetwork(spec, n); err != nil {
+		return nil, err
 	}
 	listen, err := listenAddresses(spec.Listen, fillNetwork(proto.CloneOf(n)).Gateway)
 	if err != nil {

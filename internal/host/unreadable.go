@@ -117,7 +117,7 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 func (h *Host) knownNetwork(id string) *hostpb.Network {
 	for _, m := range h.machines.byID {
 		if n := m.spec.Network; n.Id == id && n.Cidr != "" {
-			return &hostpb.Network{Id: id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay}
+			return &hostpb.Network{Id: id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay, Lan: n.Lan}
 		}
 	}
 	n, ok := h.box.Network(id)
@@ -125,7 +125,19 @@ func (h *Host) knownNetwork(id string) *hostpb.Network {
 	if !ok || !named {
 		return nil
 	}
-	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR, Overlay: recordedOverlay(n.Overlay)}
+	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR, Overlay: recordedOverlay(n.Overlay), Lan: recordedLAN(n.LAN)}
+}
+
+// recordedLAN converts the record of the box.
+func recordedLAN(l *network.LAN) *hostpb.LAN {
+	if l == nil {
+		return nil
+	}
+	out := &hostpb.LAN{Bridge: l.Bridge}
+	for _, pods := range l.Pods {
+		out.Pods = append(out.Pods, pods.String())
+	}
+	return out
 }
 
 func recordedOverlay(o *network.Overlay) *hostpb.Overlay {

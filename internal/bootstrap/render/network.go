@@ -9,12 +9,13 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
 // Defaults for fields that are empty in the Cluster.
 const (
-	DefaultPodCIDR       = "10.244.0.0/16"
+	DefaultPodCIDR       = cidr.DefaultPods
 	DefaultServiceCIDR   = "10.96.0.0/16"
 	DefaultServiceDomain = "cluster.local"
 	DefaultAPIServerPort = 6443

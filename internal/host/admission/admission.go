@@ -4,6 +4,8 @@ import (
 	"iter"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -56,7 +58,7 @@ func FreeAddresses(spec *hostpb.MachineSpec, others iter.Seq[*hostpb.MachineSpec
 }
 
 // Network decides whether a host may create or keep a network whose description CheckNetwork accepted. others are the
-// networks of the host, which may include the network itself. It reads them twice.
+// networks of the host, which may include the network itself. It reads them several times.
 func Network(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 	for other := range others {
 		if other.Id == n.Id {
@@ -66,6 +68,11 @@ func Network(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 		} else if owner.Same(other, n) {
 			return refusal.Errorf(hostpb.Refusal_NAME_IN_USE, "cluster %s/%s has network %s on this host, not %s: it belongs to another cluster of that name; delete that cluster first",
 				n.Namespace, n.Name, other.Id, n.Id)
+		}
+	}
+	for other := range others {
+		if other.Id == n.Id && !proto.Equal(other.Lan, n.Lan) {
+			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, n.Cidr, "network %s has LAN {%v} on this host and cannot get {%v}; delete the machines of the cluster on this host first", n.Id, other.Lan, n.Lan)
 		}
 	}
 	return sameOverlay(n, others)
@@ -84,6 +91,9 @@ func NoOverlap(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 				return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, n.Cidr, "network %s is %s on this host and cannot become %s; delete the cluster first", n.Id, other.Cidr, n.Cidr)
 			}
 			continue
+		}
+		if n.Lan != nil || other.Lan != nil {
+			continue // The host has no route to a LAN.
 		}
 		theirs, _ := subnetsOf(other)
 		for _, subnet := range subnets {
@@ -152,7 +162,14 @@ func NoMachine(id string) error {
 	return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "no machine %q on this host", id)
 }
 
-// NoNetwork is the refusal of a load balancer whose network the host does not have (NOT_FOUND).
-func NoNetwork(lb *hostpb.LoadBalancer) error {
-	return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "load balancer %s/%s: no network %q on this host; create the network first", lb.Namespace, lb.Name, lb.NetworkId)
+// BalancerNetwork decides whether a load balancer can listen in its network. n is nil if the host does not have the network
+// (NOT_FOUND). Hosts have no address in a network of the user (UNSUPPORTED).
+func BalancerNetwork(lb *hostpb.LoadBalancer, n *hostpb.Network) error {
+	switch {
+	case n == nil:
+		return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "load balancer %s/%s: no network %q on this host; create the network first", lb.Namespace, lb.Name, lb.NetworkId)
+	case n.Lan != nil:
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "load balancer %s/%s: network %s is a LAN, where hosts have no load balancer; use one of the LAN", lb.Namespace, lb.Name, lb.NetworkId)
+	}
+	return nil
 }

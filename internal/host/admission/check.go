@@ -131,6 +131,9 @@ func checkAddresses(s *hostpb.MachineSpec) error {
 		if err := network.CheckAddress(subnets[i].Prefix, a.Address, int(a.Prefix)); err != nil {
 			return err
 		}
+		if a.Gateway == "" && s.Network.Lan != nil {
+			return fmt.Errorf("address %s has no gateway: expected that of the LAN", a.Address)
+		}
 		if gateway, err := netip.ParseAddr(a.Gateway); a.Gateway != "" && (err != nil || !subnets[i].Prefix.Contains(gateway)) {
 			return fmt.Errorf("gateway %q is not in the machine network %s", a.Gateway, subnets[i].Prefix)
 		}
@@ -150,7 +153,7 @@ func CheckNetwork(n *hostpb.Network) error {
 	if _, err := subnetsOf(n); err != nil {
 		return invalid("cluster %s/%s: %v", n.Namespace, n.Name, err)
 	}
-	if err := checkOverlay(n.Overlay); err != nil {
+	if err := cmp.Or(checkOverlay(n.Overlay), checkLAN(n)); err != nil {
 		return invalid("cluster %s/%s: %v", n.Namespace, n.Name, err)
 	}
 	return owner.Given("network", n.Id, n)

@@ -7,6 +7,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // Services decides whether a host may replace the Services that it publishes for a cluster. have is nil if the host does not
@@ -14,6 +15,9 @@ import (
 func Services(req *hostpb.SetServicesRequest, have *hostpb.Network) error {
 	if err := knownNetwork(req.GetNetworkId(), req, have); err != nil {
 		return err
+	}
+	if have.Lan != nil && len(req.Services) > 0 {
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "network %s is a LAN, where hosts publish no Services", req.NetworkId)
 	}
 	if err := checkServices(req, have); err != nil {
 		return invalid("network %s: %v", req.NetworkId, err)

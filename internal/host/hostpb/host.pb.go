@@ -252,7 +252,7 @@ func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishedPort_Protocol.Descriptor instead.
 func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22, 0}
+	return file_host_proto_rawDescGZIP(), []int{23, 0}
 }
 
 type UpdateStatus_Phase int32
@@ -310,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42, 0}
+	return file_host_proto_rawDescGZIP(), []int{43, 0}
 }
 
 type MachineStatus_Phase int32
@@ -368,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44, 0}
+	return file_host_proto_rawDescGZIP(), []int{45, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -423,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44, 1}
+	return file_host_proto_rawDescGZIP(), []int{45, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -559,6 +559,8 @@ type HostInfo struct {
 	VolumeBytes int64 `protobuf:"varint,31,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
 	// host_mounts is true if machines can have mounts and devices of the host. Older capstands ignore them.
 	HostMounts bool `protobuf:"varint,40,opt,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
+	// lans is true if machines can be attached to a network of the user. Older capstands ignore Network.lan.
+	Lans bool `protobuf:"varint,42,opt,name=lans,proto3" json:"lans,omitempty"`
 	// devices are the kinds of CDI devices of the host, by name.
 	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
@@ -798,6 +800,13 @@ func (x *HostInfo) GetVolumeBytes() int64 {
 func (x *HostInfo) GetHostMounts() bool {
 	if x != nil {
 		return x.HostMounts
+	}
+	return false
+}
+
+func (x *HostInfo) GetLans() bool {
+	if x != nil {
+		return x.Lans
 	}
 	return false
 }
@@ -1512,7 +1521,10 @@ type Network struct {
 	Ipv6Cidr string `protobuf:"bytes,7,opt,name=ipv6_cidr,json=ipv6Cidr,proto3" json:"ipv6_cidr,omitempty"`
 	// overlay connects the network with the cluster's networks on other hosts. Unset: the network stays on this box. It
 	// cannot be added, removed or changed while the network exists.
-	Overlay       *Overlay `protobuf:"bytes,8,opt,name=overlay,proto3" json:"overlay,omitempty"`
+	Overlay *Overlay `protobuf:"bytes,8,opt,name=overlay,proto3" json:"overlay,omitempty"`
+	// lan attaches the machines to a network of the user instead of a bridge of the cluster. Such a network is IPv4, has no
+	// overlay and no load balancer. It cannot be added, removed or changed while the network exists.
+	Lan           *LAN `protobuf:"bytes,9,opt,name=lan,proto3" json:"lan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1603,6 +1615,66 @@ func (x *Network) GetOverlay() *Overlay {
 	return nil
 }
 
+func (x *Network) GetLan() *LAN {
+	if x != nil {
+		return x.Lan
+	}
+	return nil
+}
+
+// LAN is a bridge of the host to a network of the user. The managers decide whether a cluster may use it.
+type LAN struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bridge        string                 `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"` // name of an existing bridge, which is not one of capstand
+	Pods          []string               `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`     // IPv4 pod networks of the cluster, at most 8, outside of the network's cidr
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LAN) Reset() {
+	*x = LAN{}
+	mi := &file_host_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LAN) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LAN) ProtoMessage() {}
+
+func (x *LAN) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LAN.ProtoReflect.Descriptor instead.
+func (*LAN) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LAN) GetBridge() string {
+	if x != nil {
+		return x.Bridge
+	}
+	return ""
+}
+
+func (x *LAN) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
 // Overlay is a VXLAN tunnel between hosts (UDP port 4789).
 type Overlay struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1615,7 +1687,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1699,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1712,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Overlay) GetVni() uint32 {
@@ -1684,7 +1756,7 @@ type SetPeersRequest struct {
 
 func (x *SetPeersRequest) Reset() {
 	*x = SetPeersRequest{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1768,7 @@ func (x *SetPeersRequest) String() string {
 func (*SetPeersRequest) ProtoMessage() {}
 
 func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1781,7 @@ func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
 func (*SetPeersRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetPeersRequest) GetNetworkId() string {
@@ -1765,7 +1837,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1849,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1862,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Peer) GetAddresses() []string {
@@ -1815,7 +1887,7 @@ type SetPeersResponse struct {
 
 func (x *SetPeersResponse) Reset() {
 	*x = SetPeersResponse{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1899,7 @@ func (x *SetPeersResponse) String() string {
 func (*SetPeersResponse) ProtoMessage() {}
 
 func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1912,7 @@ func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
 func (*SetPeersResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 type SetServicesRequest struct {
@@ -1858,7 +1930,7 @@ type SetServicesRequest struct {
 
 func (x *SetServicesRequest) Reset() {
 	*x = SetServicesRequest{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +1942,7 @@ func (x *SetServicesRequest) String() string {
 func (*SetServicesRequest) ProtoMessage() {}
 
 func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +1955,7 @@ func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
 func (*SetServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetServicesRequest) GetNetworkId() string {
@@ -1933,7 +2005,7 @@ type PublishedService struct {
 
 func (x *PublishedService) Reset() {
 	*x = PublishedService{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2017,7 @@ func (x *PublishedService) String() string {
 func (*PublishedService) ProtoMessage() {}
 
 func (x *PublishedService) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2030,7 @@ func (x *PublishedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
 func (*PublishedService) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PublishedService) GetName() string {
@@ -2014,7 +2086,7 @@ type PublishedPort struct {
 
 func (x *PublishedPort) Reset() {
 	*x = PublishedPort{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2098,7 @@ func (x *PublishedPort) String() string {
 func (*PublishedPort) ProtoMessage() {}
 
 func (x *PublishedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2111,7 @@ func (x *PublishedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
 func (*PublishedPort) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
@@ -2072,7 +2144,7 @@ type SetServicesResponse struct {
 
 func (x *SetServicesResponse) Reset() {
 	*x = SetServicesResponse{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2156,7 @@ func (x *SetServicesResponse) String() string {
 func (*SetServicesResponse) ProtoMessage() {}
 
 func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2169,7 @@ func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
 func (*SetServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
@@ -2119,7 +2191,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2203,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2216,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -2180,7 +2252,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2264,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2277,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -2237,7 +2309,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2321,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2334,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 type LoadBalancer struct {
@@ -2291,7 +2363,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2375,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2388,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2406,7 +2478,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2490,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2503,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2467,7 +2539,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2551,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2564,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Backend) GetName() string {
@@ -2528,7 +2600,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2612,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2625,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2585,7 +2657,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2669,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2682,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 type MachineSpec struct {
@@ -2644,7 +2716,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2728,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2741,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2812,7 +2884,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2896,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2909,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Volume) GetId() string {
@@ -2880,7 +2952,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +2964,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +2977,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -2937,7 +3009,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3021,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3034,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 type VolumeMount struct {
@@ -2975,7 +3047,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3059,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3072,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VolumeMount) GetId() string {
@@ -3028,7 +3100,7 @@ type MachineDevice struct {
 
 func (x *MachineDevice) Reset() {
 	*x = MachineDevice{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3112,7 @@ func (x *MachineDevice) String() string {
 func (*MachineDevice) ProtoMessage() {}
 
 func (x *MachineDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3125,7 @@ func (x *MachineDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineDevice.ProtoReflect.Descriptor instead.
 func (*MachineDevice) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MachineDevice) GetName() string {
@@ -3082,7 +3154,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3094,7 +3166,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3107,7 +3179,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HostMount) GetSource() string {
@@ -3142,7 +3214,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3226,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3239,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Address) GetAddress() string {
@@ -3205,7 +3277,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3289,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3302,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -3272,7 +3344,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3284,7 +3356,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3297,7 +3369,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -3343,7 +3415,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3427,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3440,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -3425,7 +3497,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3509,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3522,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -3493,7 +3565,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3577,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3590,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3630,7 +3702,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +3714,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +3727,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3692,7 +3764,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +3776,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +3789,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3764,7 +3836,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3848,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3861,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3807,7 +3879,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +3891,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +3904,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 type ListMachinesResponse struct {
@@ -3844,7 +3916,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +3928,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +3941,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3891,7 +3963,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +3975,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +3988,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -3952,7 +4024,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3964,7 +4036,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3977,7 +4049,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -4014,7 +4086,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4026,7 +4098,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4039,7 +4111,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -4080,7 +4152,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4092,7 +4164,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4105,7 +4177,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -4126,7 +4198,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4138,7 +4210,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4151,7 +4223,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -4178,7 +4250,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4190,7 +4262,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4203,7 +4275,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{55}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -4225,7 +4297,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4309,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4322,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{56}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -4290,7 +4362,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4374,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4387,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{57}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4340,7 +4412,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4352,7 +4424,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4365,7 +4437,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{58}
+	return file_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -4456,7 +4528,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4468,7 +4540,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4481,7 +4553,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{59}
+	return file_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4529,7 +4601,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +4613,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +4626,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{60}
+	return file_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4586,7 +4658,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4598,7 +4670,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4611,7 +4683,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{61}
+	return file_host_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4717,7 +4789,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xa2\n" +
+	"\x0eGetInfoRequest\"\xb6\n" +
 	"\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
@@ -4751,7 +4823,8 @@ const file_host_proto_rawDesc = "" +
 	"\avolumes\x18\x1e \x01(\bR\avolumes\x12!\n" +
 	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12\x1f\n" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
-	"hostMounts\x125\n" +
+	"hostMounts\x12\x12\n" +
+	"\x04lans\x18* \x01(\bR\x04lans\x125\n" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
 	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
 	"\n" +
@@ -4803,7 +4876,7 @@ const file_host_proto_rawDesc = "" +
 	"\aDELETED\x10\x02\x12\n" +
 	"\n" +
 	"\x06SYNCED\x10\x03B\b\n" +
-	"\x06object\"\xe2\x01\n" +
+	"\x06object\"\x8a\x02\n" +
 	"\aNetwork\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -4812,7 +4885,11 @@ const file_host_proto_rawDesc = "" +
 	"\agateway\x18\x05 \x01(\tR\agateway\x12\x16\n" +
 	"\x06bridge\x18\x06 \x01(\tR\x06bridge\x12\x1b\n" +
 	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\x122\n" +
-	"\aoverlay\x18\b \x01(\v2\x18.capstan.host.v1.OverlayR\aoverlay\"G\n" +
+	"\aoverlay\x18\b \x01(\v2\x18.capstan.host.v1.OverlayR\aoverlay\x12&\n" +
+	"\x03lan\x18\t \x01(\v2\x14.capstan.host.v1.LANR\x03lan\"1\n" +
+	"\x03LAN\x12\x16\n" +
+	"\x06bridge\x18\x01 \x01(\tR\x06bridge\x12\x12\n" +
+	"\x04pods\x18\x02 \x03(\tR\x04pods\"G\n" +
 	"\aOverlay\x12\x10\n" +
 	"\x03vni\x18\x01 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
@@ -5106,7 +5183,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -5130,152 +5207,154 @@ var file_host_proto_goTypes = []any{
 	(*WatchRequest)(nil),               // 19: capstan.host.v1.WatchRequest
 	(*Event)(nil),                      // 20: capstan.host.v1.Event
 	(*Network)(nil),                    // 21: capstan.host.v1.Network
-	(*Overlay)(nil),                    // 22: capstan.host.v1.Overlay
-	(*SetPeersRequest)(nil),            // 23: capstan.host.v1.SetPeersRequest
-	(*Peer)(nil),                       // 24: capstan.host.v1.Peer
-	(*SetPeersResponse)(nil),           // 25: capstan.host.v1.SetPeersResponse
-	(*SetServicesRequest)(nil),         // 26: capstan.host.v1.SetServicesRequest
-	(*PublishedService)(nil),           // 27: capstan.host.v1.PublishedService
-	(*PublishedPort)(nil),              // 28: capstan.host.v1.PublishedPort
-	(*SetServicesResponse)(nil),        // 29: capstan.host.v1.SetServicesResponse
-	(*RefusedAddress)(nil),             // 30: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 31: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 32: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 33: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 34: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 35: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 36: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 37: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 38: capstan.host.v1.MachineSpec
-	(*Volume)(nil),                     // 39: capstan.host.v1.Volume
-	(*DeleteVolumeRequest)(nil),        // 40: capstan.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 41: capstan.host.v1.DeleteVolumeResponse
-	(*VolumeMount)(nil),                // 42: capstan.host.v1.VolumeMount
-	(*MachineDevice)(nil),              // 43: capstan.host.v1.MachineDevice
-	(*HostMount)(nil),                  // 44: capstan.host.v1.HostMount
-	(*Address)(nil),                    // 45: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 46: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 47: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 48: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 49: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 50: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 51: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 52: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 53: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 54: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 55: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 56: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 57: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 58: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 59: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 60: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 61: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 62: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 63: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 64: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 65: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 66: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 67: capstan.host.v1.ExecResponse
-	nil,                                // 68: capstan.host.v1.HostInfo.LinkMtusEntry
-	nil,                                // 69: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
+	(*LAN)(nil),                        // 22: capstan.host.v1.LAN
+	(*Overlay)(nil),                    // 23: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 24: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 25: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 26: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 27: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 28: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 29: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 30: capstan.host.v1.SetServicesResponse
+	(*RefusedAddress)(nil),             // 31: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 32: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 33: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 34: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 35: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 36: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 37: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 38: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 39: capstan.host.v1.MachineSpec
+	(*Volume)(nil),                     // 40: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 41: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 42: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 43: capstan.host.v1.VolumeMount
+	(*MachineDevice)(nil),              // 44: capstan.host.v1.MachineDevice
+	(*HostMount)(nil),                  // 45: capstan.host.v1.HostMount
+	(*Address)(nil),                    // 46: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 47: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 48: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 49: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 50: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 51: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 52: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 53: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 54: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 55: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 56: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 57: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 58: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 59: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 60: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 61: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 62: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 63: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 64: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 65: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 66: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 67: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 68: capstan.host.v1.ExecResponse
+	nil,                                // 69: capstan.host.v1.HostInfo.LinkMtusEntry
+	nil,                                // 70: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	11, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	10, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	70, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	71, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
-	68, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
+	69, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
 	18, // 6: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
 	11, // 7: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
 	1,  // 8: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	49, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	33, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	50, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	34, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
 	8,  // 11: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	22, // 12: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	24, // 13: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	69, // 14: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	27, // 15: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	28, // 16: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 17: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	30, // 18: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	35, // 19: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	34, // 20: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	21, // 21: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	45, // 22: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	42, // 23: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	44, // 24: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
-	43, // 25: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
-	38, // 26: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	38, // 27: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 28: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	70, // 29: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	70, // 30: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	38, // 31: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	50, // 32: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 33: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 34: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	52, // 35: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	70, // 36: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	51, // 37: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	48, // 38: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	70, // 39: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	70, // 40: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	49, // 41: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	65, // 42: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	66, // 43: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 44: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	19, // 45: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	21, // 46: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	31, // 47: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	23, // 48: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	26, // 49: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	33, // 50: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	36, // 51: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	46, // 52: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	53, // 53: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	54, // 54: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	56, // 55: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	57, // 56: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	58, // 57: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	47, // 58: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	39, // 59: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	40, // 60: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	12, // 61: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	16, // 62: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	14, // 63: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	60, // 64: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	62, // 65: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	64, // 66: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 67: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	20, // 68: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	21, // 69: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	32, // 70: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	25, // 71: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	29, // 72: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	33, // 73: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	37, // 74: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	49, // 75: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	49, // 76: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	55, // 77: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	59, // 78: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	49, // 79: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	49, // 80: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	49, // 81: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	39, // 82: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	41, // 83: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	13, // 84: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	17, // 85: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	15, // 86: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	61, // 87: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	63, // 88: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	67, // 89: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	67, // [67:90] is the sub-list for method output_type
-	44, // [44:67] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	23, // 12: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	22, // 13: capstan.host.v1.Network.lan:type_name -> capstan.host.v1.LAN
+	25, // 14: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	70, // 15: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	28, // 16: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	29, // 17: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 18: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	31, // 19: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	36, // 20: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	35, // 21: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	21, // 22: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	46, // 23: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	43, // 24: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	45, // 25: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	44, // 26: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	39, // 27: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	39, // 28: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 29: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	71, // 30: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	71, // 31: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	39, // 32: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	51, // 33: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 34: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 35: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	53, // 36: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	71, // 37: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	52, // 38: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	49, // 39: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	71, // 40: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	71, // 41: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	50, // 42: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	66, // 43: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	67, // 44: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 45: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	19, // 46: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	21, // 47: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	32, // 48: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	24, // 49: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	27, // 50: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	34, // 51: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	37, // 52: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	47, // 53: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	54, // 54: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	55, // 55: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	57, // 56: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	58, // 57: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	59, // 58: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	48, // 59: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	40, // 60: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	41, // 61: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	12, // 62: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	16, // 63: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	14, // 64: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	61, // 65: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	63, // 66: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	65, // 67: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 68: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	20, // 69: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	21, // 70: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	33, // 71: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	26, // 72: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	30, // 73: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	34, // 74: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	38, // 75: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	50, // 76: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	50, // 77: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	56, // 78: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	60, // 79: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	50, // 80: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	50, // 81: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	50, // 82: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	40, // 83: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	42, // 84: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	13, // 85: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	17, // 86: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	15, // 87: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	62, // 88: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	64, // 89: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	68, // 90: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	68, // [68:91] is the sub-list for method output_type
+	45, // [45:68] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -5288,13 +5367,13 @@ func file_host_proto_init() {
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[58].OneofWrappers = []any{
+	file_host_proto_msgTypes[59].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[61].OneofWrappers = []any{
+	file_host_proto_msgTypes[62].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -5306,7 +5385,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -76,6 +76,8 @@ type Network struct {
 	Cluster string `json:"cluster"`
 	// Overlay is nil if the network stays on this box.
 	Overlay *Overlay `json:"overlay,omitempty"`
+	// LAN is nil if the network has a bridge of its own.
+	LAN *LAN `json:"lan,omitempty"`
 }
 
 // Lease reserves an address.
@@ -158,6 +160,9 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 		if err := b.writeFirewall(ctx, n, subnets); err != nil { // Before the bridge forwards the first packet.
 			return err
 		}
+		if n.LAN != nil {
+			return nil // The bridge exists, and capstand leaves it alone.
+		}
 		if hasIPv6(subnets) {
 			if err := forwardIPv6(procIPv6); err != nil {
 				return err
@@ -181,6 +186,11 @@ func (b Box) ensureLinks(n Network, subnets []Subnet) error {
 
 // admit compares the network with the other networks and routes of the box.
 func (b Box) admit(n Network, subnets []Subnet) error {
+	if n.LAN != nil {
+		if _, err := lanLink(n.LAN.Bridge); err != nil {
+			return err
+		}
+	}
 	networks, err := b.list()
 	if err != nil {
 		return err
@@ -192,6 +202,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 		others, err := Subnets(other.CIDR, other.IPv6CIDR)
 		switch {
 		case err != nil: // Damaged, or not written by a capstand.
+		case other.ID != n.ID && other.LAN != nil: // The box has no route to it.
 		case other.ID != n.ID:
 			for _, subnet := range others {
 				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
@@ -206,6 +217,14 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 		if err := admitOverlay(n, other); err != nil {
 			return err
 		}
+		if other.ID == n.ID {
+			if err := admitLAN(n, other); err != nil {
+				return err
+			}
+		}
+	}
+	if n.LAN != nil {
+		return nil // The box has no route to it.
 	}
 	routes, err := hostRoutes(append(bridges, BridgeName(n.ID)))
 	if err != nil {
@@ -272,7 +291,7 @@ func (b Box) release(ctx context.Context, networkID string) error {
 	} else if len(users) > 0 {
 		return nil
 	}
-	if err := errors.Join(b.removeForsakenAddresses(networkID), deleteLink(TunnelName(networkID)), deleteLink(BridgeName(networkID)), deleteFirewall(ctx, networkID)); err != nil {
+	if err := errors.Join(b.removeForsakenAddresses(networkID), deleteLink(TunnelName(networkID)), deleteLink(BridgeName(networkID)), b.deleteFirewalls(ctx, networkID)); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(dir), b.syncLink())
@@ -334,10 +353,13 @@ func (b Box) lend(networkID, machineID, name string, addresses []string, recorde
 		if err := b.elsewhere(machineID); err != nil {
 			return err
 		}
+		if err := b.lentElsewhere(networkID, addresses); err != nil {
+			return err
+		}
 		if err := b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses, recorded); err != nil {
 			return err
 		}
-		return b.syncPeers(networkID)
+		return errors.Join(b.syncPeers(networkID), b.syncStations(networkID))
 	})
 }
 
@@ -432,7 +454,7 @@ func (b Box) UnleaseAll(machineID string) error {
 		for _, n := range networks {
 			err = errors.Join(err, b.dropLeases(n.ID, func(l Lease) bool {
 				return l.Machine == machineID && l.Host == b.HostID && !l.Bridge
-			}), b.syncPeers(n.ID))
+			}), b.syncPeers(n.ID), b.syncStations(n.ID))
 		}
 		return err
 	})
@@ -475,7 +497,7 @@ func (b Box) unlease(networkID string, which func(Lease) bool) error {
 		if err := b.dropLeases(networkID, which); err != nil {
 			return err
 		}
-		return b.syncPeers(networkID)
+		return errors.Join(b.syncPeers(networkID), b.syncStations(networkID))
 	})
 }
 
@@ -509,7 +531,14 @@ func (b Box) Plug(networkID, machineID string, addresses []Address) error {
 		return err
 	}
 	mac := MAC(networkID, addresses[0].Prefix.Addr().String())
-	return plug(BridgeName(networkID), VethName(machineID), ns, mac, addresses)
+	n, ok := b.Network(networkID)
+	if !ok {
+		n.ID = networkID
+	}
+	if err := plug(n.Bridge(), VethName(machineID), ns, mac, addresses); err != nil || n.LAN == nil {
+		return err
+	}
+	return guardPort(VethName(machineID))
 }
 
 // Unplug removes a machine's cable and network namespace.

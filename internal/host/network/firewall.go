@@ -36,11 +36,11 @@ func (b Box) firewall(n Network, subnets []Subnet) (firewall, error) {
 
 // writeFirewall writes the rules of a network.
 func (b Box) writeFirewall(ctx context.Context, n Network, subnets []Subnet) error {
-	f, err := b.firewall(n, subnets)
+	r, err := b.ruleset(n, subnets)
 	if err != nil {
 		return err
 	}
-	return f.write(ctx)
+	return r.write(ctx)
 }
 
 // rewriteFirewall writes the rules of a network after a change of its records.

@@ -190,12 +190,12 @@ func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error)
 	if err != nil {
 		return false, err
 	}
-	f, err := b.firewall(n, subnets)
+	r, err := b.ruleset(n, subnets)
 	if err != nil {
 		return false, err
 	}
-	if whole, err := f.exists(); err != nil || whole {
+	if whole, err := r.exists(); err != nil || whole {
 		return false, err
 	}
-	return true, f.write(ctx)
+	return true, r.write(ctx)
 }

@@ -15,9 +15,9 @@ import (
 
 // LostLinks sends a value whenever a link of a machine, its cable or its bridge, is missing: at the start, and when a
 // program on the box deletes it. The channel is closed when ctx is done.
-func LostLinks(ctx context.Context, log *slog.Logger, networkID, machineID string) <-chan struct{} {
+func LostLinks(ctx context.Context, log *slog.Logger, bridge, machineID string) <-chan struct{} {
 	lost := wakeup.New()
-	names := []string{BridgeName(networkID), VethName(machineID)}
+	names := []string{bridge, VethName(machineID)}
 	go func() {
 		defer close(lost)
 		for ctx.Err() == nil {

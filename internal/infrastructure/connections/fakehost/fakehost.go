@@ -473,8 +473,8 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*
 	if err := admission.LoadBalancer(lb, maps.Values(h.loadBalancers)); err != nil {
 		return nil, err
 	}
-	if h.networks[lb.GetNetworkId()] == nil {
-		return nil, admission.NoNetwork(lb)
+	if err := admission.BalancerNetwork(lb, h.networks[lb.GetNetworkId()]); err != nil {
+		return nil, err
 	}
 	out := proto.CloneOf(lb)
 	out.Serving = true

@@ -1,0 +1,76 @@
+package admission
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// A host refuses a LAN that could disturb its own links, and one with anything that has no effect there.
+func TestCheckLAN(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*hostpb.MachineSpec)
+		says   string // empty if the request is accepted
+	}{
+		"good":                {func(*hostpb.MachineSpec) {}, ""},
+		"no pods":             {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = nil }, ""},
+		"no bridge":           {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = "" }, "not the name of a bridge"},
+		"path":                {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = "../x" }, "not the name of a bridge"},
+		"rule":                {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = "a accept" }, "not the name of a bridge"},
+		"long name":           {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = strings.Repeat("b", 16) }, "not the name of a bridge"},
+		"bridge of a cluster": {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = "cap0123456789" }, "link of capstand"},
+		"link":                {func(s *hostpb.MachineSpec) { s.Network.Lan.Bridge = "capwg" }, "link of capstand"},
+		"overlay": {func(s *hostpb.MachineSpec) {
+			s.Network.Overlay = &hostpb.Overlay{Vni: 5000, Address: "192.0.2.1", Mtu: 1450}
+		}, "cannot have an overlay"},
+		"dual stack":            {dualStack, "expected one IPv4 network"},
+		"no gateway":            {func(s *hostpb.MachineSpec) { s.Addresses[0].Gateway = "" }, "has no gateway"},
+		"pods in the LAN":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"10.0.0.0/8"} }, "outside of it"},
+		"pods everywhere":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0"} }, "outside of it"},
+		"IPv6 pods":             {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"fd00::/64"} }, "expected an IPv4 network"},
+		"malformed pods":        {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0 } accept"} }, "expected an IPv4 network"},
+		"too many pod networks": {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = slices.Repeat([]string{"10.244.0.0/16"}, 9) }, "at most 8"},
+	} {
+		spec := goodSpec()
+		spec.Network.Lan = &hostpb.LAN{Bridge: "br-lab", Pods: []string{"10.244.0.0/16"}}
+		spec.Addresses[0].Gateway = "10.1.0.1"
+		test.change(spec)
+		err := CheckMachine(spec)
+		if test.says == "" && err != nil || test.says != "" && (status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), test.says)) {
+			t.Errorf("%s: got %v, want %q", name, err, test.says)
+		}
+	}
+}
+
+// Clusters share a LAN. A network does not move between a LAN and a network of its own, and hosts serve nothing in a LAN.
+func TestNetworksInLAN(t *testing.T) {
+	in := func(id, bridge string) *hostpb.Network {
+		n := &hostpb.Network{Id: id, Namespace: "default", Name: id, Cidr: "10.1.0.0/24"}
+		if bridge != "" {
+			n.Lan = &hostpb.LAN{Bridge: bridge}
+		}
+		return n
+	}
+	have := map[string]*hostpb.Network{"a": in("a", "br-lab")}
+	if err := NoOverlap(in("b", "br-lab"), maps.Values(have)); err != nil {
+		t.Errorf("a second cluster in the LAN: %v", err)
+	}
+	for name, n := range map[string]*hostpb.Network{"another bridge": in("a", "br-x"), "no LAN": in("a", "")} {
+		if err := Network(n, maps.Values(have)); err == nil || !strings.Contains(err.Error(), "delete the machines") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := BalancerNetwork(&hostpb.LoadBalancer{NetworkId: "a"}, have["a"]); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a load balancer: %v", err)
+	}
+	services := &hostpb.SetServicesRequest{NetworkId: "a", Namespace: "default", Name: "a", Services: []*hostpb.PublishedService{{}}}
+	if err := Services(services, have["a"]); err == nil || !strings.Contains(err.Error(), "is a LAN") {
+		t.Errorf("Services: %v", err)
+	}
+}
