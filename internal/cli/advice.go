@@ -43,6 +43,7 @@ var adviceByReason = map[string]advice{
 	"HostMismatch":           {"restore the host with its state, or abandon the machine as docs/hosts.md describes", "a-host-is-lost"},
 	"NetworkInvalid":         {"choose a machineCIDR that the message permits", "the-network-of-a-cluster"},
 	"NoFreeNetwork":          {"set spec.network.machineCIDR of the CapstanCluster, or give the hosts more networks", "the-network-of-a-cluster"},
+	"LANNotOffered":          {"offer the LAN to the namespace in spec.lanNetworks of a host, or correct spec.network.lan of a new cluster", "the-network-of-a-cluster"},
 	"NetworkRefused":         {"remove what the message names from the host, or choose another machineCIDR", "the-network-of-a-cluster"},
 	"WaitingForEndpoint":     {"set spec.controlPlaneEndpoint, or wait for the controller that sets it", "the-endpoint-of-a-cluster"},
 	"LoadBalancerNotServing": {"wait for the first API server; then look at the control plane machines", "the-endpoint-of-a-cluster"},

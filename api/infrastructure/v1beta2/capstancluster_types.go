@@ -33,6 +33,9 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.addressFromPool)) == (has(self.loadBalancer) && has(self.loadBalancer.addressFromPool))",message="addressFromPool cannot be added to a cluster that has an endpoint: set it when you create the cluster"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.overlay)) == (has(self.network) && has(self.network.overlay))",message="network.overlay cannot be added or removed once the network exists on a host (see loadBalancerHosts)"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.mtu) ? oldSelf.network.mtu : 0) == (has(self.network) && has(self.network.mtu) ? self.network.mtu : 0)",message="network.mtu cannot be changed once the network exists on a host (see loadBalancerHosts): the machines have it"
+// +kubebuilder:validation:XValidation:rule="(has(self.network) && has(self.network.lan)) == (has(oldSelf.network) && has(oldSelf.network.lan))",message="network.lan cannot be added or removed: the machines have addresses of their network; create another cluster"
+// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || (has(self.loadBalancer) && has(self.loadBalancer.mode) && self.loadBalancer.mode == 'External')",message="network.lan requires loadBalancer.mode External and a controlPlaneEndpoint: the hosts need no address in the LAN, so they have no load balancer there"
+// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || !has(self.services)",message="network.lan cannot be set together with services: the machines are reachable in the LAN"
 type CapstanClusterSpec struct {
 	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id, so a new cluster under an old name never adopts the remains
@@ -186,6 +189,8 @@ type LoadBalancerHost struct {
 
 // ClusterNetworkSpec configures the network of a cluster's machines.
 // +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.lan) || (!has(self.overlay) && !has(self.mtu))",message="lan cannot be set together with overlay or mtu: the hosts exchange the packets through the LAN, and the machines have the MTU of its bridge"
+// +kubebuilder:validation:XValidation:rule="!has(self.lan) || (!has(self.machineIPv6CIDR) && (!has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4))",message="machines in a LAN have IPv4 addresses only: leave machineIPv6CIDR out, and leave machineCIDR out or set it to the IPv4 network of the LAN"
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || !has(self.overlay) || self.mtu == self.overlay.mtu",message="mtu and overlay.mtu must be equal: set only mtu, and the controller sets overlay"
 // +kubebuilder:validation:XValidation:rule="!has(self.machineIPv6CIDR) || !has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4",message="machineCIDR must be IPv4 if machineIPv6CIDR is set: for machines with IPv6 only, set machineCIDR to the IPv6 network and leave machineIPv6CIDR out"
 type ClusterNetworkSpec struct {
@@ -222,6 +227,12 @@ type ClusterNetworkSpec struct {
 	// the network stays on one box.
 	// +optional
 	Overlay NetworkOverlay `json:"overlay,omitempty,omitzero"`
+
+	// lan attaches the machines to a network of the user, instead of a network of the cluster. Each machine gets its address, and the
+	// gateway of the LAN, from spec.network.addressesFromPools of its CapstanMachine. It requires loadBalancer.mode External. Set it
+	// when you create the cluster.
+	// +optional
+	LAN ClusterLAN `json:"lan,omitempty,omitzero"`
 }
 
 // NetworkOverlay is how hosts exchange the traffic of a cluster's network: VXLAN between their tunnelAddresses.

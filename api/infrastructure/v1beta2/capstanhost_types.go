@@ -112,6 +112,14 @@ type CapstanHostSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	AllowedDevices []AllowedDevice `json:"allowedDevices,omitempty"`
 
+	// lanNetworks are networks of the user to which machines can be attached, by whom, and with which addresses. If empty, machines
+	// are in networks of their clusters only. A change applies to new machines. Existing machines keep their network.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	LANNetworks []LANNetwork `json:"lanNetworks,omitempty"`
+
 	// taints keep new machines off the host, unless spec.hostTolerations of the CapstanMachine tolerates them. They steer the
 	// placement and are no access control: see allowedNamespaces. Load balancers do not regard them.
 	// +optional

@@ -83,6 +83,8 @@ const (
 	NetworkInvalidReason = "NetworkInvalid"
 	// NoFreeNetworkReason: the pool of machine networks is exhausted.
 	NoFreeNetworkReason = "NoFreeNetwork"
+	// LANNotOfferedReason: no CapstanHost offers the network of spec.network.lan to the namespace.
+	LANNotOfferedReason = "LANNotOffered"
 	// NetworkRefusedReason: the host refused the network. The message contains the cause.
 	NetworkRefusedReason = "NetworkRefused"
 

@@ -98,7 +98,11 @@ func (r *Reconciler) showDomains(ctx context.Context, s *scope, usable []infrav1
 	if err != nil {
 		return err
 	}
-	s.capstan.Status.FailureDomains = failureDomains(hostaccess.Reached(usable, r.Pool, within))
+	offering, _, _, err := hostaccess.Offering(ctx, r.Client, s.capstan, hostaccess.Reached(usable, r.Pool, within))
+	if err != nil {
+		return err
+	}
+	s.capstan.Status.FailureDomains = failureDomains(offering)
 	return nil
 }
 
@@ -176,6 +180,10 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 	if err := r.refuseRival(ctx, s); err != nil {
 		return err
 	}
+	cidr, err := r.chooseLAN(ctx, s, usable)
+	if err != nil {
+		return err
+	}
 	lb := &s.capstan.Spec.LoadBalancer
 	if s.capstan.Spec.ID != "" && s.capstan.Spec.Network.MachineCIDR != "" && (lb.HostName != "" || external(s.capstan)) {
 		return nil
@@ -186,6 +194,7 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 	if s.capstan.Spec.ID == "" {
 		s.capstan.Spec.ID = uuid.NewString()
 	}
+	s.capstan.Spec.Network.MachineCIDR = cmp.Or(s.capstan.Spec.Network.MachineCIDR, cidr)
 	if err := r.chooseNetwork(ctx, s, netip.Prefix{}); err != nil {
 		return err
 	}
@@ -204,6 +213,21 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		}
 	}
 	return r.record(ctx, s, before)
+}
+
+// chooseLAN returns the network of the LAN to which the machines are attached; empty for a cluster with a network of its own. It
+// stops a cluster whose LAN no host offers. A cluster that is provisioned continues: its machines keep their network.
+func (r *Reconciler) chooseLAN(ctx context.Context, s *scope, usable []infrav1.CapstanHost) (cidr string, err error) {
+	if s.capstan.Spec.Network.LAN.Name == "" || ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
+		return "", nil
+	}
+	offering, cidr, why, err := hostaccess.Offering(ctx, r.Client, s.capstan, usable)
+	if err != nil || len(offering) > 0 {
+		return cidr, err
+	}
+	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason,
+		"No CapstanHost that the cluster may use offers the LAN %s of spec.network.lan to namespace %s: %s", s.capstan.Spec.Network.LAN.Name, s.capstan.Namespace, cmp.Or(why, "no host is usable"))
+	return "", errWaiting // A change of a CapstanHost is the event.
 }
 
 // checkNetworks returns the reason why the networks of the cluster cannot work.

@@ -90,12 +90,12 @@ func OverlayKey(h *infrav1.CapstanHost, pool *connections.Pool) string {
 }
 
 // Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
-// and the tunnel address of its load balancer's host. Both are empty without a load balancer, and if the host does not
+// and the tunnel address of its load balancer's host. Both are empty without a load balancer, in a LAN, and if the host does not
 // exist.
 func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluster *infrav1.CapstanCluster) (placement.Request, error) {
-	req := placement.Request{Overlay: cluster.Spec.Network.Overlay.VNI != 0}
+	req := placement.Request{Overlay: cluster.Spec.Network.Overlay.VNI != 0, Namespace: cluster.Namespace, LAN: placement.LANOf(cluster, nil)}
 	name := cluster.Spec.LoadBalancer.HostName
-	if name == "" {
+	if name == "" || req.LAN.Name != "" {
 		return req, nil
 	}
 	h := &infrav1.CapstanHost{}
@@ -181,6 +181,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			free := conn.Free()
 			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
 			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
+			c.LANs = info.GetLans()
 			c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
 		}
 		out = append(out, c)

@@ -11,18 +11,48 @@ import (
 )
 
 // Permissions returns what each host of a list allows for the machines of a namespace, by the name of the host. It is empty for a
-// machine without mounts and devices.
-func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {
-	if len(m.Spec.HostMounts)+len(m.Spec.Devices) == 0 {
+// machine without mounts and devices in a cluster with a network of its own.
+func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine, cluster *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {
+	if len(m.Spec.HostMounts)+len(m.Spec.Devices) == 0 && cluster.Spec.Network.LAN.Name == "" {
 		return nil, nil
 	}
+	return permitted(ctx, c, m.Namespace, hosts)
+}
+
+func permitted(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {
 	ns := &corev1.Namespace{}
-	if err := c.Get(ctx, client.ObjectKey{Name: m.Namespace}, ns); err != nil {
+	if err := c.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
 		return nil, err
 	}
 	out := map[string]placement.Permissions{}
 	for i := range hosts {
-		out[hosts[i].Name] = placement.Permitted(&hosts[i], m.Namespace, ns.Labels)
+		out[hosts[i].Name] = placement.Permitted(&hosts[i], namespace, ns.Labels)
 	}
 	return out, nil
+}
+
+// Offering is the part of a list that offers the LAN of a cluster to its namespace: all of them for a cluster with a network of its
+// own. The second result is the network of the LAN on the first of them that has the cluster's machine network, or any if the
+// cluster has none yet. why is the reason of a host that does not offer it.
+func Offering(ctx context.Context, c client.Reader, cluster *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (offering []infrav1.CapstanHost, cidr, why string, err error) {
+	lan := placement.LANOf(cluster, nil)
+	if lan.Name == "" {
+		return hosts, "", "", nil
+	}
+	permissions, err := permitted(ctx, c, cluster.Namespace, hosts)
+	if err != nil {
+		return nil, "", "", err
+	}
+	for _, h := range hosts {
+		p := permissions[h.Name]
+		if offer := p.Offer(lan); offer != nil && lan.CIDR == "" {
+			lan.CIDR = offer.CIDR
+		}
+		if refusal := p.LANRefusal(cluster.Namespace, lan); refusal != "" {
+			why = "CapstanHost " + h.Name + " " + refusal
+			continue
+		}
+		offering = append(offering, h)
+	}
+	return offering, lan.CIDR, why, nil
 }

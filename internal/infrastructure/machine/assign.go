@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -66,11 +67,12 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	permissions, err := hostaccess.Permissions(ctx, r.Client, m, usable)
+	permissions, err := hostaccess.Permissions(ctx, r.Client, m, capstanCluster, usable)
 	if err != nil {
 		return err
 	}
-	if why := permissions[m.Spec.HostName].Refusal(m.Namespace, m.Spec.HostMounts, m.Spec.Devices); why != "" {
+	allowed, lan := permissions[m.Spec.HostName], placement.LANOf(capstanCluster, m.Spec.Network.Addresses)
+	if why := cmp.Or(allowed.LANRefusal(m.Namespace, lan), allowed.Refusal(m.Namespace, m.Spec.HostMounts, m.Spec.Devices)); why != "" {
 		set(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "spec.hostName is CapstanHost %s, which %s", m.Spec.HostName, why)
 		return errWaiting // A change of the CapstanHost is the event.
 	}
@@ -111,14 +113,17 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.placing.Lock()
 	defer r.placing.Unlock()
-	host, err := r.chooseHost(ctx, s, capstanCluster)
-	if err != nil {
-		return nil, err
-	}
 	spec := &s.capstan.Spec
 	addresses := claimed
 	if len(addresses) == 0 {
 		addresses = spec.Network.Addresses
+	}
+	if err := checkLANAddresses(s, capstanCluster, addresses); err != nil {
+		return nil, err
+	}
+	host, err := r.chooseHost(ctx, s, capstanCluster, addresses)
+	if err != nil {
+		return nil, err
 	}
 	if len(addresses) == 0 {
 		if addresses, err = r.chooseAddress(ctx, s, capstanCluster); err != nil {
@@ -173,7 +178,7 @@ func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infra
 }
 
 // chooseHost places the machine (IM-02), or checks the host that spec names.
-func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) (*connections.Host, error) {
+func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, addresses []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
 	usable, err := r.usable(ctx, s, capstanCluster)
 	if err != nil {
@@ -191,9 +196,10 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	req.CPUs = s.capstan.Spec.CPUs
 	req.Memory = memory(s.capstan)
 	req.Disk = diskSize(s.capstan)
+	req.LAN = placement.LANOf(capstanCluster, addresses)
 	req.Namespace, req.Mounts, req.Devices = s.capstan.Namespace, s.capstan.Spec.HostMounts, s.capstan.Spec.Devices
 	candidates := hostaccess.Candidates(usable, r.Pool)
-	permissions, err := hostaccess.Permissions(ctx, r.Client, s.capstan, usable)
+	permissions, err := hostaccess.Permissions(ctx, r.Client, s.capstan, capstanCluster, usable)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,6 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
-	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
@@ -297,10 +296,14 @@ func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec
 	if err := checkOverlay(s, capstanCluster, host); err != nil {
 		return nil, err
 	}
+	network, err := r.network(ctx, s, capstanCluster, host)
+	if err != nil {
+		return nil, err
+	}
 	m := s.capstan
 	spec := &hostpb.MachineSpec{
 		Id: m.Spec.ID, Namespace: m.Namespace, Name: m.Name, Cluster: s.cluster.Name,
-		Network: overlay.Network(capstanCluster, client.ObjectKeyFromObject(s.cluster), host.Spec.TunnelAddress),
+		Network: network,
 		Cpus:    m.Spec.CPUs, MemoryBytes: memory(m), Image: image(m),
 		DiskBytes:         diskSize(m),
 		PidsLimit:         cmp.Or(m.Spec.PidsLimit, infrav1.DefaultMachinePidsLimit),

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -20,6 +21,21 @@ func Network(c *infrav1.CapstanCluster, cluster client.ObjectKey, tunnel string)
 	}
 	if o := c.Spec.Network.Overlay; o.VNI != 0 {
 		n.Overlay = &hostpb.Overlay{Vni: uint32(o.VNI), Address: tunnel, Mtu: o.MTU}
+	}
+	return n
+}
+
+// WithLAN attaches the machines of a network to the bridge of a host to a network of the user. pods are the pod networks of the
+// Cluster; the host needs those of IPv4.
+func WithLAN(n *hostpb.Network, offer *infrav1.LANNetwork, pods []string) *hostpb.Network {
+	if len(pods) == 0 {
+		pods = []string{cidr.DefaultPods}
+	}
+	n.Lan = &hostpb.LAN{Bridge: offer.Bridge}
+	for _, text := range pods {
+		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is4() {
+			n.Lan.Pods = append(n.Lan.Pods, p.Masked().String())
+		}
 	}
 	return n
 }

@@ -11,11 +11,12 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// Permissions are the mounts and devices that a host allows for a namespace.
+// Permissions are the mounts, devices and LANs that a host allows for a namespace.
 type Permissions struct {
 	Mounts []infrav1.AllowedMount
 	// Devices are device nodes and kinds of CDI devices.
 	Devices []string
+	LANs    []infrav1.LANNetwork
 }
 
 // Permitted returns what a host allows for a namespace. An invalid selector allows nothing.
@@ -31,6 +32,11 @@ func Permitted(h *infrav1.CapstanHost, namespace string, namespaceLabels map[str
 	for _, d := range h.Spec.AllowedDevices {
 		if allows(d.AllowedNamespaces) {
 			out.Devices = append(out.Devices, d.Name)
+		}
+	}
+	for _, n := range h.Spec.LANNetworks {
+		if allows(n.AllowedNamespaces) {
+			out.LANs = append(out.LANs, n)
 		}
 	}
 	return out

@@ -53,10 +53,12 @@ type Host struct {
 	Volumes bool
 	// FreeVolumes is the part of Disk that no volume has, in bytes.
 	FreeVolumes int64
-	// Permissions of the machine's namespace on the host, for a request with mounts or devices.
+	// Permissions of the machine's namespace on the host, for a request with mounts, devices or a LAN.
 	Permissions Permissions
 	// HostAccess is true if its capstand can give mounts and devices to machines.
 	HostAccess bool
+	// LANs is true if its capstand can attach machines to a LAN.
+	LANs bool
 	// FreeDevices are the free CDI devices by kind.
 	FreeDevices map[string]int32
 	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
@@ -99,6 +101,8 @@ type Request struct {
 	// Mounts and Devices of the host in the machine.
 	Mounts  []infrav1.HostMount
 	Devices []infrav1.MachineDevice
+	// LAN that the machine is attached to.
+	LAN LAN
 }
 
 // Choose returns the name of a host that can run the machine: one in the failure domain with the fewest members, and of those the
@@ -185,8 +189,12 @@ func refusal(h *Host, req Request) string {
 		return "does not reach the cluster's network: " + overlay.Disagreement(h.Encrypted)
 	case !Reaches(h, req):
 		return fmt.Sprintf("does not reach the cluster's network: its spec.tunnelAddress is %q, and that of the load balancer's host %q; both must be set and of one IP family", h.Tunnel, req.Tunnel)
+	case h.Permissions.LANRefusal(req.Namespace, req.LAN) != "":
+		return h.Permissions.LANRefusal(req.Namespace, req.LAN)
 	case h.Unavailable != "":
 		return h.Unavailable
+	case req.LAN.Name != "" && !h.LANs:
+		return "cannot attach machines to a LAN: upgrade its capstand"
 	case repelling(h, req) != nil:
 		return fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):

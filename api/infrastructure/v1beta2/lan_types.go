@@ -1,0 +1,54 @@
+package v1beta2
+
+// LANNetwork is a network of the user to which a host can attach machines of some namespaces.
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.cidr) || self.addresses.all(a, isCIDR(a) && cidr(self.cidr).containsCIDR(a))",message="addresses must be parts of cidr, for example 192.0.2.128/26 of 192.0.2.0/24"
+type LANNetwork struct {
+	// name of the network, for spec.network.lan of CapstanClusters. Hosts of one LAN have an entry of the same name, with the same
+	// cidr. A LAN can have several entries, for namespaces with addresses of their own.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name,omitempty"`
+
+	// bridge is an existing bridge of the host with an interface of the LAN as its port: a network card, or a VLAN of one. Capstan
+	// attaches the machines to it, and changes nothing else of it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-zA-Z0-9_.-]+$') && !self.matches('^([.]{1,2}|(cap|cpm|cpx)[0-9a-f]{10}|capwg)$')",message="bridge must be the name of a bridge of the host's own configuration, of letters, digits and ._-, for example br-lab"
+	Bridge string `json:"bridge,omitempty"`
+
+	// cidr is the IPv4 network of the LAN, for example 192.0.2.0/24.
+	// +required
+	// +kubebuilder:validation:MinLength=9
+	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() >= 8 && cidr(self).prefixLength() <= 29",message="cidr must be an IPv4 network from /8 to /29 without host bits, for example 192.0.2.0/24"
+	CIDR string `json:"cidr,omitempty"`
+
+	// addresses are networks, or single addresses with /32, that machines of the namespaces can have in the LAN. No other station has
+	// them, and no DHCP server gives them away.
+	// +required
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=9
+	// +kubebuilder:validation:items:MaxLength=18
+	Addresses []string `json:"addresses,omitempty"`
+
+	// allowedNamespaces selects the namespaces whose machines can be attached to the LAN. It has to be set: a host that admits the
+	// machines of a namespace does not thereby open the LAN for it.
+	// +required
+	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces,omitempty,omitzero"`
+}
+
+// ClusterLAN attaches the machines of a cluster to a network of the user.
+// +kubebuilder:validation:XValidation:rule="self.name == oldSelf.name",message="network.lan cannot be changed: the machines have addresses of this network; create another cluster"
+type ClusterLAN struct {
+	// name is an entry of spec.lanNetworks of CapstanHosts. The machines are placed on hosts that offer it to their namespace.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name,omitempty"`
+}

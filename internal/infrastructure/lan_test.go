@@ -1,0 +1,141 @@
+package infrastructure_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// lanCluster changes a new cluster to one in the LAN lab, with an endpoint of the user.
+func lanCluster(c *infrav1.CapstanCluster) {
+	c.Spec.Network.LAN.Name = "lab"
+	c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal
+	c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "192.0.2.5", Port: 6443}
+}
+
+// ALL-18: a cluster in a LAN waits until a host offers the LAN to its namespace, and has the network of the LAN then. Its machines
+// have addresses of a pool that the host allows, and go only to hosts with the LAN. A machine that names its host, id and address
+// itself gets nothing more.
+func TestLAN_ALL18(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.Lans = true })
+	_, _ = b.addHost(nil) // has no LAN
+	b.addCluster(nil, lanCluster)
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason)).
+		To(ContainSubstring("does not offer the LAN lab to namespace %s", b.namespace))
+	offer := infrav1.LANNetwork{
+		Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26"},
+		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+	}
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = []infrav1.LANNetwork{offer} })
+	b.provisioned()
+	b.Expect(b.capstan.Spec.Network.MachineCIDR).To(Equal("192.0.2.0/24"))
+	b.Expect(b.capstan.Status.FailureDomains).To(HaveLen(1))
+	b.Expect(b.capstan.Status.FailureDomains[0].Name).To(Equal(b.host.Name))
+	b.Expect(b.fake.Calls("EnsureNetwork") + b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+
+	_, without := b.addMachine(nil, nil)
+	b.Expect(b.condition(without, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason)).
+		To(ContainSubstring("set spec.network.addressesFromPools"))
+	fromPool := func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] }
+	_, stray := b.addMachine(nil, fromPool)
+	b.fulfil(b.claim(stray.Name+"-0"), "192.0.2.9", 24, "192.0.2.254")
+	b.Expect(b.condition(stray, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).
+		To(ContainSubstring("does not allow machines of namespace %s to have the address 192.0.2.9 in the LAN lab", b.namespace))
+	_, lost := b.addMachine(nil, fromPool)
+	b.fulfil(b.claim(lost.Name+"-0"), "192.0.2.131", 24, "")
+	b.Expect(b.condition(lost, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason)).To(ContainSubstring("has no gateway"))
+	_, forged := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.ID, m.Spec.HostName = "forged-"+m.Name, b.host.Name
+		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "192.0.2.254", Prefix: 24, Gateway: "192.0.2.254"}}
+	})
+	b.Expect(b.condition(forged, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason)).To(ContainSubstring("the address 192.0.2.254"))
+
+	_, m := b.addMachine(nil, fromPool)
+	b.fulfil(b.claim(m.Name+"-0"), "192.0.2.130", 24, "192.0.2.254")
+	b.running(m)
+	b.Expect(m.Spec.HostName).To(Equal(b.host.Name))
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetNetwork().GetLan().GetBridge()).To(Equal("br-lab"))
+	b.Expect(made.GetSpec().GetNetwork().GetLan().GetPods()).To(Equal([]string{"192.168.0.0/16"}))
+	b.Expect(made.GetSpec().GetAddresses()[0].GetGateway()).To(Equal("192.0.2.254"))
+
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = nil })
+	_, late := b.addMachine(nil, fromPool)
+	b.fulfil(b.claim(late.Name+"-0"), "192.0.2.132", 24, "192.0.2.254")
+	b.Expect(b.condition(late, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).To(ContainSubstring("does not offer the LAN lab"))
+	b.running(m)
+	b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)
+}
+
+// The CRDs refuse LANs that no host can have, and fields that have no effect there.
+func TestLANValidation(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	for name, tc := range map[string]struct {
+		change func(*infrav1.CapstanCluster)
+		why    string
+	}{
+		"in a LAN":      {func(*infrav1.CapstanCluster) {}, ""},
+		"its network":   {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "192.0.2.0/24" }, ""},
+		"load balancer": {func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged }, "requires loadBalancer.mode External"},
+		"no mode":       {func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = "" }, "requires loadBalancer.mode External"},
+		"MTU":           {func(c *infrav1.CapstanCluster) { c.Spec.Network.MTU = 1400 }, "lan cannot be set together with overlay or mtu"},
+		"overlay":       {func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay = infrav1.NetworkOverlay{VNI: 5000, MTU: 1450} }, "lan cannot be set together with overlay or mtu"},
+		"dual stack":    {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64" }, "IPv4 addresses only"},
+		"IPv6":          {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }, "IPv4 addresses only"},
+		"Services": {func(c *infrav1.CapstanCluster) {
+			c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: pools[0]}
+		}, "lan cannot be set together with services"},
+		"malformed name": {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.Name = "br_0" }, "should match"},
+	} {
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")}}
+		lanCluster(c)
+		tc.change(c)
+		if err := env.Client.Create(ctx, c); tc.why == "" {
+			b.Expect(err).NotTo(HaveOccurred(), name)
+			c.Spec.Network.LAN.Name = "other"
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
+			c.Spec.Network = infrav1.ClusterNetworkSpec{MachineCIDR: "192.0.2.0/24"}
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be added or removed")))
+		} else {
+			b.Expect(err).To(MatchError(ContainSubstring(tc.why)), name)
+		}
+	}
+	names := infrav1.AllowedNamespaces{Names: []string{b.namespace}}
+	for name, tc := range map[string]struct {
+		change func(*infrav1.LANNetwork)
+		why    string
+	}{
+		"good":                {func(*infrav1.LANNetwork) {}, ""},
+		"link of capstand":    {func(n *infrav1.LANNetwork) { n.Bridge = "cap0123456789" }, "bridge of the host's own configuration"},
+		"path":                {func(n *infrav1.LANNetwork) { n.Bridge = ".." }, "bridge of the host's own configuration"},
+		"long bridge":         {func(n *infrav1.LANNetwork) { n.Bridge = "a-bridge-too-long" }, "15"},
+		"host bits":           {func(n *infrav1.LANNetwork) { n.CIDR = "192.0.2.1/24" }, "without host bits"},
+		"IPv6":                {func(n *infrav1.LANNetwork) { n.CIDR = "2001:db8::/64" }, "must be an IPv4 network"},
+		"addresses elsewhere": {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.3.0/26"} }, "addresses must be parts of cidr"},
+		"malformed address":   {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.2.130"} }, "addresses must be parts of cidr"},
+		"no addresses":        {func(n *infrav1.LANNetwork) { n.Addresses = nil }, "addresses"},
+		"no namespaces":       {func(n *infrav1.LANNetwork) { n.AllowedNamespaces = infrav1.AllowedNamespaces{} }, "allowedNamespaces"},
+	} {
+		n := infrav1.LANNetwork{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: names}
+		tc.change(&n)
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
+			Address: "unix:///nothing", AllowedNamespaces: &names, LANNetworks: []infrav1.LANNetwork{n},
+		}}
+		if err := env.Client.Create(ctx, h); tc.why == "" {
+			b.Expect(err).NotTo(HaveOccurred(), name)
+			b.Expect(env.Client.Delete(ctx, h)).To(Succeed())
+		} else {
+			b.Expect(err).To(MatchError(ContainSubstring(tc.why)), name)
+		}
+	}
+}

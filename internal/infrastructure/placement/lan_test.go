@@ -1,0 +1,55 @@
+package placement_test
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+)
+
+// ALL-18: a machine is attached only to a LAN that its host offers to its namespace, with an address that it allows there.
+func TestLAN_ALL18(t *testing.T) {
+	team := infrav1.AllowedNamespaces{Names: []string{"team"}}
+	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{LANNetworks: []infrav1.LANNetwork{
+		{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: team},
+		{Name: "office", Bridge: "br-office", CIDR: "198.51.100.0/24", Addresses: []string{"198.51.100.64/26"}, AllowedNamespaces: infrav1.AllowedNamespaces{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"lan": "office"}},
+		}},
+	}}}
+	lab := func(addresses ...string) placement.LAN {
+		return placement.LAN{Name: "lab", CIDR: "192.0.2.0/24", Addresses: addresses}
+	}
+	for name, tc := range map[string]struct {
+		lan       placement.LAN
+		namespace string
+		labels    map[string]string
+		old       bool
+		why       string
+	}{
+		"a network of the cluster": {namespace: "thief"},
+		"before its address":       {lan: lab(), namespace: "team"},
+		"its address":              {lan: lab("192.0.2.130"), namespace: "team"},
+		"single address":           {lan: lab("192.0.2.10"), namespace: "team"},
+		"the router's address":     {lan: lab("192.0.2.1"), namespace: "team", why: "does not allow machines of namespace team to have the address 192.0.2.1 in the LAN lab"},
+		"one of two":               {lan: lab("192.0.2.130", "192.0.2.11"), namespace: "team", why: "address 192.0.2.11"},
+		"no address":               {lan: lab("x"), namespace: "team", why: "address x"},
+		"another namespace":        {lan: lab("192.0.2.130"), namespace: "thief", why: "does not offer the LAN lab to namespace thief"},
+		"of another namespace":     {lan: placement.LAN{Name: "office", CIDR: "198.51.100.0/24"}, namespace: "team", why: "does not offer the LAN office to namespace team"},
+		"by label":                 {lan: placement.LAN{Name: "office", CIDR: "198.51.100.0/24"}, namespace: "team", labels: map[string]string{"lan": "office"}},
+		"unknown":                  {lan: placement.LAN{Name: "none"}, namespace: "team", why: "does not offer the LAN none"},
+		"another network":          {lan: placement.LAN{Name: "lab", CIDR: "192.0.0.0/16"}, namespace: "team", why: "has the LAN lab with the network 192.0.2.0/24, and the cluster's machine network is 192.0.0.0/16"},
+		"old capstand":             {lan: lab(), namespace: "team", old: true, why: "upgrade its capstand"},
+	} {
+		candidate := placement.Host{Name: "h", LANs: !tc.old, Permissions: placement.Permitted(h, tc.namespace, tc.labels)}
+		_, err := placement.Choose([]placement.Host{candidate}, placement.Request{Namespace: tc.namespace, LAN: tc.lan})
+		if (err != nil) != (tc.why != "") || err != nil && !strings.Contains(err.Error(), tc.why) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.why)
+		}
+		if err != nil && (strings.Contains(err.Error(), "198.51.100") || strings.Contains(err.Error(), "br-")) {
+			t.Errorf("%s: %v contains properties of another tenant's network, or of the host", name, err)
+		}
+	}
+}
