@@ -183,6 +183,20 @@ func TestVolumeOnUnavailableHost(t *testing.T) {
 	b.Expect(fake.Volume(b.volumeOf(second).Spec.ID)).NotTo(BeNil())
 }
 
+// A machine that waited for the host of its volume gives the volume back, also if its spec does not name the volume any more.
+func TestVolumeOfChangedMachine(t *testing.T) {
+	b := newBox(t).provisioned()
+	d := b.addDeployment(1)
+	v := b.leftVolume(d)
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
+	second := b.addMember(d)
+	b.Eventually(func() string { b.get(v); return v.Spec.MachineName }).Should(Equal(second.Name))
+	update(b, second, func(m *infrav1.CapstanMachine) { m.Spec.Volumes = nil })
+	b.removeMachine(second)
+	b.get(v)
+	b.Expect(v.Spec.MachineName).To(BeEmpty())
+}
+
 // A volume that the host has lost is never replaced by an empty one.
 func TestVolumeLost(t *testing.T) {
 	b := newBox(t).provisioned()

@@ -50,8 +50,12 @@ func (r *Reconciler) ofVolume(_ context.Context, o client.Object) []reconcile.Re
 
 // volumesOf lists the volumes of the machine's namespace as they are stored.
 func (r *Reconciler) volumesOf(ctx context.Context, s *scope) ([]infrav1.CapstanVolume, error) {
+	return listVolumes(ctx, r.LiveClient, s)
+}
+
+func listVolumes(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanVolume, error) {
 	list := &infrav1.CapstanVolumeList{}
-	err := r.LiveClient.List(ctx, list, client.InNamespace(s.capstan.Namespace))
+	err := c.List(ctx, list, client.InNamespace(s.capstan.Namespace))
 	return list.Items, err
 }
 
@@ -148,12 +152,14 @@ func (r *Reconciler) releaseDeleted(ctx context.Context, s *scope, all []infrav1
 	return r.release(ctx, s, all, func(v *infrav1.CapstanVolume) bool { return !v.DeletionTimestamp.IsZero() })
 }
 
-// releaseVolumes makes the volumes of a machine free after its host has removed it.
+// releaseVolumes makes the volumes of a machine free after its host has removed it. A machine that waited for a host can have a volume
+// that its spec does not name any more. The cache suffices for that: the volume was bound before the change of the spec.
 func (r *Reconciler) releaseVolumes(ctx context.Context, s *scope) error {
+	reader := client.Reader(r.LiveClient)
 	if len(s.capstan.Spec.Volumes) == 0 {
-		return nil
+		reader = r.Client
 	}
-	all, err := r.volumesOf(ctx, s)
+	all, err := listVolumes(ctx, reader, s)
 	if err != nil {
 		return err
 	}
