@@ -30,6 +30,8 @@ type networks struct {
 	publishing sync.Mutex
 	// neighbourErrors are those of acrossHosts.
 	neighbourErrors lastErrors
+	// serviceErrors are those of holdServices.
+	serviceErrors lastErrors
 }
 
 func boxNetwork(n *hostpb.Network) network.Network {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -100,16 +101,24 @@ func (h *Host) holdServices(ctx context.Context) {
 	ticker := time.NewTicker(servicesPause)
 	defer ticker.Stop()
 	for first := true; ctx.Err() == nil; first = false {
-		for _, id := range h.networkIDs() {
-			if err := h.holdServicesOf(ctx, id, first); err != nil && ctx.Err() == nil {
-				h.log.Error("Cannot publish Services of a cluster; capstand tries again", "id", id, "error", err)
-			}
-		}
+		h.holdServicesOnce(ctx, first)
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
 		}
 	}
+}
+
+// holdServicesOnce looks at the Services of all networks once. An error that lasts is logged once.
+func (h *Host) holdServicesOnce(ctx context.Context, first bool) {
+	known := map[string]bool{}
+	for _, id := range h.networkIDs() {
+		known[id] = true
+		if err := h.holdServicesOf(ctx, id, first); ctx.Err() == nil && h.serviceErrors.news(id, err) {
+			h.log.Error("Cannot publish Services of a cluster; capstand tries again", "id", id, "error", err)
+		}
+	}
+	h.serviceErrors.keep(known)
 }
 
 func (h *Host) networkIDs() []string {
@@ -130,10 +139,15 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error 
 		return err
 	}
 	refused, err := h.box.SetServices(ctx, id, boxServices(req))
-	for place, why := range refused {
-		h.log.Warn("Cannot publish a Service; capstand tries again", "id", id, "address", place.Address, "service", place.Name, "reason", why)
+	return errors.Join(append([]error{err}, refusals(refused)...)...)
+}
+
+// refusals returns the reasons in the order of the places.
+func refusals(refused network.Refused) (out []error) {
+	for _, place := range slices.SortedFunc(maps.Keys(refused), network.Place.Compare) {
+		out = append(out, fmt.Errorf("%s %s: %s", place.Address, place.Name, refused[place]))
 	}
-	return err
+	return out
 }
 
 // recordedServices returns the last request for a network, or nil if there was none or if the network does not exist.

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"bytes"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -60,6 +62,17 @@ func TestServicesAreRestored(t *testing.T) {
 	}
 	published("after the request", true)
 
+	var lines bytes.Buffer
+	log := h.log
+	h.log = slog.New(slog.NewTextHandler(&lines, nil))
+	for range 3 {
+		h.holdServicesOnce(t.Context(), false)
+	}
+	if n := strings.Count(lines.String(), "Cannot publish"); n != 1 || !strings.Contains(lines.String(), "203.0.113.1 ") {
+		t.Errorf("%d lines about a refusal that lasts, want 1: %s", n, lines.String())
+	}
+	h.log = log
+
 	bridge, err := netlink.LinkByName(network.BridgeName(n.Id))
 	must(t, err)
 	must(t, netlink.LinkDel(bridge))
@@ -69,10 +82,10 @@ func TestServicesAreRestored(t *testing.T) {
 	again.store, again.config, again.box = h.store, h.config, h.box
 	must(t, again.loadAll())
 	again.recoverNetwork(again.networks.byID[n.Id])
-	must(t, again.holdServicesOf(t.Context(), n.Id, true))
+	again.holdServicesOnce(t.Context(), true)
 	published("after a reboot", true)
 	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
-	must(t, again.holdServicesOf(t.Context(), n.Id, false))
+	again.holdServicesOnce(t.Context(), false)
 	published("after another program removed the address", true)
 
 	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
