@@ -209,6 +209,28 @@ func TestServices(t *testing.T) {
 	p.clusterIsDeleted()
 }
 
+// The record of the hosts is an annotation of a claim, which users of the namespace can change. Without the record, a host gives up the
+// address all the same, before the claim is deleted.
+func TestRemovedRecord(t *testing.T) {
+	p := newPublishing(t, nil)
+	p.allow("203.0.113.96/28")
+	web := p.addService("unrecorded", nil)
+	p.provide("unrecorded", "203.0.113.104")
+	p.Eventually(p.ingress(web)).Should(Equal("203.0.113.104"))
+	h := p.where("unrecorded")
+
+	update(p.box, p.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	p.condition(p.capstan, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	update(p.box, p.claims()["unrecorded"], func(c *capiipamv1.IPAddressClaim) { delete(c.Annotations, infrav1.ServiceHostsAnnotation) })
+	p.delete(web)
+	update(p.box, web, func(s *corev1.Service) { s.Finalizers = nil })
+	p.gone(web)
+	p.Expect(p.on(h, "unrecorded")()).NotTo(BeEmpty())
+	update(p.box, p.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
+	p.Eventually(p.on(h, "unrecorded")).Should(BeEmpty())
+	p.unclaim("unrecorded")
+}
+
 // A Service with both families has an address from each pool, with machines of the same family, and one of them can fail.
 func TestDualStackServices(t *testing.T) {
 	p := newPublishing(t, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })

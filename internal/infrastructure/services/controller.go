@@ -205,7 +205,8 @@ func summary(trouble map[string]string) string {
 	const most = 10
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(trouble)) {
-		all = append(all, fmt.Sprintf("Service %s: %s", name, trouble[name]))
+		// The API server of the cluster is the source of the names and of parts of the reasons.
+		all = append(all, fmt.Sprintf("Service %.320s: %.600s", name, trouble[name]))
 	}
 	if more := len(all) - most; more > 0 {
 		all = append(all[:most:most], fmt.Sprintf("%d more Services are not published", more))

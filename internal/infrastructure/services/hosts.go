@@ -46,6 +46,7 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		s.hosts[h.Name] = described
 		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
+			described.present = len(described.machines) > 0 || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 			described.ports.supported = conn.Info().GetHostPorts()
 			continue
 		}
@@ -122,7 +123,8 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 		last := conn.Services(s.capstan.Spec.ID)
 		keep, changed := h.permitted(last)
 		if last == nil { // This manager has not set the Services yet.
-			changed = s.published(name) && len(h.allowed) == 0 || slices.Contains(s.portHosts, name) && len(h.ports.permitted) == 0
+			nothing := len(h.allowed) == 0 && len(h.ports.permitted) == 0
+			changed = h.present && nothing || s.published(name) && len(h.allowed) == 0 || slices.Contains(s.portHosts, name) && len(h.ports.permitted) == 0
 		}
 		if !changed {
 			continue
@@ -167,6 +169,13 @@ func (r *Reconciler) recordKept(ctx context.Context, s *scope, name string, keep
 		return err
 	}
 	return errors.Join(err, r.recordPortHosts(ctx, s, without(s.portHosts, name)))
+}
+
+// mayPublish reports whether a host has to be asked for the end of its publications. The records are objects of the namespace of the
+// cluster, whose users can change them. So each connected host is asked that has machines or the load balancer of the cluster, and
+// therefore its network. The connection remembers the answer.
+func (s *scope) mayPublish(name string) bool {
+	return s.hosts[name].present || s.published(name) || slices.Contains(s.portHosts, name)
 }
 
 // published reports whether a host may have the address of a Service.

@@ -215,6 +215,8 @@ type host struct {
 	ports   hostPorts
 	// machines of the cluster on the host.
 	machines []machine
+	// present: the host is connected, and has machines or the load balancer of the cluster.
+	present bool
 	// services is the number of Services that the host publishes for the cluster.
 	services int
 }

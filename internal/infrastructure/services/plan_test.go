@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -278,6 +280,37 @@ func TestHostNames(t *testing.T) {
 	}
 	if got := withHost(hostNames("a,b"), "b"); !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("%q", got)
+	}
+}
+
+// The status of a Service shows the address as long as a host may publish it. Programs outside follow the status.
+func TestShown(t *testing.T) {
+	for name, c := range map[string]struct {
+		target            target
+		trouble, away, no bool // no: the status does not show the address yet
+		want              bool
+	}{
+		"published":                         {target: target{done: true}, no: true, want: true},
+		"not yet":                           {no: true},
+		"refused":                           {trouble: true},
+		"the host does not answer":          {target: target{unknown: true}, trouble: true, want: true},
+		"a new one, and it does not answer": {target: target{unknown: true}, trouble: true, no: true},
+		"the host is away":                  {trouble: true, away: true, want: true},
+	} {
+		s := &scope{hosts: map[string]*host{"h": {connected: !c.away}}, trouble: map[string]string{}}
+		web := service(func(s *corev1.Service) {
+			if !c.no {
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.100"}}
+			}
+		})
+		if c.trouble {
+			s.trouble[nameOf(&web)] = "why"
+		}
+		c.target.service, c.target.address, c.target.host = &web, netip.MustParseAddr("203.0.113.100"), "h"
+		c.target.claim = &capiipamv1.IPAddressClaim{}
+		if got := len(s.shown(&c.target)) == 1; got != c.want {
+			t.Errorf("%s: %v, expected %v", name, got, c.want)
+		}
 	}
 }
 

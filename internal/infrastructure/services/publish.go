@@ -37,6 +37,8 @@ type target struct {
 	host    string
 	// done: the host publishes it.
 	done bool
+	// unknown: the host did not answer, so what it publishes is unchanged as far as is known.
+	unknown bool
 	// machines get the connections.
 	machines []string
 }
@@ -97,10 +99,11 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 	return err
 }
 
-// shown returns the address that the status of the Service shows for a target. A host that is away goes on publishing.
+// shown returns the address that the status of the Service shows for a target. A host that is away, or does not answer, goes on
+// publishing.
 func (s *scope) shown(t *target) []corev1.LoadBalancerIngress {
 	address := t.address.String()
-	ended := s.trouble[nameOf(t.service)] != "" && (t.host == "" || s.hosts[t.host].connected)
+	ended := s.trouble[nameOf(t.service)] != "" && (t.host == "" || s.hosts[t.host].connected) && !t.unknown
 	if t.done && t.serves() || !t.done && !ended && slices.Contains(ingress(t.service), address) {
 		return []corev1.LoadBalancerIngress{t.ingress()}
 	}
@@ -200,7 +203,7 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 	for _, t := range targets {
 		on[t.host] = append(on[t.host], t)
 	}
-	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.published(name) && !s.mayHavePorts(name) })
+	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.mayPublish(name) })
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(s.losses(b, on[b]), s.losses(a, on[a])), cmp.Compare(a, b))
 	})
@@ -250,7 +253,7 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 	if err != nil {
 		s.unsettled = s.unsettled || s.mayHavePorts(name)
 		for _, t := range targets {
-			s.trouble[nameOf(t.service)] = err.Error()
+			t.unknown, s.trouble[nameOf(t.service)] = true, err.Error()
 		}
 		return err
 	}
@@ -312,7 +315,7 @@ func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipam
 		if s.hosts[name] == nil {
 			continue
 		}
-		return fmt.Sprintf("Host %s may still publish the Service %s: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s",
+		return fmt.Sprintf("Host %s may still publish the Service %.320s: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s",
 			name, claim.Annotations[infrav1.ServiceAnnotation], infrav1.HostAbandonedAnnotation), nil
 	}
 	if claim.DeletionTimestamp.IsZero() {
