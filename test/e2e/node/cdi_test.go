@@ -72,7 +72,8 @@ func testCDI(t *testing.T, cp, worker *host) {
 		}
 		return err
 	})
-	pod := strings.Replace(pullPod("sample", "worker", "registry.capstan.dev/pause:v1"), "Always", "Never", 1)
+	// The pause image was pulled with credentials by another name before, so the kubelet refuses it to pods without a pull.
+	pod := strings.Replace(pullPod("sample", "worker", "registry.capstan.dev/echo:v1"), "Always", "Never", 1)
 	cp.apply(strings.Replace(pod, "name: pause,", "name: pause, resources: {limits: {example.com/sample: 1}},", 1))
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/sample", "--timeout=1m")
 	out, err := worker.exec("/bin/sh", "-c", `for p in $(grep -ls SAMPLE_DRIVER=1 /proc/[0-9]*/environ); do stat -L -c '%t:%T %F' "${p%environ}root/dev/sample0"; done`)
