@@ -2,12 +2,14 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/google/nftables"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 )
 
@@ -188,21 +190,30 @@ func (f firewall) write(ctx context.Context) error {
 // exists returns whether each chain of the network has the expected number of rules. It does not compare the rules,
 // because programs that flush the firewall remove all rules of a chain, a table or the box.
 func (f firewall) exists() (bool, error) {
-	nft, err := nftables.New()
-	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(f.networkID)}
 	for chain, want := range f.rules() {
-		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // A missing table has no rules.
+		have, err := countRules(TableName(f.networkID), chain)
 		if err != nil {
 			return false, fmt.Errorf("reading nftables rules of network %s: %w", f.networkID, err)
 		}
-		if len(have) != len(want) {
+		if have != len(want) {
 			return false, nil
 		}
 	}
 	return true, nil
+}
+
+// countRules asks the kernel for the number of rules of a chain. A missing chain or table has none. It does not parse the rules: package
+// nftables cannot parse `ct original`, whose direction has one byte.
+func countRules(table, chain string) (int, error) {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(table)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
+	rules, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, nl.ErrDumpInterrupted) {
+		err = nil // Another program changes rules. This is an event, after which the rules are counted again.
+	}
+	return len(rules), err
 }
 
 func deleteFirewall(ctx context.Context, networkID string) error {

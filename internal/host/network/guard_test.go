@@ -21,7 +21,7 @@ func nft(t *testing.T, args ...string) string {
 }
 
 // The guard restores the rules of networks after a reload of the host's firewall. They isolate clusters and route machines
-// to the outside. It does not restore rules of other programs and of removed networks.
+// to the outside, and publish Services. It does not restore rules of other programs and of removed networks.
 func TestGuardFirewalls(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
@@ -30,6 +30,12 @@ func TestGuardFirewalls(t *testing.T) {
 	n := Network{ID: "n", CIDR: "10.231.7.0/24", IPv6CIDR: "fd00:7::/64", Cluster: "default/demo"}
 	if err := a.Ensure(t.Context(), n); err != nil {
 		t.Fatal(err)
+	}
+	if out, err := exec.Command("ip", "addr", "add", ipv4.box+"/32", "dev", "lo").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if refused, err := a.SetServices(t.Context(), n.ID, []Service{hostPorts(ipv4.box, nil)}); err != nil || len(refused) > 0 {
+		t.Fatal(refused, err)
 	}
 	whole := nft(t, "list", "ruleset")
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 {
