@@ -32,7 +32,7 @@ import (
 
 // reconcileUnknown shows the machines of the host that have no CapstanMachine, and removes those that the administrator has named.
 func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host) error {
-	candidates, clusters, err := r.candidates(ctx, conn.Machines())
+	candidates, clusters, err := r.candidates(ctx, host.Name, conn.Machines())
 	if err != nil {
 		return err
 	}
@@ -53,32 +53,43 @@ func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.Capstan
 	return r.prune(ctx, host, conn, unknown, clusters)
 }
 
-// candidates are the machines of this management cluster that the cache has no CapstanMachine of. Those of a paused cluster are
-// not among them: in a move its objects come one after another. The clusters, by id, are those whose CapstanCluster is here.
-func (r *Reconciler) candidates(ctx context.Context, machines []*hostpb.Machine) (out []*hostpb.Machine, clusters map[string]bool, err error) {
-	ours, known := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
-	for _, list := range []client.ObjectList{ours, known} {
-		if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, nil, err
-		}
+// candidates are the machines of this management cluster on a host of which the cache has no CapstanMachine there. Those of a paused
+// cluster are not among them: in a move its objects come one after another. The clusters, by id, are those whose CapstanCluster is
+// here; they are read only for a machine without an object, because each change of a machine leads here.
+func (r *Reconciler) candidates(ctx context.Context, host string, machines []*hostpb.Machine) (out []*hostpb.Machine, clusters map[string]bool, err error) {
+	known := &infrav1.CapstanMachineList{}
+	if err := r.Client.List(ctx, known, client.MatchingFields{MachineHostIndex: host}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, nil, err
 	}
-	clusters, objects := map[string]bool{}, map[string]bool{}
-	for i := range ours.Items {
-		paused, err := r.paused(ctx, &ours.Items[i])
-		if err != nil {
-			return nil, nil, err
-		}
-		clusters[ours.Items[i].Spec.ID] = !paused
+	if out = withoutObject(machines, known.Items); len(out) == 0 {
+		return nil, nil, nil
 	}
-	for i := range known.Items {
-		objects[known.Items[i].Spec.ID] = true
+	if clusters, err = r.clusters(ctx); err != nil {
+		return nil, nil, err
 	}
-	delete(clusters, "") // of CapstanClusters that have no id yet
 	self, err := hostaccess.ManagementCluster(ctx, r.Client)
-	out = slices.DeleteFunc(withoutObject(machines, clusters, objects, self), func(m *hostpb.Machine) bool {
+	out = slices.DeleteFunc(ours(out, clusters, self), func(m *hostpb.Machine) bool {
 		return r.WatchNamespace != "" && m.GetSpec().GetNamespace() != r.WatchNamespace // of another manager here
 	})
 	return out, clusters, err
+}
+
+// clusters returns the ids of the CapstanClusters here, each with whether it may lose machines: it is not paused.
+func (r *Reconciler) clusters(ctx context.Context) (map[string]bool, error) {
+	list := &infrav1.CapstanClusterList{}
+	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	clusters := map[string]bool{}
+	for i := range list.Items {
+		paused, err := r.paused(ctx, &list.Items[i])
+		if err != nil {
+			return nil, err
+		}
+		clusters[list.Items[i].Spec.ID] = !paused
+	}
+	delete(clusters, "") // of CapstanClusters that have no id yet
+	return clusters, nil
 }
 
 func (r *Reconciler) paused(ctx context.Context, c *infrav1.CapstanCluster) (bool, error) {
@@ -90,19 +101,33 @@ func (r *Reconciler) paused(ctx context.Context, c *infrav1.CapstanCluster) (boo
 	return annotations.IsPaused(cluster, c), nil
 }
 
-// withoutObject are the machines of this management cluster that are not among the objects, by id. A machine is of this management
-// cluster if its network is that of a cluster here that is not paused, or if it is that of none and the host has recorded self.
-func withoutObject(machines []*hostpb.Machine, clusters, objects map[string]bool, self string) (out []*hostpb.Machine) {
+// withoutObject are the machines that are not among the objects, in the order of their ids.
+func withoutObject(machines []*hostpb.Machine, objects []infrav1.CapstanMachine) (out []*hostpb.Machine) {
+	known := make(map[string]bool, len(objects))
+	for i := range objects {
+		known[objects[i].Spec.ID] = true
+	}
 	for _, m := range machines {
-		ours, known := clusters[m.GetSpec().GetNetwork().GetId()]
-		if !known {
-			ours = self != "" && m.GetStatus().GetManagementCluster() == self
-		}
-		if ours && !objects[m.GetSpec().GetId()] {
+		if !known[m.GetSpec().GetId()] {
 			out = append(out, m)
 		}
 	}
 	slices.SortFunc(out, func(a, b *hostpb.Machine) int { return cmp.Compare(a.GetSpec().GetId(), b.GetSpec().GetId()) })
+	return out
+}
+
+// ours are the machines of this management cluster: the network of each is that of a cluster here that is not paused, or it is that
+// of none and the host has recorded self.
+func ours(machines []*hostpb.Machine, clusters map[string]bool, self string) (out []*hostpb.Machine) {
+	for _, m := range machines {
+		its, known := clusters[m.GetSpec().GetNetwork().GetId()]
+		if !known {
+			its = self != "" && m.GetStatus().GetManagementCluster() == self
+		}
+		if its {
+			out = append(out, m)
+		}
+	}
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -76,7 +77,7 @@ func (r *Reconciler) takenAddresses(ctx context.Context, s *scope) (map[string]b
 	if err := r.LiveClient.List(ctx, clusters); err != nil {
 		return nil, err
 	}
-	if err := r.Client.List(ctx, hosts); err != nil {
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts.Items)
@@ -119,7 +120,7 @@ func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.C
 // can write any address. Until the load balancer exists it reads live.
 func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
 	hosts := &infrav1.CapstanHostList{}
-	if err := r.Client.List(ctx, hosts); err != nil {
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	virtual, address := false, s.capstan.Spec.ControlPlaneEndpoint.Host

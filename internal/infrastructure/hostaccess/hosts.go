@@ -29,10 +29,11 @@ func ManagementCluster(ctx context.Context, c client.Reader) (string, error) {
 }
 
 // Usable lists the hosts that admit the namespace (ALL-18) and match every selector, by name. Hosts that
-// are abandoned are left out.
+// are abandoned are left out. The hosts belong to the cache and must not be changed: copies would make each machine cost more with
+// each host.
 func Usable(ctx context.Context, c client.Reader, namespace string, selectors ...*metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
 	list := &infrav1.CapstanHostList{}
-	if err := c.List(ctx, list); err != nil {
+	if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	admitting, err := Admitting(ctx, c, namespace, list.Items)
