@@ -12,6 +12,9 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 # Kubernetes minors: a folder kube/vX.Y each. The first one's etcd and API server
 # are what envtest and the embedded management plane use.
 KUBE_MINORS := v1.36 v1.35
+# The minor after the first one. "make build" and "make test" leave it out, because a build takes six minutes: test-kube-next tests it,
+# and a release contains it.
+NEXT_KUBE_MINOR := v1.37
 # The project's own binaries: cmd/NAME -> bin/NAME.
 COMMANDS := capstan manager capstand capstan-init
 # API groups: config/PROVIDER/{crd/bases,rbac,webhook} are generated from the types
@@ -88,8 +91,8 @@ build-first-cluster: $(firstword $(KUBE_MINORS:%=build-kube-%)) build-node build
 .PHONY: build-kube
 build-kube: $(KUBE_MINORS:%=build-kube-%) ## Kubernetes and etcd: bin/kubernetes/<version>/.
 
-.PHONY: $(KUBE_MINORS:%=build-kube-%)
-$(KUBE_MINORS:%=build-kube-%): build-kube-%:
+.PHONY: $(KUBE_MINORS:%=build-kube-%) build-kube-$(NEXT_KUBE_MINOR)
+$(KUBE_MINORS:%=build-kube-%) build-kube-$(NEXT_KUBE_MINOR): build-kube-%:
 	@out=$(BIN)/kubernetes/$(call kube_version,$*); \
 	$(CACHED) kubernetes-$* "$$out/kube-apiserver $$out/etcd" \
 		'kube/$* kube/multicall etcd hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
@@ -336,6 +339,18 @@ test-networkpolicy: setup build build-conformance ## Run Kubernetes' own specs o
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
 	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
 
+# A folder of binaries of its own, because a new plane takes the newest version of its folder.
+NEXT_BIN := $(BIN)/next
+.PHONY: test-kube-next
+test-kube-next: setup build ## Test the next Kubernetes minor: a plane, clusters, an upgrade to it, half an hour (not part of test).
+	@hack/unused.sh $(NEXT_BIN)
+	@$(MAKE) build-kube-$(NEXT_KUBE_MINOR) BIN=$(NEXT_BIN)
+	@cp -alf $(BIN)/{node,images,capi,clusterctl} $(addprefix $(BIN)/,$(COMMANDS)) $(NEXT_BIN)/
+	@cp -alf $(KUBERNETES) $(NEXT_BIN)/kubernetes/
+	cd kube/$(NEXT_KUBE_MINOR) && go test ./...
+	CAPSTAN_BIN=$(CURDIR)/$(NEXT_BIN) CAPSTAN_KUBERNETES_VERSION=$(call kube_version,$(NEXT_KUBE_MINOR)) \
+		go test -tags e2e -count=1 -v -timeout 90m -p 1 ./test/e2e/cluster ./test/e2e/controlplane
+
 # The test does not need to be repeated with each change: it is about flannel, and its build takes two minutes.
 .PHONY: test-flannel
 test-flannel: setup build ## Run a cluster with flannel instead of Capstan's pod network, two minutes (not part of test).
@@ -453,7 +468,7 @@ bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 cl
 ##@ Release
 
 .PHONY: release
-release: build ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
+release: build build-kube-$(NEXT_KUBE_MINOR) ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
 	@for part in programs manifests images host plane cli packages sbom checksums; do \
 		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$part '$(VERSION)'; \
 	done

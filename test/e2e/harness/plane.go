@@ -6,6 +6,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,8 +34,8 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// KubernetesVersion is the version that the tests use.
-const KubernetesVersion = "v1.36.3"
+// KubernetesVersion is the version that the tests use: that in CAPSTAN_KUBERNETES_VERSION, or the one of make test.
+var KubernetesVersion = cmp.Or(os.Getenv("CAPSTAN_KUBERNETES_VERSION"), "v1.36.3")
 
 // Plane is a management plane below its own root folder.
 type Plane struct {
