@@ -216,8 +216,9 @@ func countRules(table, chain string) (int, error) {
 	return len(rules), err
 }
 
-func deleteFirewall(ctx context.Context, networkID string) error {
-	nft, err := knftables.New(knftables.InetFamily, TableName(networkID))
+// deleteTable removes the rules of a network in a family, if there are any.
+func deleteTable(ctx context.Context, family knftables.Family, networkID string) error {
+	nft, err := knftables.New(family, TableName(networkID))
 	if err != nil {
 		return fmt.Errorf("starting nft: %w; install the nftables package", err)
 	}

@@ -257,14 +257,7 @@ func (b Box) syncStations(networkID string) error {
 // deleteFirewalls removes the rules of a network.
 func (b Box) deleteFirewalls(ctx context.Context, networkID string) error {
 	if n, ok := b.Network(networkID); !ok || n.LAN == nil { // A kernel need not have rules for bridges.
-		return deleteFirewall(ctx, networkID)
+		return deleteTable(ctx, knftables.InetFamily, networkID)
 	}
-	nft, err := knftables.New(knftables.BridgeFamily, TableName(networkID))
-	if err != nil {
-		return fmt.Errorf("starting nft: %w; install the nftables package", err)
-	}
-	tx := nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // Adding the table first makes the deletion of a missing table succeed.
-	tx.Delete(&knftables.Table{})
-	return nft.Run(ctx, tx)
+	return deleteTable(ctx, knftables.BridgeFamily, networkID)
 }
