@@ -181,7 +181,14 @@ func TestDeletedHostDoesNotReturn(t *testing.T) {
 // The Secret of a token is deleted when the token expires.
 func TestHostTokenExpires(t *testing.T) {
 	g := NewWithT(t)
-	secret, _ := joinToken(g, joining.Terms{Expires: metav1.NewTime(time.Now().Add(time.Second)), Hosts: 1, Validity: metav1.Duration{Duration: time.Hour}})
+	terms := joining.Terms{Expires: metav1.NewTime(time.Now().Add(time.Hour)), Hosts: 1, Validity: metav1.Duration{Duration: time.Hour}}
+	secret, _ := joinToken(g, terms)
+	terms.Expires = metav1.NewTime(time.Now().Add(time.Second)) // not before the token exists
+	data, err := json.Marshal(terms)
+	g.Expect(err).NotTo(HaveOccurred())
+	before := secret.DeepCopy()
+	secret.Data[joining.KeyTerms] = data
+	g.Expect(env.Client.Patch(ctx, secret, client.MergeFrom(before))).To(Succeed())
 	g.Eventually(func() bool {
 		return apierrors.IsNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(secret), &corev1.Secret{}))
 	}).WithTimeout(testenv.Patience).Should(BeTrue())
