@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
@@ -137,6 +139,24 @@ func TestVolumesOfTwoMachines(t *testing.T) {
 	b.gone(two)
 	b.Expect(ids(b.addMember(d), b.addMember(d))).To(Equal(before))
 	b.Expect(b.volumes()).To(HaveLen(2))
+}
+
+// A host that has not made the volume of one machine yet has no space for that of another one.
+func TestVolumesOfOneSpace(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.DiskBytes = 100 << 30 })
+	b.fake.Refuse("EnsureVolume", status.Error(codes.Unavailable, "wait"))
+	d := b.addDeployment(2)
+	large := func(v *infrav1.MachineVolume) { v.SizeGiB = 60 }
+	one := b.addMember(d, large)
+	b.condition(one, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason)
+	two := b.addMember(d, large)
+	why := b.condition(two, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)
+	b.Expect(why).To(ContainSubstring("has 40Gi of disk left for volumes, 60Gi are needed"))
+	b.fake.Refuse("EnsureVolume", nil)
+	b.running(one)
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.DiskBytes = 200 << 30 })
+	b.running(two)
 }
 
 // A retained volume stays after its Cluster and keeps its host. It is deleted with its CapstanVolume.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -80,6 +81,9 @@ func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates 
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "%s", err)
 		return "", errWaiting
 	}
+	if err := r.subtractPending(ctx, options, candidates); err != nil {
+		return "", err
+	}
 	var why error
 	for _, o := range options {
 		req.Host, req.Volume, req.NewVolumes, req.VolumeBytes = o.Host, o.Volume, len(o.Create) > 0, o.VolumeBytes()
@@ -92,6 +96,23 @@ func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates 
 		}
 	}
 	return "", r.waitForHost(ctx, s, options[0], why)
+}
+
+// subtractPending reduces the space for volumes of the candidates by the volumes that machines have been promised there and that the host
+// has not made yet: its report does not contain them, and placement promised their space to another machine before.
+func (r *Reconciler) subtractPending(ctx context.Context, options []volumeplan.Option, candidates []placement.Host) error {
+	if !slices.ContainsFunc(options, func(o volumeplan.Option) bool { return len(o.Create) > 0 }) {
+		return nil
+	}
+	list := &infrav1.CapstanVolumeList{}
+	if err := r.LiveClient.List(ctx, list); err != nil {
+		return err
+	}
+	pending := volumeplan.PendingBytes(list.Items)
+	for i := range candidates {
+		candidates[i].FreeVolumes -= pending[candidates[i].Name]
+	}
+	return nil
 }
 
 // waitForHost lets the machine have the volumes of a host that cannot take it now: another machine of the owner must not take their

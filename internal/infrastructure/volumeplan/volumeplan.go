@@ -44,6 +44,17 @@ func (o Option) VolumeBytes() (sum int64) {
 	return sum
 }
 
+// PendingBytes returns the size of the volumes, by host, that their hosts have not made yet.
+func PendingBytes(all []infrav1.CapstanVolume) map[string]int64 {
+	pending := map[string]int64{}
+	for i := range all {
+		if all[i].Spec.HostID == "" {
+			pending[all[i].Spec.HostName] += int64(all[i].Spec.SizeGiB) << 30
+		}
+	}
+	return pending
+}
+
 // Bound returns the volumes that a machine has, by their names in the machine.
 func Bound(all []infrav1.CapstanVolume, machine string) map[string]infrav1.CapstanVolume {
 	bound := map[string]infrav1.CapstanVolume{}
