@@ -202,7 +202,7 @@ func (d document) checkTargets(folder string, pages map[string]document) {
 		if n.Type != html.ElementNode || target == "" {
 			continue
 		}
-		if strings.Contains(target, "://") || strings.HasPrefix(target, "//") {
+		if strings.Contains(target, "://") || strings.HasPrefix(target, "//") || strings.HasPrefix(target, "mailto:") {
 			if n.Data != "a" {
 				d.t.Errorf("%s loads %s", d.url, target)
 			}
