@@ -21,7 +21,7 @@ func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the state of the management plane", Args: noArgs,
 		Long: `Show the state of the management plane of this box: its components, backups, certificates, and updates of machines.
-Without a plane on this box, and with --kubeconfig or --context, show what the API of a management cluster knows: its providers and
+Without a plane on this box, and with --kubeconfig or --context, show the part that the API of a management cluster contains: its providers and
 their managers, hosts, clusters, and updates of machines.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if statusHere(a.surroundings(), a.planeHere()) {

@@ -61,7 +61,7 @@ type Reconciler struct {
 	Pool   *connections.Pool
 
 	controller capicontroller.Controller
-	told       told
+	reported   reported
 }
 
 // scope contains the objects of one reconcile.

@@ -315,13 +315,13 @@ func TestShown(t *testing.T) {
 }
 
 func TestTold(t *testing.T) {
-	var told told
+	var reported reported
 	now := time.Now()
 	for _, c := range []struct {
 		at   time.Time
 		want bool
 	}{{now, true}, {now.Add(time.Minute), false}, {now.Add(eventLife), true}} {
-		if got := told.first("e", c.at); got != c.want {
+		if got := reported.first("e", c.at); got != c.want {
 			t.Errorf("at %v: %v", c.at.Sub(now), got)
 		}
 	}

@@ -93,7 +93,7 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 	}
 	for _, t := range targets {
 		if t.done && t.serves() {
-			r.tell(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
+			r.report(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
 		}
 	}
 	return err
@@ -165,7 +165,7 @@ func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*tar
 // refuse notes the reason why a Service is not published, and shows it to the users of the workload cluster.
 func (r *Reconciler) refuse(ctx context.Context, s *scope, service *corev1.Service, why string) {
 	s.trouble[nameOf(service)] = why
-	r.tell(ctx, s, service, corev1.EventTypeWarning, notPublishedEvent, why)
+	r.report(ctx, s, service, corev1.EventTypeWarning, notPublishedEvent, why)
 }
 
 // placeAll chooses the hosts of all Services and records them.

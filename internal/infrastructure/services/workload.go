@@ -161,15 +161,15 @@ func ingress(service *corev1.Service) (addresses []string) {
 	return addresses
 }
 
-// tell creates an event on a Service. An event with the same reason and message exists at most once until Kubernetes removes
+// report creates an event on a Service. An event with the same reason and message exists at most once until Kubernetes removes
 // it, an hour later.
-func (r *Reconciler) tell(ctx context.Context, s *scope, service *corev1.Service, kind, reason, message string) {
+func (r *Reconciler) report(ctx context.Context, s *scope, service *corev1.Service, kind, reason, message string) {
 	sum := sha256.Sum256([]byte(string(service.UID) + reason + message))
 	name := fmt.Sprintf("%.200s.%x", service.Name, sum[:8])
 	now := metav1.NewTime(time.Now())
 	ctx, cancel := s.asking(ctx)
 	defer cancel()
-	if ctx.Err() != nil || !r.told.first(name, now.Time) {
+	if ctx.Err() != nil || !r.reported.first(name, now.Time) {
 		return
 	}
 	e := &corev1.Event{
@@ -184,8 +184,8 @@ func (r *Reconciler) tell(ctx context.Context, s *scope, service *corev1.Service
 	}
 }
 
-// told contains the times of the last events, so that not every reconcile sends a request for each Service.
-type told struct {
+// reported contains the times of the last events, so that not every reconcile sends a request for each Service.
+type reported struct {
 	mu sync.Mutex
 	at map[string]time.Time
 }
@@ -198,7 +198,7 @@ const (
 )
 
 // first records an event, and returns whether it is due.
-func (t *told) first(name string, now time.Time) bool {
+func (t *reported) first(name string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if at, ok := t.at[name]; ok && now.Sub(at) < eventLife {

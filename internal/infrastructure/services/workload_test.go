@@ -33,13 +33,13 @@ func silent(asked *int) client.Client {
 	})
 }
 
-// All requests of a reconcile to an API server that does not answer end together, and untold events are not forgotten.
+// All requests of a reconcile to an API server that does not answer end together, and unsent events are not forgotten.
 func TestSilentAPIServer(t *testing.T) {
 	asked := 0
 	s := &scope{capstan: &infrav1.CapstanCluster{}, workload: silent(&asked), until: time.Now().Add(20 * time.Millisecond)}
 	r := &Reconciler{}
 	web := with("web", []int32{80}).Service
-	r.tell(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, "the first")
+	r.report(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, "the first")
 	for _, err := range []error{r.mark(t.Context(), s, web), r.setIngress(t.Context(), s, web, []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}), r.unmark(t.Context(), s, web)} {
 		if err == nil {
 			t.Error("a request without an answer succeeds")
@@ -47,9 +47,9 @@ func TestSilentAPIServer(t *testing.T) {
 	}
 	before := asked
 	for i := range 10 {
-		r.tell(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, fmt.Sprint("message ", i))
+		r.report(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, fmt.Sprint("message ", i))
 	}
-	if asked != before || len(r.told.at) != 1 {
-		t.Errorf("%d more requests after the time, and %d events count as told", asked-before, len(r.told.at))
+	if asked != before || len(r.reported.at) != 1 {
+		t.Errorf("%d more requests after the time, and %d events count as sent", asked-before, len(r.reported.at))
 	}
 }

@@ -164,11 +164,11 @@ func (v view) leavers() []Member {
 			out = append(out, m)
 		}
 	}
-	told := func(m Member) bool {
+	announced := func(m Member) bool {
 		return apimeta.IsStatusConditionTrue(v.objects[m.Name].Status.Conditions, etcdv1.LeavingCondition)
 	}
 	slices.SortFunc(out, func(a, b Member) int {
-		return cmp.Or(falseFirst(v.healthy(a), v.healthy(b)), falseFirst(!told(a), !told(b)),
+		return cmp.Or(falseFirst(v.healthy(a), v.healthy(b)), falseFirst(!announced(a), !announced(b)),
 			falseFirst(a.ID == v.self, b.ID == v.self), strings.Compare(a.Name, b.Name))
 	})
 	return out
@@ -199,11 +199,11 @@ func (v view) departure(m Member) departure {
 		}
 		return departure{reason: etcdv1.MovingLeadershipReason, message: "The member leads: " + heir.Name + " must lead first", heir: heir}
 	}
-	since, told := v.approved[m.Name]
+	since, approved := v.approved[m.Name]
 	stopped := apimeta.IsStatusConditionFalse(v.objects[m.Name].Status.Conditions, etcdv1.ServingCondition)
 	return departure{
 		reason: etcdv1.ApprovedReason, message: "The other members have a quorum without this member",
-		now: stopped || !v.healthy(m) || told && v.now.Sub(since) >= stopTimeout,
+		now: stopped || !v.healthy(m) || approved && v.now.Sub(since) >= stopTimeout,
 	}
 }
 

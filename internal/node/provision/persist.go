@@ -32,7 +32,7 @@ type persistence struct {
 	log    *slog.Logger
 
 	furthest stall.Furthest
-	told     string
+	reported string
 }
 
 // run calls do until it ends by itself. While services make progress, do has time. Otherwise its context ends, PID 1 gets its
@@ -51,7 +51,7 @@ func (p *persistence) run(ctx context.Context, do func(context.Context) error) e
 			return err
 		}
 		p.log.Warn("The start makes no progress and is tried again", "error", err)
-		p.tell(ctx, err.Error())
+		p.reportChange(ctx, err.Error())
 	}
 }
 
@@ -60,7 +60,7 @@ func (p *persistence) follow(ctx context.Context, advance func()) {
 	err := p.watch(ctx, func(s initapi.Status) bool {
 		if p.furthest.Advance(ranks(s.Services)) {
 			advance()
-			p.tell(ctx, "")
+			p.reportChange(ctx, "")
 		}
 		return true
 	})
@@ -69,13 +69,13 @@ func (p *persistence) follow(ctx context.Context, advance func()) {
 	}
 }
 
-func (p *persistence) tell(ctx context.Context, reason string) {
-	if reason == p.told {
+func (p *persistence) reportChange(ctx context.Context, reason string) {
+	if reason == p.reported {
 		return
 	}
 	if err := p.report(ctx, reason); err != nil {
 		p.log.Warn("Cannot report the progress", "error", err)
 		return
 	}
-	p.told = reason
+	p.reported = reason
 }

@@ -27,9 +27,9 @@ func TestRanks(t *testing.T) {
 
 // slowStart is a machine whose API server changes its state at times after the start.
 type slowStart struct {
-	begun  time.Time
-	states map[time.Duration]initapi.State
-	told   []string
+	begun    time.Time
+	states   map[time.Duration]initapi.State
+	reported []string
 }
 
 func (m *slowStart) watch(ctx context.Context, see func(initapi.Status) bool) error {
@@ -53,7 +53,7 @@ func (m *slowStart) watch(ctx context.Context, see func(initapi.Status) bool) er
 }
 
 func (m *slowStart) report(_ context.Context, reason string) error {
-	m.told = append(m.told, time.Since(m.begun).String()+" "+reason)
+	m.reported = append(m.reported, time.Since(m.begun).String()+" "+reason)
 	return nil
 }
 
@@ -65,7 +65,7 @@ func TestPersistence(t *testing.T) {
 		states   map[time.Duration]initapi.State
 		ends     time.Duration
 		err      error
-		told     []string
+		reported []string
 		attempts int
 	}{
 		"slow with progress": {
@@ -102,7 +102,7 @@ func TestPersistence(t *testing.T) {
 				if !errors.Is(err, test.err) || time.Since(m.begun) != test.ends || attempts != test.attempts {
 					t.Errorf("ended after %s and %d attempts with: %v", time.Since(m.begun), attempts, err)
 				}
-				if diff := cmp.Diff(test.told, m.told); diff != "" {
+				if diff := cmp.Diff(test.reported, m.reported); diff != "" {
 					t.Error(diff)
 				}
 			})
@@ -121,8 +121,8 @@ func TestPersistenceEnds(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		})
-		if err == nil || m.told != nil {
-			t.Errorf("error %v, reports %v", err, m.told)
+		if err == nil || m.reported != nil {
+			t.Errorf("error %v, reports %v", err, m.reported)
 		}
 	})
 }

@@ -244,7 +244,7 @@ func (m machine) routeTo(other machine) error {
 	})
 }
 
-// setPeer tells a host about the machine of the other one.
+// setPeer gives a host the machine of the other one.
 func (h *host) setPeer(ctx context.Context, n network.Network, other *host, m machine) error {
 	return testnetns.In(h.ns, func() error {
 		peers := network.Peers{Machines: []network.Peer{{Addresses: []netip.Addr{m.address}, Host: other.tunnel}}}
