@@ -21,6 +21,11 @@ type snapshot struct {
 	dir  string
 }
 
+// copiesBeside returns the snapshot of the update with this journal.
+func copiesBeside(journal string) snapshot {
+	return snapshot{dir: filepath.Join(filepath.Dir(journal), "previous")}
+}
+
 // saved is a file of a snapshot.
 type saved struct {
 	Path string      `json:"path"`

@@ -65,6 +65,7 @@ func (f *Follower) Run(ctx context.Context, report func(*machineapi.Update)) {
 				pause = time.After(pauses.Step())
 			}
 		}
+		f.removeCopies()
 		select {
 		case <-ctx.Done():
 			return
@@ -85,6 +86,18 @@ func (f *Follower) pending() (pending bool, step string) {
 		return true, ""
 	}
 	return !j.ended(), j.Step
+}
+
+// removeCopies removes the copies of files of an update that has ended. The engine removes them itself, unless it is killed before;
+// then no request may be left for another start.
+func (f *Follower) removeCopies() {
+	j := &journal{}
+	if err := atomicfile.ReadJSON(f.Journal, j); err != nil || !j.ended() {
+		return
+	}
+	if err := copiesBeside(f.Journal).remove(); err != nil {
+		f.Log.Error("Cannot remove the copies of files of an update", "error", err)
+	}
 }
 
 // start starts the engine and returns when it has ended.

@@ -58,6 +58,31 @@ esac`
 	}
 }
 
+// An engine that is killed after the result of the update leaves copies of files, which PID 1 removes. Those of an update without a
+// result stay: a rollback needs them.
+func TestFollowRemovesCopies(t *testing.T) {
+	for phase, left := range map[machineapi.UpdatePhase]bool{
+		machineapi.UpdateRunning: true, machineapi.UpdateSucceeded: false, machineapi.UpdateRolledBack: false, machineapi.UpdateFailed: false,
+	} {
+		dir := t.TempDir()
+		f := follower(dir, `printf '{"id":"u","phase":"`+string(phase)+`"}' > $1.new && mv $1.new $1; rm `+dir+`/update.json; kill -9 $$`)
+		copies := copiesBeside(f.Journal)
+		must(t, os.MkdirAll(copies.dir, 0o700))
+		must(t, atomicfile.WriteJSON(copies.manifestPath(), manifest{}, 0o600))
+		must(t, atomicfile.WriteJSON(f.Request, machineapi.UpdateRequest{ID: "u"}, 0o600))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		f.Run(ctx, func(u *machineapi.Update) {
+			if u.Phase == phase {
+				cancel()
+			}
+		})
+		cancel()
+		if _, err := os.Stat(copies.manifestPath()); (err == nil) != left {
+			t.Errorf("%s: the copies are left: %v, want %v", phase, err == nil, left)
+		}
+	}
+}
+
 func lines(t *testing.T, path string) int {
 	t.Helper()
 	data, err := os.ReadFile(path)

@@ -52,7 +52,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("capstand requests no update: %w", err)
 	}
 	u := &updater{
-		log: log, previous: request.Previous, snapshot: snapshot{root: "", dir: filepath.Join(Dir, "previous")}, dataPath: machine.UpdateDataPath,
+		log: log, previous: request.Previous, snapshot: copiesBeside(journalPath), dataPath: machine.UpdateDataPath,
 	}
 	return (&engine{path: journalPath, plan: u.plan(), log: log}).run(ctx, request.ID)
 }
