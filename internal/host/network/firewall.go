@@ -2,14 +2,11 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 )
 
@@ -164,66 +161,7 @@ var chains = []knftables.Chain{
 	{Name: "postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)},
 }
 
-func (f firewall) write(ctx context.Context) error {
-	nft, err := knftables.New(knftables.InetFamily, TableName(f.networkID))
-	if err != nil {
-		return fmt.Errorf("starting nft: %w; install the nftables package", err)
-	}
-	tx := nft.NewTransaction()
-	comment := knftables.PtrTo("capstan network " + f.subnets[0].Prefix.String())
-	tx.Add(&knftables.Table{Comment: comment})
-	tx.Delete(&knftables.Table{}) // In one transaction, so that the network always has rules.
-	tx.Add(&knftables.Table{Comment: comment})
-	all := f.rules()
-	for _, chain := range chains {
-		tx.Add(&chain)
-		for _, rule := range all[chain.Name] {
-			tx.Add(&knftables.Rule{Chain: chain.Name, Rule: rule})
-		}
-	}
-	if err := nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("writing the nftables rules of network %s: %w", f.networkID, err)
-	}
-	return nil
-}
-
-// exists returns whether each chain of the network has the expected number of rules. It does not compare the rules,
-// because programs that flush the firewall remove all rules of a chain, a table or the box.
-func (f firewall) exists() (bool, error) {
-	for chain, want := range f.rules() {
-		have, err := countRules(TableName(f.networkID), chain)
-		if err != nil {
-			return false, fmt.Errorf("reading nftables rules of network %s: %w", f.networkID, err)
-		}
-		if have != len(want) {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
-// countRules asks the kernel for the number of rules of a chain. A missing chain or table has none. It does not parse the rules: package
-// nftables cannot parse `ct original`, whose direction has one byte.
-func countRules(table, chain string) (int, error) {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})
-	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain)))
-	rules, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, nl.ErrDumpInterrupted) {
-		err = nil // Another program changes rules. This is an event, after which the rules are counted again.
-	}
-	return len(rules), err
-}
-
-// deleteTable removes the rules of a network in a family, if there are any.
-func deleteTable(ctx context.Context, family knftables.Family, networkID string) error {
-	nft, err := knftables.New(family, TableName(networkID))
-	if err != nil {
-		return fmt.Errorf("starting nft: %w; install the nftables package", err)
-	}
-	tx := nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // Adding the table first makes the deletion of a missing table succeed.
-	tx.Delete(&knftables.Table{})
-	return nft.Run(ctx, tx)
+// ruleset returns the nftables table of the network.
+func (f firewall) ruleset() ruleset {
+	return ruleset{family: knftables.InetFamily, networkID: f.networkID, cidr: f.subnets[0].Prefix.String(), chains: chains, rules: f.rules()}
 }

@@ -95,7 +95,7 @@ func (b Box) isOwn(address netip.Addr) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if link.Type() == "bridge" && strings.HasPrefix(link.Attrs().Name, "cap") {
+	if isMachineBridge(link) {
 		return false, nil
 	}
 	published := false

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"sigs.k8s.io/knftables"
 
@@ -140,21 +139,14 @@ func (b Box) stations(networkID string) (all []lanStation, err error) {
 	return all, err
 }
 
-// lanFilter is the nftables table of a network in a LAN, with its rules by chain.
-type lanFilter struct {
-	network Network
-	chains  []knftables.Chain
-	rules   map[string][]string
-}
-
 // lanFilter returns the rules for what the machines of a network send into their LAN. The packets pass no rules for IP,
 // because the box does not route them.
-func (b Box) lanFilter(n Network) (lanFilter, error) {
+func (b Box) lanFilter(n Network) (ruleset, error) {
 	stations, err := b.stations(n.ID)
 	if err != nil {
-		return lanFilter{}, err
+		return ruleset{}, err
 	}
-	r := lanFilter{network: n, rules: map[string][]string{}}
+	r := ruleset{family: knftables.BridgeFamily, networkID: n.ID, cidr: n.CIDR, rules: map[string][]string{}}
 	var jumps []string
 	for _, s := range stations {
 		r.chains = append(r.chains, knftables.Chain{Name: s.cable})
@@ -171,48 +163,6 @@ func (b Box) lanFilter(n Network) (lanFilter, error) {
 		}
 	}
 	return r, nil
-}
-
-func (r lanFilter) write(ctx context.Context) error {
-	nft, err := knftables.New(knftables.BridgeFamily, TableName(r.network.ID))
-	if err != nil {
-		return fmt.Errorf("starting nft: %w; install the nftables package", err)
-	}
-	tx := nft.NewTransaction()
-	table := &knftables.Table{Comment: knftables.PtrTo("capstan network " + r.network.CIDR)}
-	tx.Add(table)
-	tx.Delete(&knftables.Table{}) // In one transaction, so that the machines always have rules.
-	tx.Add(table)
-	for _, chain := range r.chains { // All of them first, because rules refer to chains.
-		tx.Add(&chain)
-	}
-	for _, chain := range r.chains {
-		for _, rule := range r.rules[chain.Name] {
-			tx.Add(&knftables.Rule{Chain: chain.Name, Rule: rule})
-		}
-	}
-	if err := nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("writing the nftables rules of network %s: %w", r.network.ID, err)
-	}
-	return nil
-}
-
-func (r lanFilter) exists() (bool, error) {
-	nft, err := nftables.New()
-	if err != nil {
-		return false, fmt.Errorf("nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyBridge, Name: TableName(r.network.ID)}
-	for chain, want := range r.rules {
-		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // A missing table has no rules.
-		if err != nil {
-			return false, fmt.Errorf("reading nftables rules of network %s: %w", r.network.ID, err)
-		}
-		if len(have) != len(want) {
-			return false, nil
-		}
-	}
-	return true, nil
 }
 
 // rules returns what a machine may send: ARP and IPv4 with its own addresses, and packets between pods of the cluster to other

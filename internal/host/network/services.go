@@ -255,7 +255,7 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 		return nil, false, fmt.Errorf("no interface of the host is in the network of the address %s: correct the pool and spec.services.addresses of the CapstanHost", address)
 	}
 	link, err = netlink.LinkByIndex(best)
-	if err == nil && strings.HasPrefix(link.Attrs().Name, "cap") && link.Type() == "bridge" {
+	if err == nil && isMachineBridge(link) {
 		return nil, false, fmt.Errorf("%s is in the machine network of a cluster on the host: clients outside of the host do not reach it; use another pool", address)
 	}
 	return link, false, err

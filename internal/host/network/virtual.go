@@ -46,10 +46,15 @@ func VirtualLink(address netip.Addr) (netlink.Link, error) {
 		return nil, fmt.Errorf("no interface of this host is in the network of the virtual address %s: correct spec.virtualAddresses of its CapstanHost", address)
 	}
 	link, err := netlink.LinkByIndex(best)
-	if err == nil && strings.HasPrefix(link.Attrs().Name, "cap") && link.Type() == "bridge" {
+	if err == nil && isMachineBridge(link) {
 		return nil, fmt.Errorf("the virtual address %s is in the machine network of a cluster on this host: choose another one", address)
 	}
 	return link, err
+}
+
+// isMachineBridge returns whether a link is the bridge of a network of machines.
+func isMachineBridge(link netlink.Link) bool {
+	return link.Type() == "bridge" && strings.HasPrefix(link.Attrs().Name, "cap")
 }
 
 // linkFamily returns the address family in netlink.
