@@ -23,6 +23,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -95,6 +96,11 @@ func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc
 }
 
 func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
+
+// publishesPorts reports whether the cluster publishes Services at ports of the hosts' own addresses.
+func (s *scope) publishesPorts() bool {
+	return s.optedIn() && ptr.Deref(s.capstan.Spec.Services.LoadBalancer.HostPorts, false)
+}
 
 // SetupWithManager adds the reconciler. It uses the index of package cluster.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {

@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -42,7 +41,7 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		if hostaccess.Abandoned(h) {
 			continue
 		}
-		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn()), ports: portsOf(h, ns, s.optedIn() && ptr.Deref(s.capstan.Spec.Services.LoadBalancer.HostPorts, false))}
+		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn()), ports: portsOf(h, ns, s.publishesPorts())}
 		s.hosts[h.Name] = described
 		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
@@ -181,7 +180,7 @@ func (s *scope) mayPublish(name string) bool {
 // published reports whether a host may have the address of a Service.
 func (s *scope) published(name string) bool {
 	for _, claim := range s.claims {
-		if slices.Contains(hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation]), name) {
+		if slices.Contains(hostsOf(claim), name) {
 			return true
 		}
 	}

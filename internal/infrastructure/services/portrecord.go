@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -16,8 +15,7 @@ import (
 
 // readPortHosts reads the record live if there can be one: a host that is missing in an old record would be forgotten.
 func (r *Reconciler) readPortHosts(ctx context.Context, s *scope) error {
-	lb := s.capstan.Spec.Services.LoadBalancer
-	if (lb == nil || !ptr.Deref(lb.HostPorts, false)) && s.capstan.Annotations[infrav1.HostPortHostsAnnotation] == "" {
+	if !s.publishesPorts() && s.capstan.Annotations[infrav1.HostPortHostsAnnotation] == "" {
 		return nil
 	}
 	live := &infrav1.CapstanCluster{}
@@ -51,8 +49,7 @@ func (r *Reconciler) recordPortHosts(ctx context.Context, s *scope, hosts []stri
 // cluster, so all hosts with machines are asked while the cluster publishes ports.
 func (s *scope) mayHavePorts(name string) bool {
 	h := s.hosts[name]
-	publishes := s.optedIn() && ptr.Deref(s.capstan.Spec.Services.LoadBalancer.HostPorts, false)
-	return slices.Contains(s.portHosts, name) || publishes && h.connected && len(h.machines) > 0
+	return slices.Contains(s.portHosts, name) || s.publishesPorts() && h.connected && len(h.machines) > 0
 }
 
 // placePorts decides which hosts publish Services at ports of their own addresses, and records the hosts.

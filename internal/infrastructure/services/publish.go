@@ -114,8 +114,8 @@ func (s *scope) shown(t *target) []corev1.LoadBalancerIngress {
 // Of several hosts, clients use those with machines.
 func (t *target) serves() bool { return t.claim != nil || len(t.machines) > 0 }
 
-// ingress is the target in the status of the Service. The address of a host is no address of machines, so it has the mode Proxy:
-// kube-proxy leaves it alone. Its ports are the record of what the Service has there.
+// ingress is the entry of the target in the status of the Service. An address of a host has the mode Proxy, because machines do not have
+// it: with this mode, kube-proxy does not redirect it. The ports of the entry record the ports that the Service has there.
 func (t *target) ingress() corev1.LoadBalancerIngress {
 	out := corev1.LoadBalancerIngress{IP: t.address.String()}
 	if t.claim != nil {
