@@ -5,9 +5,7 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -108,20 +106,9 @@ func (o *outside) dial(protocol, address string, port uint16) (conn net.Conn, er
 
 // info asks the echo server over TCP for the address of its client.
 func (o *outside) info(url string) (from string, err error) {
-	http := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+	return harness.ClientSeen(context.Background(), url, func(_ context.Context, network, address string) (net.Conn, error) {
 		return o.dial(network, address, 0)
-	}}}
-	resp, err := http.Get(url)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var info map[string]string
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&info); err != nil {
-		return "", err
-	}
-	from, _, err = net.SplitHostPort(info["client"])
-	return from, err
+	})
 }
 
 // datagram asks the echo server over UDP for the address of its client.

@@ -3,10 +3,16 @@
 package harness
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netns"
 
@@ -65,4 +71,24 @@ func (o *Outside) In(f func() error) (err error) {
 		}
 	})
 	return err
+}
+
+// ClientSeen asks an echo server over HTTP for the address of its client, which connects with dial.
+func ClientSeen(ctx context.Context, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (from string, err error) {
+	web := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	resp, err := web.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var info map[string]string
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&info); err != nil {
+		return "", err
+	}
+	from, _, err = net.SplitHostPort(info["client"])
+	return from, err
 }

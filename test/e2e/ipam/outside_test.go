@@ -4,11 +4,8 @@ package ipam
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -134,23 +131,8 @@ func publish(t *testing.T, c *harness.Cluster, name string, class *string, want 
 // clientSeen asks an echo pod for the address of its client.
 func clientSeen(ctx context.Context, o *harness.Outside, url string) (from string, err error) {
 	dialer := net.Dialer{Timeout: 2 * time.Second}
-	web := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	return harness.ClientSeen(ctx, url, func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = o.In(func() error { conn, err = dialer.DialContext(ctx, network, address); return err })
 		return conn, err
-	}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
-	}
-	resp, err := web.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var info map[string]string
-	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&info); err != nil {
-		return "", err
-	}
-	from, _, err = net.SplitHostPort(info["client"])
-	return from, err
+	})
 }
