@@ -77,8 +77,8 @@ func (ms *machines) imageInfo() (names []string, all []*hostpb.MachineImage) {
 	return names, all
 }
 
-// containerImages returns the folder with the archives that the machine imports; empty if there is none, or if others than root can
-// change it: an image runs with the rights of the pods that use its name.
+// containerImages returns the folder with the archives that the machine imports, or "" without such a folder. It also returns "" if a
+// user other than root can change the folder or an archive: an image runs with the rights of the pods that use its name.
 func (m *machine) containerImages() string {
 	dir := m.host.config.ContainerImages
 	if dir == "" {

@@ -120,7 +120,7 @@ func everything(t *testing.T) render.Input {
 	return in
 }
 
-// passwordHash is no hash of a password.
+// passwordHash has the form of a hash. It belongs to no password.
 const passwordHash = "$6$saltsalt$hunter2hunter2"
 
 // registryCA is a certificate. No test needs its key.
@@ -404,7 +404,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestPasswords: what is no hash of a password is refused, and the error does not quote it.
+// TestPasswords: a value without the form of a hash is refused. The error does not quote the value.
 func TestPasswords(t *testing.T) {
 	key := bootstrapv1.SecretKeyReference{Name: "ann", Key: "hash"}
 	for value, valid := range map[string]bool{
