@@ -149,6 +149,9 @@ func (l *userLAN) lanGuarded(a *rackBox, n Network) {
 	l.Helper()
 	l.must(in(a.ns, func() error {
 		whole := nft(l.T, "list", "ruleset")
+		if mended, err := a.mendFirewalls(l.Context()); err != nil || len(mended) > 0 {
+			l.Errorf("no rule was missing: mended %v, %v", mended, err)
+		}
 		for _, harm := range [][]string{{"flush", "ruleset"}, {"flush", "chain", "bridge", TableName(n.ID), VethName("m-a")}} {
 			nft(l.T, harm...)
 			if mended, err := a.mendFirewalls(l.Context()); err != nil || len(mended) != 1 {
