@@ -15,7 +15,7 @@ enter() {
 		mount --bind "$mount/$group" "$mount"
 		# In cgroup v2, a group with processes cannot have limits for its children.
 		if [[ -e $mount/cgroup.controllers ]]; then
-			mkdir -p "$mount/tests" # An interrupted run can leave it.
+			mkdir "$mount/tests"
 			echo 0 >"$mount/tests/cgroup.procs"
 		fi
 	done
@@ -41,12 +41,23 @@ create_groups() {
 	done
 }
 
+# remove_groups NAME removes the cgroups of a run whose processes are ending.
 remove_groups() {
 	for mount in $(cgroup_mounts); do
 		# The processes of a killed namespace are gone after some milliseconds.
 		for _ in {1..100}; do
-			[[ -e $mount/$group ]] || break
-			find "$mount/$group" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+			[[ -e $mount/$1 ]] || break
+			find "$mount/$1" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+		done
+	done
+}
+
+# remove_old_groups removes the cgroups of runs that were killed before they could do so.
+remove_old_groups() {
+	for mount in $(cgroup_mounts); do
+		for path in "$mount"/isolated-*; do
+			[[ -e $path && ! -e /proc/${path##*-} ]] || continue
+			remove_groups "${path##*/}"
 		done
 	done
 }
@@ -58,9 +69,10 @@ if [[ ${1:-} == --enter ]]; then
 	exit
 fi
 
-group=isolated-$1
+group=isolated-$1-$$
 shift
-trap remove_groups EXIT
+remove_old_groups
+trap 'remove_groups "$group"' EXIT
 create_groups
 (
 	for mount in $(cgroup_mounts); do

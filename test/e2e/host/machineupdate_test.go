@@ -321,7 +321,8 @@ func (u *updated) runs(want string) {
 // hasLimits checks the limits of the running machine, as the kernel and the kubelet see them.
 func (u *updated) hasLimits() {
 	u.t.Helper()
-	memory := host(u.t, "cat /sys/fs/cgroup/memory/capstan/*/"+u.spec.Id+"/memory.limit_in_bytes /sys/fs/cgroup/capstan/*/"+u.spec.Id+"/memory.max 2>/dev/null || true")
+	group := "/capstan/" + hostID(u.t, u.capstand) + "/" + u.spec.Id
+	memory := host(u.t, "cat /sys/fs/cgroup/memory"+group+"/memory.limit_in_bytes /sys/fs/cgroup"+group+"/memory.max 2>/dev/null || true")
 	if strings.TrimSpace(memory) != fmt.Sprint(u.spec.MemoryBytes) {
 		u.t.Errorf("the cgroup has a memory limit of %s, want %d", memory, u.spec.MemoryBytes)
 	}
