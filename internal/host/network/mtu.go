@@ -3,7 +3,6 @@ package network
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -37,7 +36,7 @@ func LinkMTUs() (map[string]int32, error) {
 			continue
 		}
 		link, err := netlink.LinkByIndex(a.LinkIndex)
-		if err != nil || strings.HasPrefix(link.Attrs().Name, "cap") || link.Attrs().MTU >= overhead.EthernetMTU {
+		if err != nil || ownLink.MatchString(link.Attrs().Name) || link.Attrs().MTU >= overhead.EthernetMTU {
 			continue
 		}
 		mtus[address.Unmap().String()] = int32(link.Attrs().MTU)

@@ -61,7 +61,9 @@ func TestLinkMTUs(t *testing.T) {
 			"vpn0":   {1400, []string{"192.0.2.1/24", "2001:db8::1/64"}},
 			"eth0":   {1500, []string{"198.51.100.1/24"}},
 			"jumbo0": {9000, []string{"203.0.113.1/24"}},
-			"capnet": {1450, []string{"10.200.0.1/21"}},
+			"capnet": {1440, []string{"192.0.2.129/25"}}, // a bridge of the administrator
+
+			BridgeName("one"): {1450, []string{"10.200.0.1/21"}},
 		} {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name, attrs.MTU = name, link.mtu
@@ -80,7 +82,7 @@ func TestLinkMTUs(t *testing.T) {
 		found, err = LinkMTUs()
 		return err
 	}))
-	if want := map[string]int32{"192.0.2.1": 1400, "2001:db8::1": 1400}; !maps.Equal(found, want) {
+	if want := map[string]int32{"192.0.2.1": 1400, "2001:db8::1": 1400, "192.0.2.129": 1440}; !maps.Equal(found, want) {
 		t.Errorf("%v, want %v", found, want)
 	}
 }

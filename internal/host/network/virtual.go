@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -52,9 +51,9 @@ func VirtualLink(address netip.Addr) (netlink.Link, error) {
 	return link, err
 }
 
-// isMachineBridge returns whether a link is the bridge of a network of machines.
+// isMachineBridge returns whether a link is the bridge of a network of machines. A bridge of the administrator can have a similar name.
 func isMachineBridge(link netlink.Link) bool {
-	return link.Type() == "bridge" && strings.HasPrefix(link.Attrs().Name, "cap")
+	return link.Type() == "bridge" && ownLink.MatchString(link.Attrs().Name)
 }
 
 // linkFamily returns the address family in netlink.

@@ -36,7 +36,13 @@ func TestVirtualAddress_IC10(t *testing.T) {
 		ip addr add 203.0.113.1/24 dev lan
 		ip link set lan up
 		ip link set other up
-		ip addr add 10.9.0.1/24 dev lan`)
+		ip addr add 10.9.0.1/24 dev lan
+		ip link add capnet type bridge
+		ip addr add 198.51.100.1/24 dev capnet
+		ip link set capnet up
+		ip link add `+BridgeName("one")+` type bridge
+		ip addr add 10.200.0.1/21 dev `+BridgeName("one")+`
+		ip link set `+BridgeName("one")+` up`)
 	address := netip.MustParseAddr("203.0.113.100")
 	link, err := VirtualLink(address)
 	if err != nil || link.Attrs().Name != "lan" {
@@ -45,10 +51,13 @@ func TestVirtualAddress_IC10(t *testing.T) {
 	if err := ProbeVirtual(t.Context(), link, address); err != nil {
 		t.Errorf("a free address: %v", err)
 	}
-	for _, bad := range []string{"203.0.113.1", "10.9.0.1", "192.0.2.5"} {
+	for _, bad := range []string{"203.0.113.1", "10.9.0.1", "192.0.2.5", "10.200.0.7"} {
 		if _, err := VirtualLink(netip.MustParseAddr(bad)); err == nil {
-			t.Errorf("%s is an address of the host, or of no network, and was accepted", bad)
+			t.Errorf("%s is an address of the host, or in no network of it except that of machines, and was accepted", bad)
 		}
+	}
+	if link, err := VirtualLink(netip.MustParseAddr("198.51.100.7")); err != nil || link.Attrs().Name != "capnet" {
+		t.Errorf("a bridge of the administrator: %v, %v", link, err)
 	}
 
 	frames, err := listenRaw("other")
