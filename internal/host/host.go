@@ -165,6 +165,7 @@ func (h *Host) Wait() { h.running.Wait() }
 func (h *Host) recover() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	_ = h.machines.restoreVersions() // keepVersions tries again, and logs the error.
 	if err := h.loadAll(); err != nil {
 		return err
 	}

@@ -77,14 +77,24 @@ func keepLooking(ctx context.Context, look func()) {
 	}
 }
 
+// restoreVersions makes versions usable again that an interrupted removal hid: a machine can have one of them.
+func (ms *machines) restoreVersions() error {
+	return versions.Restore(filepath.Join(ms.config.Assets, "kubernetes"))
+}
+
 // keepVersions publishes the versions of Kubernetes that an administrator adds or removes, until ctx ends.
 func (ms *machines) keepVersions(ctx context.Context) {
 	ms.mu.Lock()
 	before := ms.installed()
 	ms.mu.Unlock()
+	var errs lastErrors
 	keepLooking(ctx, func() {
+		err := ms.restoreVersions()
 		ms.mu.Lock()
 		defer ms.mu.Unlock()
+		if errs.news(ms.config.Assets, err) {
+			ms.log.Error("A version of Kubernetes whose removal was interrupted cannot be restored", "error", err)
+		}
 		now := ms.installed()
 		if !slices.Equal(now, before) {
 			ms.log.Info("Kubernetes versions changed", "versions", now, "before", before)

@@ -29,8 +29,12 @@ var (
 	ControlPlanePrograms = []string{"etcd", "etcdctl", "etcdutl", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 )
 
-// unfinished is the prefix of folders on their way in and out. capstand ignores such names.
-const unfinished = ".versions-"
+const (
+	// unfinished is the prefix of folders on their way in and out. capstand ignores such names.
+	unfinished = ".versions-"
+	// hidden is the prefix of folders of versions that no new machine can use, while Remove looks for users a second time.
+	hidden = ".hidden-"
+)
 
 // Store is the folder "kubernetes" of the assets of a host.
 type Store struct {
@@ -118,22 +122,20 @@ func sizeOf(dir string) (total int64, err error) {
 	return total, err
 }
 
-// lock admits one change at a time, and removes what interrupted changes left.
+// lock admits one change at a time, restores versions that an interrupted removal hid, and removes what else interrupted changes left.
 func (s *Store) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	dir, err := os.Open(s.Dir)
+	unlock, err = flock(s.Dir)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("wanted to be the only command that changes %s, found another one: wait until it has ended: %w", s.Dir, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	// A process that is about to start a program has a copy of the descriptor, so closing it does not suffice.
-	unlock = func() { _ = unix.Flock(int(dir.Fd()), unix.LOCK_UN); _ = dir.Close() }
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = dir.Close()
-		return nil, fmt.Errorf("wanted to be the only command that changes %s, found another one: wait until it has ended: %w", s.Dir, err)
-	}
-	left, err := filepath.Glob(filepath.Join(s.Dir, unfinished+"*"))
+	err = restore(s.Dir)
+	left, _ := filepath.Glob(filepath.Join(s.Dir, unfinished+"*"))
 	for _, path := range left {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
@@ -142,6 +144,51 @@ func (s *Store) lock() (unlock func(), err error) {
 		return nil, err
 	}
 	return unlock, nil
+}
+
+// flock locks a folder, or returns EWOULDBLOCK if another process has the lock.
+func flock(path string) (unlock func(), err error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	// A process that is about to start a program has a copy of the descriptor, so closing it does not suffice.
+	return func() { _ = unix.Flock(int(dir.Fd()), unix.LOCK_UN); _ = dir.Close() }, nil
+}
+
+// Restore makes the versions usable again that an interrupted removal hid. It changes nothing while a command holds the lock.
+func Restore(dir string) error {
+	if left, err := filepath.Glob(filepath.Join(dir, hidden+"*")); err != nil || len(left) == 0 {
+		return err
+	}
+	unlock, err := flock(dir)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return restore(dir)
+}
+
+// restore gives hidden versions their names. The lock is held. A version that is there again under its name counts.
+func restore(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, hidden+"*"))
+	for _, path := range left {
+		to := filepath.Join(dir, strings.TrimPrefix(filepath.Base(path), hidden))
+		if atomicfile.Exists(to) {
+			to = filepath.Join(dir, unfinished+filepath.Base(to))
+			err = errors.Join(err, atomicfile.Rename(path, to), os.RemoveAll(to))
+			continue
+		}
+		err = errors.Join(err, atomicfile.Rename(path, to))
+	}
+	return err
 }
 
 // Request describes a version to add.
@@ -267,28 +314,43 @@ func (s *Store) Remove(name string, users func() ([]string, error), force bool) 
 	if !atomicfile.Exists(target) {
 		return fmt.Errorf("wanted Kubernetes %s in %s: %w", name, s.Dir, ErrNotInstalled)
 	}
-	unused := func() error {
-		if force {
-			return nil
+	if !force {
+		if target, err = s.hide(name, users); err != nil {
+			return err
 		}
-		found, err := users()
-		if err == nil && len(found) > 0 {
-			err = fmt.Errorf("wanted a version that nothing uses, found that %s is used by %s: upgrade or delete them first, or repeat the command with --force", name, strings.Join(found, ", "))
-		}
-		return err
-	}
-	if err := unused(); err != nil {
-		return err
 	}
 	trash := filepath.Join(s.Dir, unfinished+"removed-"+name)
-	s.at("found unused")
 	if err := atomicfile.Rename(target, trash); err != nil {
 		return err
 	}
 	s.at("renamed")
-	// capstand may have accepted a machine between the check and the rename. It accepts none now.
-	if err := unused(); err != nil {
-		return errors.Join(err, atomicfile.Rename(trash, target))
-	}
 	return os.RemoveAll(trash)
+}
+
+// hide returns the folder of a version without users, under a name that capstand ignores. A command that is killed before the second
+// look at the users leaves a hidden folder, which the next command or capstand restores.
+func (s *Store) hide(name string, users func() ([]string, error)) (string, error) {
+	if err := unused(name, users); err != nil {
+		return "", err
+	}
+	s.at("found unused")
+	target, path := filepath.Join(s.Dir, name), filepath.Join(s.Dir, hidden+name)
+	if err := atomicfile.Rename(target, path); err != nil {
+		return "", err
+	}
+	s.at("hidden")
+	// capstand may have accepted a machine between the first look and the rename. It accepts none now.
+	if err := unused(name, users); err != nil {
+		return "", errors.Join(err, atomicfile.Rename(path, target))
+	}
+	s.at("found unused again")
+	return path, nil
+}
+
+func unused(name string, users func() ([]string, error)) error {
+	found, err := users()
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("wanted a version that nothing uses, found that %s is used by %s: upgrade or delete them first, or repeat the command with --force", name, strings.Join(found, ", "))
+	}
+	return err
 }

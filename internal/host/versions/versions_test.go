@@ -384,7 +384,7 @@ func TestKilled(t *testing.T) {
 	source := archive(t, version(t, "v1.99.1", "v1.99.1", all()...)...)
 	self, err := os.Executable()
 	must(t, err)
-	for operation, steps := range map[string]int{"add---": 5, "remove": 2} {
+	for operation, steps := range map[string]int{"add---": 5, "remove": 4} {
 		t.Run(operation, func(t *testing.T) {
 			for n := 1; ; n++ {
 				s := newStore(t)
@@ -445,6 +445,53 @@ func TestOneCommand(t *testing.T) {
 		}
 	}
 	s.mustAdd(t, source)
+}
+
+// A removal that is killed before it has looked for users twice leaves a version that the next command, or capstand, makes usable again.
+func TestKilledRemovalIsUndone(t *testing.T) {
+	source := folder(t, "v1.99.1", all()...)
+	for name, restore := range map[string]func(*Store) error{
+		"command": func(s *Store) error {
+			if err := s.Remove("v1.0.0", nil, true); !errors.Is(err, ErrNotInstalled) {
+				return err
+			}
+			return nil
+		},
+		"capstand": func(s *Store) error { return Restore(s.Dir) },
+	} {
+		for step, want := range map[string]int{"found unused": 1, "hidden": 1, "found unused again": 1, "renamed": 0} {
+			t.Run(name+" "+step, func(t *testing.T) {
+				s := newStore(t)
+				s.mustAdd(t, source)
+				s.step = func(at string) {
+					if at == step {
+						must(t, Restore(s.Dir)) // A capstand changes nothing while the command runs.
+						panic(step)
+					}
+				}
+				func() {
+					defer func() { _ = recover() }()
+					_ = s.Remove("v1.99.1", func() ([]string, error) { return nil, nil }, false)
+				}()
+				s.step = nil
+				must(t, restore(s))
+				if list, err := s.List(); err != nil || len(list) != want {
+					t.Errorf("%v, %v", list, err)
+				}
+			})
+		}
+	}
+}
+
+// A version that an administrator added by hand meanwhile stays.
+func TestRestoreKeepsTheVersion(t *testing.T) {
+	s := newStore(t)
+	s.mustAdd(t, folder(t, "v1.99.1", all()...))
+	must(t, os.Mkdir(filepath.Join(s.Dir, hidden+"v1.99.1"), 0o755))
+	must(t, Restore(s.Dir))
+	if list, err := s.List(); err != nil || len(list) != 1 || len(s.names(t)) != 1 {
+		t.Errorf("%v, %v, folders %v", list, err, s.names(t))
+	}
 }
 
 // Remove refuses a version that is used, also by a machine that appears meanwhile.
