@@ -1,0 +1,134 @@
+//go:build e2e
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+const (
+	labCIDR, labRouter = "10.215.44.0/24", "10.215.44.254"
+	// The management plane is a station of the LAN with this address.
+	labHost = "10.215.44.1"
+	// The only address of the pool of control plane machines, so that it is known before the machine exists.
+	labControlPlane = "10.215.44.10"
+)
+
+// TestLAN creates a cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports.
+func TestLAN(t *testing.T) {
+	router := makeLAN(t, "e2e-lab")
+	makePool(t, "lab-control-plane", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{labControlPlane + "-" + labControlPlane}})
+	makePool(t, "lab-workers", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}})
+	offerLAN(t, infrav1.LANNetwork{
+		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, Addresses: []string{labControlPlane + "/32", "10.215.44.16/28"},
+		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{namespace}},
+	})
+	c := plane.CreateCluster(t, namespace, "lab", "--from", labTemplate(t), "--workers", "1")
+
+	for pool, m := range map[string]infrav1.CapstanMachine{"lab-control-plane": c.ControlPlaneMachine(t), "lab-workers": c.Worker(t)} {
+		want := claimed(t, m.Name+"-0", labCIDR).Spec
+		if want.PoolRef.Name != pool {
+			t.Errorf("%s has an address of the pool %s, want %s", m.Name, want.PoolRef.Name, pool)
+		}
+		if got := nodeIPs(t, c, m.Name); len(got) != 1 || got[0] != want.Address {
+			t.Errorf("%s: the Node reports %v, claimed is %s", m.Name, got, want.Address)
+		}
+	}
+	// One of the two pods runs on the control plane machine.
+	c.MustKubectl(t, "taint", "nodes", "--selector", "node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/control-plane-")
+	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "SingleStack", 1) })
+	t.Run("node ports for the router", func(t *testing.T) { checkNodePorts(t, c, router) })
+	t.Run("nothing remains after the deletion", func(t *testing.T) {
+		c.Delete(t)
+		if ports, err := exec.Command("sh", "-c", "ip -o link show master e2e-lab | grep -v e2e-router || true; nft list tables bridge").CombinedOutput(); err != nil || len(ports) > 0 {
+			t.Errorf("ports or rules remain: %v: %s", err, ports)
+		}
+	})
+}
+
+// makeLAN makes a bridge with a router as its only other station.
+func makeLAN(t *testing.T, bridge string) *harness.Outside {
+	t.Helper()
+	sh := func(script string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-euc", script).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+	}
+	sh(fmt.Sprintf("ip link add %s type bridge; ip addr add %s/24 dev %[1]s; ip link set %[1]s up", bridge, labHost))
+	t.Cleanup(func() { sh("ip link del " + bridge) })
+	router := harness.NewOutside(t, "e2e-router")
+	sh("ip link set e2e-router master " + bridge)
+	if err := router.In(func() error { return exec.Command("ip", "addr", "add", labRouter+"/24", "dev", "client").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	return router
+}
+
+// offerLAN offers a LAN on the only host.
+func offerLAN(t *testing.T, lan infrav1.LANNetwork) {
+	t.Helper()
+	hosts := &infrav1.CapstanHostList{}
+	if err := plane.Client.List(t.Context(), hosts); err != nil || len(hosts.Items) != 1 {
+		t.Fatalf("%d hosts: %v", len(hosts.Items), err)
+	}
+	set := func(lans ...infrav1.LANNetwork) {
+		if err := testenv.Change(context.WithoutCancel(t.Context()), plane.Client, &hosts.Items[0], func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = lans }); err != nil {
+			t.Error(err)
+		}
+	}
+	set(lan)
+	t.Cleanup(func() { set() })
+}
+
+// labTemplate is the template of clusters with pools, changed to one in the LAN.
+func labTemplate(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(testenv.Root(), "templates", "cluster-template-ipam.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	network := regexp.MustCompile(`(?s)  network:\n    machineCIDR:.*?\n---`)
+	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}}\n  loadBalancer: {mode: External}\n  controlPlaneEndpoint: {host: "+labControlPlane+", port: 6443}\n---")
+	for _, pool := range []string{"lab-control-plane", "lab-workers"} {
+		changed = strings.Replace(changed, "name: ${CAPSTAN_IP_POOL_NAME:=machines}", "name: "+pool, 1)
+	}
+	path := filepath.Join(t.TempDir(), "template.yaml")
+	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// checkNodePorts: a station reaches the Service at the node port of each node.
+func checkNodePorts(t *testing.T, c *harness.Cluster, station *harness.Outside) {
+	service := &corev1.Service{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "echo"}, service); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range c.Machines(t) {
+		for _, ip := range nodeIPs(t, c, m.Name) {
+			at := url(ip, uint16(service.Spec.Ports[0].NodePort)) + "/info"
+			harness.Eventually(t, "the router at "+at, 30*time.Second, func(ctx context.Context) error {
+				_, err := clientSeen(ctx, station, at)
+				return err
+			})
+		}
+	}
+}
