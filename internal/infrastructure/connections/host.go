@@ -81,17 +81,15 @@ type Host struct {
 
 func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *Host, err error) {
 	name, address, served := host.Name, host.Spec.Address, &atomic.Pointer[x509.Certificate]{}
-	way := route{target: address}
 	var dialled *slot
 	if host.Dials() {
-		if dialled, err = p.Inbound.open(name, creds, served.Store); err == nil {
-			way = dialled.route(name)
+		if dialled, err = p.Inbound.open(name, creds, served.Store); err != nil {
+			return nil, fmt.Errorf("credentials of host %s: %w", name, err)
 		}
-	} else {
-		way.transport, err = transport(address, creds, served.Store)
 	}
+	way, err := routeTo(host, dialled, creds, served.Store)
 	if err != nil {
-		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
+		return nil, err
 	}
 	conn, err := way.dial(name, p.Keepalive)
 	if err != nil {
@@ -120,6 +118,18 @@ type route struct {
 	options   []grpc.DialOption
 }
 
+// routeTo returns the route to a host: over the connections that it dials, or to its address. seen is called with its certificate.
+func routeTo(host *infrav1.CapstanHost, dialled *slot, creds credentials.Client, seen func(*x509.Certificate)) (route, error) {
+	if dialled != nil {
+		return dialled.route(host.Name), nil
+	}
+	transport, err := transport(host.Spec.Address, creds, seen)
+	if err != nil {
+		return route{}, fmt.Errorf("credentials of host %s: %w", host.Name, err)
+	}
+	return route{target: host.Spec.Address, transport: transport}, nil
+}
+
 // dial does not wait until the host answers.
 func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient(r.target, append([]grpc.DialOption{
@@ -141,22 +151,19 @@ func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, 
 
 // Dial returns a connection to a host outside of the pool, which the caller closes. It needs leadership only for a host that dials:
 // inbound has the connections of such a host.
-func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost, inbound *Inbound) (hostpb.HostClient, io.Closer, error) {
-	way := route{target: host.Spec.Address}
+func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost, inbound *Inbound) (_ hostpb.HostClient, _ io.Closer, err error) {
+	var dialled *slot
+	var creds credentials.Client
 	if host.Dials() {
-		dialled := inbound.find(host.Name)
-		if dialled == nil {
+		if dialled = inbound.find(host.Name); dialled == nil {
 			return nil, nil, errNotFollowed
 		}
-		way = dialled.route(host.Name)
-	} else {
-		creds, err := loadCredentials(ctx, secrets, host)
-		if err != nil {
-			return nil, nil, err
-		}
-		if way.transport, err = transport(host.Spec.Address, creds, nil); err != nil {
-			return nil, nil, fmt.Errorf("credentials of host %s: %w", host.Name, err)
-		}
+	} else if creds, err = loadCredentials(ctx, secrets, host); err != nil {
+		return nil, nil, err
+	}
+	way, err := routeTo(host, dialled, creds, nil)
+	if err != nil {
+		return nil, nil, err
 	}
 	conn, err := way.dial(host.Name, hostpb.DefaultKeepalive)
 	if err != nil {

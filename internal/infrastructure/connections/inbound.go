@@ -22,9 +22,9 @@ import (
 const (
 	// handshakeTimeout limits the TLS handshake of a host that dials.
 	handshakeTimeout = 10 * time.Second
-	// maxHandshakes bounds the handshakes at once, and maxHandshakesOfPeer those of one IP address: a peer without a certificate
-	// cannot keep the hosts behind other addresses out.
-	maxHandshakes, maxHandshakesOfPeer = 256, 32
+	// maxHandshakes bounds the handshakes at once. When all places are taken, a new peer displaces the oldest handshake of the source that
+	// has most of them, so peers without a certificate keep no host out.
+	maxHandshakes = 256
 	// maxIdle bounds the unused connections of a host. The oldest one is closed.
 	maxIdle = 8
 	// acceptPause follows on a failure to accept, for example without a free file descriptor.
@@ -46,16 +46,15 @@ type Inbound struct {
 	Address string
 
 	timeout    time.Duration // of a handshake
+	handshakes handshakes
 	mu         sync.Mutex
 	slots      map[string]*slot
-	handshakes map[string]int // by the IP address of the peer
-	current    int
 	refusals   rate.Sometimes
 }
 
 // NewInbound returns connections without a host.
 func NewInbound() *Inbound {
-	return &Inbound{timeout: handshakeTimeout, slots: map[string]*slot{}, handshakes: map[string]int{}, refusals: rate.Sometimes{Interval: refusalPause}}
+	return &Inbound{timeout: handshakeTimeout, slots: map[string]*slot{}, refusals: rate.Sometimes{Interval: refusalPause}}
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: the leader uses the hosts.
@@ -90,42 +89,22 @@ func (i *Inbound) Serve(ctx context.Context, listener net.Listener) error {
 			}
 			continue
 		}
-		peer, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-		if !i.begin(peer) {
-			i.refused(ctx, peer, errors.New("too many handshakes at once"))
-			_ = conn.Close()
-			continue
-		}
+		h := i.handshakes.begin(conn)
 		go func() {
-			defer i.end(peer)
-			i.handshake(ctx, conn)
+			authenticated, err := i.handshake(ctx, conn)
+			i.handshakes.end(h)
+			if err != nil {
+				_ = conn.Close()
+				i.refused(ctx, conn.RemoteAddr().String(), err)
+				return
+			}
+			authenticated()
 		}()
 	}
 }
 
-// begin counts a handshake, or returns false if there are too many.
-func (i *Inbound) begin(peer string) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.current >= maxHandshakes || i.handshakes[peer] >= maxHandshakesOfPeer {
-		return false
-	}
-	i.current++
-	i.handshakes[peer]++
-	return true
-}
-
-func (i *Inbound) end(peer string) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.current--
-	if i.handshakes[peer]--; i.handshakes[peer] == 0 {
-		delete(i.handshakes, peer)
-	}
-}
-
-// handshake authenticates a peer, and gives the connection to the host of this name.
-func (i *Inbound) handshake(ctx context.Context, raw net.Conn) {
+// handshake authenticates a peer. The returned function gives the connection to the host of this name.
+func (i *Inbound) handshake(ctx context.Context, raw net.Conn) (add func(), err error) {
 	var s *slot
 	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if s = i.find(credentials.DialHostName(hello.ServerName)); s == nil {
@@ -135,12 +114,7 @@ func (i *Inbound) handshake(ctx context.Context, raw net.Conn) {
 	}})
 	timed, cancel := context.WithTimeout(ctx, i.timeout)
 	defer cancel()
-	if err := conn.HandshakeContext(timed); err != nil {
-		_ = raw.Close()
-		i.refused(ctx, raw.RemoteAddr().String(), err)
-		return
-	}
-	s.add(conn)
+	return func() { s.add(conn) }, conn.HandshakeContext(timed)
 }
 
 // refused logs a peer that was not accepted, at a low rate.

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"io"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -39,40 +40,46 @@ func listen(t *testing.T, change func(*Inbound)) (*WithT, *slot, *tls.Config, st
 	return g, s, config, in.Address
 }
 
-// A peer that does not finish its handshake loses its connection, and one address does not take the places of others.
+// Peers that finish no handshake keep no host out, however many places they have taken. They lose their oldest connections.
 func TestSlowHandshakes(t *testing.T) {
 	t.Parallel()
-	g, s, config, address := listen(t, func(in *Inbound) { in.timeout = time.Minute })
-	var slow []net.Conn
-	for range maxHandshakesOfPeer {
-		conn, err := net.Dial("tcp", address)
+	g, s, config, address := listen(t, func(in *Inbound) { in.timeout = time.Hour })
+	from := func(last byte) net.Conn {
+		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}).Dial("tcp", address)
 		g.Expect(err).NotTo(HaveOccurred())
 		t.Cleanup(func() { _ = conn.Close() })
-		slow = append(slow, conn)
+		g.Expect(conn.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+		return conn
 	}
-	closed, err := net.Dial("tcp", address)
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = closed.Close() })
-	g.Expect(closed.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
-	_, err = closed.Read(make([]byte, 1))
-	g.Expect(err).To(MatchError(io.EOF), "one connection more than the handshakes of a peer")
-
-	elsewhere := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-	conn, err := tls.DialWithDialer(elsewhere, "tcp", address, config)
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = conn.Close() })
-	used, err := s.dial(t.Context(), "")
-	g.Expect(err).NotTo(HaveOccurred(), "a host at another address gets in")
-	g.Expect(used.Close()).To(Succeed())
-
-	g.Expect(slow[0].Close()).To(Succeed())
-	g.Eventually(func() error {
+	other := from(3) // the oldest handshake, of a source with one
+	var slow []net.Conn
+	for range maxHandshakes {
+		slow = append(slow, from(2))
+	}
+	for n := range 3 {
 		conn, err := tls.Dial("tcp", address, config)
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	}, "30s").Should(Succeed(), "a place is free again")
+		g.Expect(err).NotTo(HaveOccurred(), "host %d", n)
+		t.Cleanup(func() { _ = conn.Close() })
+		used, err := s.dial(t.Context(), "")
+		g.Expect(err).NotTo(HaveOccurred(), "a host at another address gets in")
+		g.Expect(used.Close()).To(Succeed())
+	}
+	_, err := slow[0].Read(make([]byte, 1))
+	g.Expect(err).To(MatchError(io.EOF), "the oldest handshake of the source with most handshakes")
+	g.Expect(tls.Client(other, config).HandshakeContext(t.Context())).To(Succeed(), "a slow host at another address")
+	g.Expect(tls.Client(slow[maxHandshakes-1], config).HandshakeContext(t.Context())).To(Succeed(), "the newest handshake")
+}
+
+func TestSourceOf(t *testing.T) {
+	g := NewWithT(t)
+	for address, want := range map[string]string{
+		"192.0.2.1:4000": "192.0.2.1/32", "[::ffff:192.0.2.1]:4000": "192.0.2.1/32",
+		"[2001:db8:0:1:2:3:4:5]:4000": "2001:db8:0:1::/64", "[fe80::1%eth0]:4000": "fe80::/64",
+	} {
+		found, err := netip.ParseAddrPort(address)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(sourceOf(net.TCPAddrFromAddrPort(found)).String()).To(Equal(want), address)
+	}
 }
 
 func TestHandshakeTimeout(t *testing.T) {
