@@ -19,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,17 +27,31 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// pool contains the addresses of the cluster's machines and endpoint.
-const pool = `
+// pools contain the addresses of the cluster's machines and endpoint, and those of its Services.
+const pools = `
 apiVersion: ipam.capstan.dev/v1beta2
 kind: CapstanIPPool
 metadata: {name: machines, namespace: moving}
 spec:
   subnets: [{cidr: 10.215.60.0/24, gateway: 10.215.60.1, ranges: [10.215.60.10-10.215.60.40]}]
+---
+apiVersion: ipam.capstan.dev/v1beta2
+kind: CapstanIPPool
+metadata: {name: services, namespace: moving}
+spec:
+  subnets: [{cidr: 198.51.100.0/24, ranges: [198.51.100.96-198.51.100.99]}]
 `
 
-// served is a pod that answers on port 30080 of every machine. It runs on the control plane machine, because workers may
-// be removed by scaling.
+// lan is the name of the host's end of the cable to the client of the Service.
+const lan = "lan0"
+
+const (
+	allowServices   = `{"spec":{"services":{"addresses":["198.51.100.96/30"],"allowedNamespaces":{"names":["moving"]}}}}`
+	publishServices = `{"spec":{"services":{"loadBalancer":{"addressesFromPool":{"apiGroup":"ipam.capstan.dev","kind":"CapstanIPPool","name":"services"}}}}}`
+)
+
+// served is a pod that answers on port 30080 of every machine, and at an address of the host. It runs on the control plane
+// machine, because workers are replaced.
 const served = `
 apiVersion: apps/v1
 kind: Deployment
@@ -61,12 +76,22 @@ spec:
   type: NodePort
   selector: {app: echo}
   ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: public}
+spec:
+  type: LoadBalancer
+  selector: {app: echo}
+  ports: [{port: 80, targetPort: 8080}]
 `
 
 // CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster moves to another management plane and back while its pod
-// serves. The planes share the capstand of this host.
+// serves. Its endpoint, its machines and its Service have addresses of pools, and its workers have volumes. The planes share the
+// capstand of this host.
 func TestMove(t *testing.T) {
 	const name, namespace = "wanderer", "moving"
+	outside := harness.NewOutside(t, lan, harness.OutsideNetwork{Host: "198.51.100.1", Client: "198.51.100.2", Bits: 24})
 	other, err := harness.Start("--no-hosts")
 	if other != nil {
 		t.Cleanup(func() {
@@ -82,7 +107,11 @@ func TestMove(t *testing.T) {
 	for _, kubeconfig := range []string{here, there} {
 		mustKubectl(t, kubeconfig, "", "create", "namespace", namespace)
 	}
-	mustKubectl(t, here, pool, "apply", "-f", "-")
+	mustKubectl(t, here, pools, "apply", "-f", "-")
+	mustKubectl(t, here, "", "patch", "capstanhost", "local", "--type=merge", "-p", allowServices)
+	t.Cleanup(func() {
+		_, _ = kubectl(t, here, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"services":null}}`)
+	})
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: name}
 	t.Cleanup(func() {
 		// A failed test may leave the cluster paused.
@@ -92,12 +121,18 @@ func TestMove(t *testing.T) {
 	// The machines of this plane belong to other tests.
 	mustKubectl(t, here, startHost(t, "far", "127.0.0.1", "elsewhere"), "apply", "-f", "-")
 	makeMovable(t, c)
-	serving := probe(t, c)
+	writeData(t, c)
+	serving := probe(t, nodePort(t, c), nil)
+	public := published(t, c)
 	before := look(t, c)
 
 	move := func(t *testing.T, from, to string) {
 		t.Helper()
+		reached := probe(t, public, outside)
 		mustClusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
+		if failures, requests := reached(); len(failures) > 0 || requests < 5 {
+			t.Errorf("%d of %d requests to %s failed: %v", len(failures), requests, public, failures)
+		}
 	}
 	// arrived checks that all objects are on the plane that has the cluster now, and work there.
 	arrived := func(t *testing.T, at *harness.Plane, left string) {
@@ -110,6 +145,11 @@ func TestMove(t *testing.T) {
 		if rest := objects(t, left, namespace); len(rest) > 0 {
 			t.Errorf("objects that were not moved: %v", rest)
 		}
+		owned(t, c)
+		checkData(t, c, worker(t, c).Name)
+		if now := published(t, c); now != public {
+			t.Errorf("the Service was at %s, is at %s", public, now)
+		}
 	}
 
 	t.Run("there", func(t *testing.T) {
@@ -119,11 +159,8 @@ func TestMove(t *testing.T) {
 		mustKubectl(t, there, "", "wait", "--for=condition=Ready", "capstanhost/far", "--timeout=120s")
 		mustKubectl(t, there, "", "-n", "capstan-infrastructure-system", "get", "secret", "far-credentials")
 	})
-	t.Run("the target manages the cluster", func(t *testing.T) {
-		scale(t, c, 2)
-		ready(t, c, 4)
-		scale(t, c, 1)
-		ready(t, c, 3)
+	t.Run("the target replaces a machine with a volume", func(t *testing.T) {
+		replaceWorker(t, c)
 		before = look(t, c)
 	})
 	t.Run("a move is refused while a machine is being created", func(t *testing.T) {
@@ -159,10 +196,13 @@ func TestMove(t *testing.T) {
 			t.Errorf("%d of %d requests failed: %v", len(failures), requests, failures)
 		}
 	})
+	if !t.Failed() {
+		t.Run("the deletion at the target frees everything", func(t *testing.T) { deleted(t, c) })
+	}
 }
 
-// makeMovable creates a cluster with addresses from the pool, one worker, a machine pool of one machine, and a pod that
-// serves.
+// makeMovable creates a cluster with addresses from the pool, one worker, a machine pool of one machine, volumes of both, and a pod
+// that serves.
 func makeMovable(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	environment := []string{"CAPSTAN_MACHINE_CIDR=10.215.60.0/24", "CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi", "CAPSTAN_WORKER_MEMORY=768Mi"}
@@ -170,14 +210,19 @@ func makeMovable(t *testing.T, c *harness.Cluster) {
 		return mustClusterctl(t, environment, "generate", "cluster", c.Name, "--kubeconfig", admin(c.Plane), "--infrastructure", "capstan:"+version,
 			"--flavor", flavor, "--target-namespace", c.Namespace, "--kubernetes-version", harness.KubernetesVersion, "--worker-machine-count", "1")
 	}
-	manifests := generate("ipam")
+	// The volume of the worker stays when its MachineDeployment goes, and that of the pool's machine goes with its MachinePool.
+	manifests := strings.NewReplacer("memory: 768Mi\n", "memory: 768Mi\n      volumes: [{name: data, path: /srv/data, sizeGiB: 1}]\n",
+		"  replicas: 1\n  selector:\n", "  replicas: 1\n  rollout: {strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}}\n  selector:\n",
+	).Replace(generate("ipam"))
 	for document := range strings.SplitSeq(generate("machinepool"), "---\n") {
 		if strings.Contains(document, "name: "+c.Name+"-mp-0") {
 			manifests += "---\n" + strings.Replace(document, "machineTemplate:\n    spec:\n",
-				"machineTemplate:\n    spec:\n      network: {addressesFromPools: [{apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: machines}]}\n", 1)
+				"machineTemplate:\n    spec:\n      network: {addressesFromPools: [{apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: machines}]}\n"+
+					"      volumes: [{name: scratch, path: /srv/scratch, sizeGiB: 1, reclaimPolicy: Delete}]\n", 1)
 		}
 	}
 	mustKubectl(t, admin(c.Plane), manifests, "apply", "-f", "-")
+	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "patch", "capstancluster", c.Name, "--type=merge", "-p", publishServices)
 	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
 		_, err := c.Plane.Capstan(ctx, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
 		return err
@@ -239,13 +284,28 @@ func look(t *testing.T, c *harness.Cluster) []string {
 		}
 		found = append(found, fmt.Sprintf("%s: id %s on %s with %v, pid %d", m.Name, m.Spec.ID, m.Spec.HostName, m.Spec.Network.Addresses, init[0].PID))
 	}
+	for _, v := range volumes(t, c) {
+		found = append(found, fmt.Sprintf("%s: id %s on %s (%s) for %s", v.Name, v.Spec.ID, v.Spec.HostName, v.Spec.HostID, v.Spec.MachineName))
+	}
+	capstan := &infrav1.CapstanCluster{}
+	if err := c.Plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, capstan); err != nil {
+		t.Fatal(err)
+	}
+	found = append(found, fmt.Sprintf("endpoint %v", capstan.Spec.ControlPlaneEndpoint))
+	addresses := &capiipamv1.IPAddressList{}
+	if err := c.Plane.Client.List(t.Context(), addresses, client.InNamespace(c.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses.Items {
+		found = append(found, fmt.Sprintf("%s: %s of %s for %s", a.Name, a.Spec.Address, a.Spec.PoolRef.Name, a.Spec.ClaimRef.Name))
+	}
 	return found
 }
 
 // objects lists the objects of Cluster API and Capstan in a namespace.
 func objects(t *testing.T, kubeconfig, namespace string) []string {
 	t.Helper()
-	out := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "cluster-api,secrets", "-o", "name")
+	out := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "cluster-api,capstan,secrets", "-o", "name")
 	clusterScoped := []string{"capstanhost.", "globalcapstanippool.", "extensionconfig."}
 	lines := map[string]bool{}
 	for line := range strings.Lines(out) {
@@ -385,16 +445,28 @@ func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	t.Logf("interrupted after %d of %d objects", len(objects(t, to, c.Namespace)), len(objects(t, from, c.Namespace)))
 }
 
-// probe sends requests to the pod through a machine all the time. The returned function ends this.
-func probe(t *testing.T, c *harness.Cluster) func() (failures []string, requests int) {
+// nodePort returns the URL of the pod on the control plane machine.
+func nodePort(t *testing.T, c *harness.Cluster) string {
 	t.Helper()
 	nodes := &corev1.NodeList{}
 	if err := c.Client.List(t.Context(), nodes, client.HasLabels{"node-role.kubernetes.io/control-plane"}); err != nil || len(nodes.Items) != 1 {
 		t.Fatalf("control plane nodes: %d, %v", len(nodes.Items), err)
 	}
-	url := "http://" + net.JoinHostPort(nodes.Items[0].Status.Addresses[0].Address, "30080") + "/"
+	return "http://" + net.JoinHostPort(nodes.Items[0].Status.Addresses[0].Address, "30080") + "/"
+}
+
+// probe sends requests to the pod all the time, from this host or from a client outside of it. The returned function ends this.
+func probe(t *testing.T, url string, from *harness.Outside) func() (failures []string, requests int) {
+	t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true}
+	if from != nil {
+		transport.DialContext = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = from.In(func() error { conn, err = (&net.Dialer{}).DialContext(ctx, network, address); return err })
+			return conn, err
+		}
+	}
 	get := func() error {
-		client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		client := &http.Client{Timeout: 30 * time.Second, Transport: transport}
 		resp, err := client.Get(url)
 		if err != nil {
 			return err
