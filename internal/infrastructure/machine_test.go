@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -242,10 +243,14 @@ func TestWaitsForCapacity(t *testing.T) {
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 3 << 30 })
 	_, first := b.addMachine(nil, nil)
 	b.running(first)
+	before := b.counter("capstan_placement_refusals_total", "Memory")
 	_, second := b.addMachine(nil, nil)
 	b.Expect(b.condition(second, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("1Gi of memory left, 2Gi are needed"))
+	b.Expect(b.counter("capstan_placement_refusals_total", "Memory")).To(BeNumerically(">", before))
+	placed := b.counter("capstan_placement_attempts_total", "Placed")
 	b.delete(first)
 	b.running(second)
+	b.Expect(b.counter("capstan_placement_attempts_total", "Placed")).To(BeNumerically(">", placed))
 }
 
 // Machines that are placed at the same time have different memory, addresses and ids.
@@ -573,4 +578,20 @@ func TestPlacementIsWrittenLater_IM02(t *testing.T) {
 		b.get(m)
 		return m.Spec.HostName
 	}).Should(Equal(b.host.Name))
+}
+
+// counter returns the value of a counter of the manager with one label. Tests in parallel also increase it.
+func (b *box) counter(name, label string) float64 {
+	b.t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	b.Expect(err).NotTo(HaveOccurred())
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			if family.GetName() == name && m.GetLabel()[0].GetValue() == label {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	b.t.Fatalf("no metric %s of %s", name, label)
+	return 0
 }

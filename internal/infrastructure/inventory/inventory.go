@@ -1,4 +1,4 @@
-// Package inventory contains the Prometheus metrics of hosts and machines. They are computed from the objects in the cache at
+// Package inventory contains the Prometheus metrics of hosts, machines and pools. They are computed from the objects in the cache at
 // each scrape, so they never differ from the objects, and deleted objects need no clean-up.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
@@ -39,6 +39,7 @@ var (
 	hostMemory    = prometheus.NewDesc("capstan_host_memory_bytes", "Memory of the host by state: capacity, allocatable.", []string{"host", "state"}, nil)
 	hostDisk      = prometheus.NewDesc("capstan_host_disk_bytes", "Disk space of the host by state: capacity, allocatable.", []string{"host", "state"}, nil)
 	machines      = prometheus.NewDesc("capstan_machines", "CapstanMachines of a cluster by state: the reason of the first condition that is not True, or Running.", []string{"namespace", "cluster", "state"}, nil)
+	pools         = prometheus.NewDesc("capstan_machine_pool_machines", "Machines of a CapstanMachinePool by state: existing, ready, up_to_date.", []string{"namespace", "name", "state"}, nil)
 	restarts      = prometheus.NewDesc("capstan_machine_restarts", "Restarts of PID 1 of the existing machines of a cluster.", []string{"namespace", "cluster"}, nil)
 )
 
@@ -54,7 +55,7 @@ func Serve(reader client.Reader) { collected.reader.Store(&reader) }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{hostConnected, hostMachines, hostUnknown, hostCPUs, hostMemory, hostDisk, machines, restarts} {
+	for _, d := range []*prometheus.Desc{hostConnected, hostMachines, hostUnknown, hostCPUs, hostMemory, hostDisk, machines, pools, restarts} {
 		out <- d
 	}
 }
@@ -67,10 +68,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
 	defer cancel()
-	hosts, existing := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
-	for _, list := range []client.ObjectList{hosts, existing} {
+	hosts, existing, ofPools := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}, &infrav1.CapstanMachinePoolList{}
+	for _, list := range []client.ObjectList{hosts, existing, ofPools} {
 		if err := (*reader).List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			ctrllog.Log.WithName("inventory").V(1).Info("No metrics of hosts and machines yet", "cause", err.Error())
+			ctrllog.Log.WithName("inventory").V(1).Info("No metrics of hosts, machines and pools yet", "cause", err.Error())
 			return
 		}
 	}
@@ -78,6 +79,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		collectHost(&hosts.Items[i], out)
 	}
 	collectMachines(existing.Items, out)
+	for i := range ofPools.Items {
+		collectPool(&ofPools.Items[i], out)
+	}
 }
 
 func collectHost(h *infrav1.CapstanHost, out chan<- prometheus.Metric) {
@@ -97,6 +101,12 @@ func collectHost(h *infrav1.CapstanHost, out chan<- prometheus.Metric) {
 				gauge(d, quantity.AsApproximateFloat64(), state)
 			}
 		}
+	}
+}
+
+func collectPool(p *infrav1.CapstanMachinePool, out chan<- prometheus.Metric) {
+	for state, n := range map[string]*int32{"existing": p.Status.Replicas, "ready": p.Status.ReadyReplicas, "up_to_date": p.Status.UpToDateReplicas} {
+		out <- prometheus.MustNewConstMetric(pools, prometheus.GaugeValue, float64(ptr.Deref(n, 0)), p.Namespace, p.Name, state)
 	}
 }
 

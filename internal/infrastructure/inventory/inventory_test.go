@@ -52,6 +52,10 @@ func TestCollect(t *testing.T) {
 		up, down, machine("running", 2, is(len(progress), "")...), machine("running-too", 1, is(len(progress), "")...),
 		machine("waits", 0, is(0, infrav1.NoHostReason)...), machine("new", 0), machine("fails", 0, is(3, infrav1.BootstrapFailedReason)...),
 	}
+	pool, empty := &infrav1.CapstanMachinePool{}, &infrav1.CapstanMachinePool{}
+	pool.Namespace, pool.Name, empty.Namespace, empty.Name = "team", "workers", "team", "empty"
+	pool.Status.Replicas, pool.Status.ReadyReplicas, pool.Status.UpToDateReplicas = ptr.To[int32](5), ptr.To[int32](4), ptr.To[int32](3)
+	objects = append(objects, pool, empty)
 	var reader client.Reader = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 	c := &collector{}
 	if n := testutil.CollectAndCount(c); n != 0 {
@@ -80,6 +84,14 @@ capstan_host_memory_bytes{host="one",state="capacity"} 1.7179869184e+10
 # TYPE capstan_host_unknown_machines gauge
 capstan_host_unknown_machines{host="one"} 1
 capstan_host_unknown_machines{host="two"} 0
+# HELP capstan_machine_pool_machines Machines of a CapstanMachinePool by state: existing, ready, up_to_date.
+# TYPE capstan_machine_pool_machines gauge
+capstan_machine_pool_machines{name="empty",namespace="team",state="existing"} 0
+capstan_machine_pool_machines{name="empty",namespace="team",state="ready"} 0
+capstan_machine_pool_machines{name="empty",namespace="team",state="up_to_date"} 0
+capstan_machine_pool_machines{name="workers",namespace="team",state="existing"} 5
+capstan_machine_pool_machines{name="workers",namespace="team",state="ready"} 4
+capstan_machine_pool_machines{name="workers",namespace="team",state="up_to_date"} 3
 # HELP capstan_machine_restarts Restarts of PID 1 of the existing machines of a cluster.
 # TYPE capstan_machine_restarts gauge
 capstan_machine_restarts{cluster="a",namespace="team"} 3

@@ -226,6 +226,7 @@ func (r *Reconciler) place(ctx context.Context, s *scope, candidates []placement
 		return r.placeWithVolumes(ctx, s, candidates, req)
 	}
 	name, err := placement.Choose(candidates, req)
+	countPlacement(err)
 	if err != nil {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
 		return "", errWaiting

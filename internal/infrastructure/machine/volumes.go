@@ -89,12 +89,14 @@ func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates 
 		req.Host, req.Volume, req.NewVolumes, req.VolumeBytes = o.Host, o.Volume, len(o.Create) > 0, o.VolumeBytes()
 		name, err := placement.Choose(candidates, req)
 		if err == nil {
+			countPlacement(nil)
 			return name, errors.Join(r.bind(ctx, s, o.Bind), r.createVolumes(ctx, s, of, o.Create, name))
 		}
 		if why == nil {
 			why = err
 		}
 	}
+	countPlacement(why)
 	return "", r.waitForHost(ctx, s, options[0], why)
 }
 

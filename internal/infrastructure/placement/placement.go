@@ -108,19 +108,19 @@ type Request struct {
 // Choose returns the name of a host that can run the machine: one in the failure domain with the fewest members, and of those the
 // host with the fewest. A control plane machine shares a host only if no other host can run it. Workers rather avoid hosts with an
 // untolerated taint, and control plane machines avoid them only among equals, because two of them on one host fail together. Then the
-// host with the most free processors, memory and disk is chosen, in this order, then the first by name. The error contains the reason
-// of each host that cannot.
+// host with the most free processors, memory and disk is chosen, in this order, then the first by name. The error is a *Refused with
+// the reason of each host that cannot.
 func Choose(hosts []Host, req Request) (string, error) {
 	var best *Host
-	var refusals []string
+	var refused Refused
 	domains := map[string]int{}
 	for _, h := range hosts {
 		domains[h.FailureDomain] += h.Members
 	}
 	for i := range hosts {
 		h := &hosts[i]
-		if why := refusal(h, req); why != "" {
-			refusals = append(refusals, h.Name+" "+why)
+		if reason, why := refusal(h, req); why != "" {
+			refused.Reasons, refused.hosts = append(refused.Reasons, reason), append(refused.hosts, h.Name+" "+why)
 			continue
 		}
 		if best == nil || better(h, best, req, domains) {
@@ -131,10 +131,10 @@ func Choose(hosts []Host, req Request) (string, error) {
 		return best.Name, nil
 	}
 	if len(hosts) == 0 {
-		return "", fmt.Errorf("no CapstanHost admits this namespace and matches the host selectors: create one, or see spec.allowedNamespaces of those that exist")
+		refused.Reasons = []Reason{NotAdmitted}
 	}
-	slices.Sort(refusals)
-	return "", fmt.Errorf("no host accepts the machine: %s", strings.Join(refusals, "; "))
+	slices.Sort(refused.hosts)
+	return "", &refused
 }
 
 // better reports whether a host comes before another one: see Choose. domains are the members by failure domain.
@@ -176,56 +176,59 @@ func tolerated(taint infrav1.HostTaint, req Request) bool {
 	})
 }
 
-// refusal returns the reason why a host does not take a machine, in the order in which an operator would look.
-func refusal(h *Host, req Request) string {
+// refusal returns the reason why a host does not take a machine, and its text, in the order in which an operator would look.
+func refusal(h *Host, req Request) (Reason, string) {
 	switch {
 	case req.Host != "" && h.Name != req.Host:
-		return fmt.Sprintf("does not have the machine's volume %s: host %s has it", req.Volume, req.Host)
+		return Volume, fmt.Sprintf("does not have the machine's volume %s: host %s has it", req.Volume, req.Host)
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
-		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
+		return Domain, fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
 	case !Reaches(h, req) && !req.Overlay:
-		return "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
+		return Network, "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
 	case !Reaches(h, req) && h.Encrypted != req.Encrypted && overlay.SameFamily(h.Tunnel, req.Tunnel):
-		return "does not reach the cluster's network: " + overlay.Disagreement(h.Encrypted)
+		return Network, "does not reach the cluster's network: " + overlay.Disagreement(h.Encrypted)
 	case !Reaches(h, req):
-		return fmt.Sprintf("does not reach the cluster's network: its spec.tunnelAddress is %q, and that of the load balancer's host %q; both must be set and of one IP family", h.Tunnel, req.Tunnel)
+		return Network, fmt.Sprintf("does not reach the cluster's network: its spec.tunnelAddress is %q, and that of the load balancer's host %q; both must be set and of one IP family", h.Tunnel, req.Tunnel)
 	case h.Permissions.LANRefusal(req.Namespace, req.LAN) != "":
-		return h.Permissions.LANRefusal(req.Namespace, req.LAN)
+		return LANAccess, h.Permissions.LANRefusal(req.Namespace, req.LAN)
 	case h.Unavailable != "":
-		return h.Unavailable
+		return Unavailable, h.Unavailable
 	case req.LAN.Name != "" && !h.LANs:
-		return "cannot attach machines to a LAN: upgrade its capstand"
+		return LANAccess, "cannot attach machines to a LAN: upgrade its capstand"
 	case repelling(h, req) != nil:
-		return fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
+		return Taint, fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
-		return fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, list(h.Versions))
+		return Version, fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, list(h.Versions))
 	case slices.Contains(h.BadImages, req.Image):
-		return fmt.Sprintf("cannot use its image %s: see status.images of the CapstanHost", req.Image)
+		return Image, fmt.Sprintf("cannot use its image %s: see status.images of the CapstanHost", req.Image)
 	case req.Image != "" && !slices.Contains(h.Images, req.Image):
-		return fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
+		return Image, fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
 	case req.ControlPlane && !h.ControlPlane:
-		return "does not accept control plane machines"
+		return ControlPlane, "does not accept control plane machines"
 	}
-	return cmp.Or(accessRefusal(h, req), sizeRefusal(h, req))
+	if why := accessRefusal(h, req); why != "" {
+		return HostAccess, why
+	}
+	return sizeRefusal(h, req)
 }
 
-// sizeRefusal returns why a host is too small for a machine, or "".
-func sizeRefusal(h *Host, req Request) string {
+// sizeRefusal returns why a host is too small for a machine, or empty strings.
+func sizeRefusal(h *Host, req Request) (Reason, string) {
 	switch {
 	case h.CPUs < req.CPUs:
-		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
+		return CPUs, fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:
-		return fmt.Sprintf("has %s of memory left, %s are needed", quantity(h.FreeMemory), quantity(req.Memory))
+		return Memory, fmt.Sprintf("has %s of memory left, %s are needed", quantity(h.FreeMemory), quantity(req.Memory))
 	// Disks occupy only their written blocks, so their sum may exceed the host's disk. A single disk must not be larger
 	// than it.
 	case h.Disk > 0 && h.Disk < req.Disk:
-		return fmt.Sprintf("has a disk of %s, %s are needed", quantity(h.Disk), quantity(req.Disk))
+		return Disk, fmt.Sprintf("has a disk of %s, %s are needed", quantity(h.Disk), quantity(req.Disk))
 	case req.NewVolumes && !h.Volumes:
-		return "cannot have volumes: upgrade its capstand, or see status.diskBackend of the CapstanHost"
+		return Volume, "cannot have volumes: upgrade its capstand, or see status.diskBackend of the CapstanHost"
 	case req.NewVolumes && h.Disk > 0 && h.FreeVolumes < req.VolumeBytes:
-		return fmt.Sprintf("has %s of disk left for volumes, %s are needed", quantity(h.FreeVolumes), quantity(req.VolumeBytes))
+		return Disk, fmt.Sprintf("has %s of disk left for volumes, %s are needed", quantity(h.FreeVolumes), quantity(req.VolumeBytes))
 	}
-	return ""
+	return "", ""
 }
 
 // Reaches reports whether a host can have machines of the cluster. Without an overlay, a host that reports no box can.
