@@ -123,6 +123,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if o.root = config.Root; o.listen != "" || o.dial != "" {
 		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
 	}
+	config.Certificates = o.certificates()
 	stopTracing, err := tracing.Start(ctx, o.tracing, "capstand", host.Version, func(err error) { log.Warn("Tracing", "problem", err) })
 	if err != nil {
 		return err

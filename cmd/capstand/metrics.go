@@ -66,3 +66,15 @@ func (o options) listenMetrics(ctx context.Context, log *slog.Logger) (net.Liste
 	}
 	return tls.NewListener(listener, config), nil
 }
+
+// certificates returns the paths of the certificates in use, by their names in the metrics.
+func (o options) certificates() map[string]string {
+	paths, files := map[string]string{}, o.tlsFiles()
+	if o.listen != "" || o.dial != "" {
+		paths["server"], paths["client-ca"] = files.Cert, files.ClientCA
+	}
+	if o.metrics.address != "" && o.metrics.clientCA != "" {
+		paths["server"], paths["metrics-client-ca"] = files.Cert, o.metrics.clientCA
+	}
+	return paths
+}

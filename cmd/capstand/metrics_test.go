@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -108,5 +109,27 @@ func TestMetricsOverTLS(t *testing.T) {
 	o.metrics.clientCA = filepath.Join(dir, "missing")
 	if err := listenFor(t, o); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("a missing authority: %v", err)
+	}
+}
+
+// TestCertificates: the metrics have each certificate that a listener uses, and no other.
+func TestCertificates(t *testing.T) {
+	own := metricsOptions{address: "192.0.2.1:9477", clientCA: "/m/ca.crt"}
+	for name, test := range map[string]struct {
+		o    options
+		want map[string]string
+	}{
+		"a socket only":       {options{root: "/r", metrics: metricsOptions{address: "127.0.0.1:1"}}, map[string]string{}},
+		"--listen":            {options{root: "/r", listen: ":1"}, map[string]string{"server": "/r/tls/server.crt", "client-ca": "/r/tls/ca.crt"}},
+		"--dial":              {options{root: "/r", dial: "m:1"}, map[string]string{"server": "/r/tls/server.crt", "client-ca": "/r/tls/ca.crt"}},
+		"--metrics-client-ca": {options{root: "/r", metrics: own}, map[string]string{"server": "/r/tls/server.crt", "metrics-client-ca": "/m/ca.crt"}},
+		"files of the user": {
+			options{root: "/r", listen: ":1", metrics: own, tls: credentials.Server{Cert: "/t/a.crt", ClientCA: "/t/b.crt"}},
+			map[string]string{"server": "/t/a.crt", "client-ca": "/t/b.crt", "metrics-client-ca": "/m/ca.crt"},
+		},
+	} {
+		if got := test.o.certificates(); !maps.Equal(got, test.want) {
+			t.Errorf("%s: found %v, want %v", name, got, test.want)
+		}
 	}
 }

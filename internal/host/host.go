@@ -82,6 +82,8 @@ type Config struct {
 	Reboot func(context.Context) error
 	// Credentials renews the certificates of managers that connect over TCP; nil without TCP.
 	Credentials hostpb.CredentialsServer
+	// Certificates are the paths of the certificates of the TCP listeners by their names in the metrics.
+	Certificates map[string]string
 }
 
 // Host implements the gRPC service Host: the registries contribute the methods of their objects.

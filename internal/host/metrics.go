@@ -19,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // scrapeTimeout bounds an answer, and the time for which one balancer can delay it.
@@ -32,6 +33,7 @@ var (
 	machinesDesc     = desc("capstand_machines", "Machines by state.", "state")
 	memoryDesc       = desc("capstand_memory_bytes", "Memory for machines: the capacity, and the part that machines have.", "state")
 	diskDesc         = desc("capstand_disk_bytes", "Disk of the host: the capacity, the sum of the machines' disks, and the free part.", "state")
+	certificateDesc  = desc("capstand_certificate_expiration_timestamp_seconds", "Time at which a certificate of capstand expires, in seconds since 1970.", "certificate")
 	restartsDesc     = desc("capstand_machine_restarts_total", "Restarts of PID 1 of a machine.", "namespace", "machine")
 	serviceReadyDesc = desc("capstand_service_ready", "1 if a service of a machine is ready, else 0.", "namespace", "machine", "service")
 	serviceDesc      = desc("capstand_service_restarts_total", "Restarts of a service of a machine since its PID 1 started.", "namespace", "machine", "service")
@@ -80,6 +82,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge(diskDesc, float64(info.AllocatedDiskBytes), "allocated")
 	if _, free, err := machinedisk.Space(c.config.Root); err == nil {
 		gauge(diskDesc, float64(free), "free")
+	}
+	for name, path := range c.config.Certificates { // Other programs also renew the files.
+		if certificate, err := pki.ReadCert(path); err == nil {
+			gauge(certificateDesc, float64(certificate.NotAfter.Unix()), name)
+		}
 	}
 	states := map[hostpb.MachineStatus_Phase]int{}
 	for _, m := range all {

@@ -6,12 +6,16 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // scrape returns the lines of the metrics.
@@ -91,6 +95,35 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("refused metrics are there:\n%s", text)
 			}
 		})
+	}
+}
+
+// TestCertificateMetrics: each scrape reads the files again. A file that is missing or broken has no metric.
+func TestCertificateMetrics(t *testing.T) {
+	h, _ := updatable(t)
+	dir := t.TempDir()
+	h.config.Root = dir
+	h.config.Certificates = map[string]string{"server": filepath.Join(dir, "tls.crt"), "client-ca": filepath.Join(dir, "missing.crt"), "metrics-client-ca": filepath.Join(dir, "broken.crt")}
+	if err := os.WriteFile(filepath.Join(dir, "broken.crt"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := certfiles.EnsureAuthority(dir, "ca", "ca", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, validity := range []time.Duration{time.Hour, 2 * time.Hour} { // Another name makes another certificate.
+		leaf := certfiles.Leaf{Name: "tls", CA: "ca", Leaf: pki.Leaf{CommonName: validity.String(), Usages: pki.Server}}
+		if _, err := leaf.Ensure(dir, validity, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		c, err := pki.ReadCert(filepath.Join(dir, "tls.crt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := scrape(t, h)
+		want := "capstand_certificate_expiration_timestamp_seconds{certificate=\"server\"} " + strconv.FormatFloat(float64(c.NotAfter.Unix()), 'g', -1, 64)
+		if !strings.Contains(text, want) || strings.Count(text, "capstand_certificate_expiration_timestamp_seconds{") != 1 {
+			t.Errorf("want only %s, found %s", want, text)
+		}
 	}
 }
 
