@@ -106,49 +106,80 @@ func TestMetricsReference(t *testing.T) {
 	}
 }
 
-// TestAlerts: alerts use existing metrics, have a severity, and link to an existing section. docs/metrics.md lists them, and
-// rules_test.yaml tests them.
-func TestAlerts(t *testing.T) {
+// alert is an alert of rules.yaml.
+type alert struct {
+	Alert, Expr         string
+	Labels, Annotations map[string]string
+}
+
+func alertsOfRules(t *testing.T) (all []alert) {
+	t.Helper()
 	var rules struct {
-		Spec struct {
-			Groups []struct {
-				Rules []struct {
-					Alert, Expr         string
-					Labels, Annotations map[string]string
-				}
-			}
-		}
+		Spec struct{ Groups []struct{ Rules []alert } }
 	}
 	if err := yaml.Unmarshal([]byte(readText(t, "config", "prometheus", "rules.yaml")), &rules); err != nil {
 		t.Fatal(err)
 	}
-	code, _ := metricsOfCode(t)
-	reference, tests := readText(t, "docs", "metrics.md"), readText(t, "config", "prometheus", "rules_test.yaml")
-	headings := strings.ToLower(strings.ReplaceAll(readText(t, "docs", "troubleshooting.md"), " ", "-"))
-	count := 0
 	for _, group := range rules.Spec.Groups {
-		for _, r := range group.Rules {
-			count++
-			used := metricsIn(r.Expr)
-			for _, name := range used {
-				if !slices.Contains(code, name) {
-					t.Errorf("%s uses %s, which does not exist", r.Alert, name)
-				}
-			}
-			section, found := strings.CutPrefix(r.Annotations["runbook"], "docs/troubleshooting.md#")
-			if len(used) == 0 || r.Labels["severity"] == "" || r.Annotations["description"] == "" || !found || !strings.Contains(headings, "\n##-"+section+"\n") {
-				t.Errorf("%s: want a metric, a severity, a description and a section of docs/troubleshooting.md, found %v", r.Alert, r)
-			}
-			if !strings.Contains(reference, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |") || !strings.Contains(reference, "troubleshooting.md#"+section) {
-				t.Errorf("docs/metrics.md does not list %s with its severity and section", r.Alert)
-			}
-			if !strings.Contains(tests, r.Alert) {
-				t.Errorf("rules_test.yaml does not test %s", r.Alert)
+		all = append(all, group.Rules...)
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d alerts", len(all))
+	}
+	return all
+}
+
+// testedAlerts returns the names of the alerts that rules_test.yaml expects to fire, and of those that it expects to be silent.
+func testedAlerts(t *testing.T) (firing, silent map[string]bool) {
+	t.Helper()
+	var tests struct {
+		Tests []struct {
+			Cases []struct {
+				Name     string            `json:"alertname"`
+				Expected []json.RawMessage `json:"exp_alerts"`
+			} `json:"alert_rule_test"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(readText(t, "config", "prometheus", "rules_test.yaml")), &tests); err != nil {
+		t.Fatal(err)
+	}
+	firing, silent = map[string]bool{}, map[string]bool{}
+	for _, test := range tests.Tests {
+		for _, c := range test.Cases {
+			if len(c.Expected) > 0 {
+				firing[c.Name] = true
+			} else {
+				silent[c.Name] = true
 			}
 		}
 	}
-	if count < 10 {
-		t.Errorf("found %d alerts", count)
+	return firing, silent
+}
+
+// TestAlerts: alerts use existing metrics, have a severity, and link to an existing section. docs/metrics.md lists them, and
+// rules_test.yaml has a case in which each fires, and one in which it is silent.
+func TestAlerts(t *testing.T) {
+	code, _ := metricsOfCode(t)
+	reference := readText(t, "docs", "metrics.md")
+	headings := strings.ToLower(strings.ReplaceAll(readText(t, "docs", "troubleshooting.md"), " ", "-"))
+	firing, silent := testedAlerts(t)
+	for _, r := range alertsOfRules(t) {
+		used := metricsIn(r.Expr)
+		for _, name := range used {
+			if !slices.Contains(code, name) {
+				t.Errorf("%s uses %s, which does not exist", r.Alert, name)
+			}
+		}
+		section, found := strings.CutPrefix(r.Annotations["runbook"], "docs/troubleshooting.md#")
+		if len(used) == 0 || r.Labels["severity"] == "" || r.Annotations["description"] == "" || !found || !strings.Contains(headings, "\n##-"+section+"\n") {
+			t.Errorf("%s: want a metric, a severity, a description and a section of docs/troubleshooting.md, found %v", r.Alert, r)
+		}
+		if !strings.Contains(reference, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |") || !strings.Contains(reference, "troubleshooting.md#"+section) {
+			t.Errorf("docs/metrics.md does not list %s with its severity and section", r.Alert)
+		}
+		if !firing[r.Alert] || !silent[r.Alert] {
+			t.Errorf("rules_test.yaml: want a case in which %s fires and one in which it is silent, found %t and %t", r.Alert, firing[r.Alert], silent[r.Alert])
+		}
 	}
 }
 
