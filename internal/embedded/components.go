@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -216,6 +217,15 @@ func capstandComponent(l Layout, s State, host string, owner user, memory int64)
 		grace:  capstandGrace,
 		ready:  func(ctx context.Context) error { return dialSocket(ctx, socket) },
 	}
+}
+
+// metricsArgs are the arguments of a capstand that serves metrics on an address, or none.
+func metricsArgs(host, address string) []string {
+	if address == "" {
+		slog.Warn("A host serves no metrics: its port is in use, or the ports of the plane are too few", "host", host)
+		return nil
+	}
+	return []string{"--metrics-address=" + address}
 }
 
 // planeMemory is the memory reserved for the management plane and the box itself, in bytes.

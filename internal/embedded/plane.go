@@ -130,11 +130,12 @@ func (p *plane) start(ctx context.Context) (err error) {
 		return err
 	}
 	var hosts []*process
-	for _, h := range p.state.Hosts {
+	for i, h := range p.state.Hosts {
 		if err := os.MkdirAll(p.layout.HostRoot(h), 0o711); err != nil {
 			return err
 		}
-		hosts = append(hosts, p.add(capstandComponent(p.layout, p.state, h, p.owner, memory).with(p.logging)))
+		daemon := capstandComponent(p.layout, p.state, h, p.owner, memory).with(p.logging)
+		hosts = append(hosts, p.add(daemon.with(metricsArgs(h, p.state.hostMetrics(ctx, i, loopbackFree)))))
 	}
 
 	p.run(append(hosts, database, api)...)

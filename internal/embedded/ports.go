@@ -32,7 +32,7 @@ func (s State) port(name string) int {
 func takePorts(ctx context.Context, kept int, claim func(base int) (release func(), ok bool), free func(int) bool) (base int, release func(), err error) {
 	if kept != 0 {
 		if release, ok := claim(kept); ok {
-			if awaitFree(ctx, kept, free) {
+			if awaitFree(ctx, func() bool { return blockFree(kept, free) }) {
 				return kept, release, nil
 			}
 			release()
@@ -52,10 +52,10 @@ func takePorts(ctx context.Context, kept int, claim func(base int) (release func
 }
 
 // awaitFree waits until the ports of killed components are free.
-func awaitFree(ctx context.Context, base int, free func(int) bool) bool {
+func awaitFree(ctx context.Context, free func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, portPatience)
 	defer cancel()
-	for !blockFree(base, free) {
+	for !free() {
 		// The kernel has no event for a port that becomes free.
 		select {
 		case <-ctx.Done():
@@ -74,6 +74,26 @@ func blockFree(base int, free func(int) bool) bool {
 			return false
 		}
 	}
+	return true
+}
+
+// hostMetrics returns the address for the metrics of a host, by its index, or "". It is behind the ports of the components in the
+// block. The plane does not need these ports: it keeps its block if another program has one of them, and the host has no metrics then.
+func (s State) hostMetrics(ctx context.Context, host int, free func(int) bool) string {
+	port := s.PortBase + len(portNames) + host
+	if port >= s.PortBase+blockSize || !awaitFree(ctx, func() bool { return free(port) }) {
+		return ""
+	}
+	return hostPort(port)
+}
+
+// loopbackFree reports whether no program listens on the port of 127.0.0.1. Load balancers can have it on other addresses.
+func loopbackFree(port int) bool {
+	l, err := net.Listen("tcp", hostPort(port))
+	if err != nil {
+		return false
+	}
+	_ = l.Close()
 	return true
 }
 

@@ -101,3 +101,44 @@ func TestBlockHasRoom(t *testing.T) {
 		t.Error("two names have the same port")
 	}
 }
+
+// TestHostMetrics: each host of the box has a port behind those of the components. A port in use, or a host without one, changes
+// nothing but its metrics.
+func TestHostMetrics(t *testing.T) {
+	portPatience = 10 * time.Millisecond
+	t.Cleanup(func() { portPatience = 3 * time.Second })
+	first := len(portNames)
+	for name, test := range map[string]struct {
+		host, busy int
+		want       string
+	}{
+		"the first host":       {0, 0, hostPort(firstPort + first)},
+		"the second host":      {1, firstPort + first, hostPort(firstPort + first + 1)},
+		"a port in use":        {1, firstPort + first + 1, ""},
+		"the last port":        {blockSize - first - 1, 0, hostPort(firstPort + blockSize - 1)},
+		"no port in the block": {blockSize - first, 0, ""},
+	} {
+		address := State{PortBase: firstPort}.hostMetrics(t.Context(), test.host, func(p int) bool { return p != test.busy })
+		if address != test.want {
+			t.Errorf("%s: %q, want %q", name, address, test.want)
+		}
+		if args := strings.Join(metricsArgs("local", address), " "); (args == "--metrics-address="+test.want) != (test.want != "") {
+			t.Errorf("%s: arguments %q", name, args)
+		}
+	}
+}
+
+func TestLoopbackFree(t *testing.T) {
+	listener, err := net.Listen("tcp", ports.Address(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if loopbackFree(port) {
+		t.Error("a port with a listener is reported as free")
+	}
+	listener.Close()
+	if !loopbackFree(port) {
+		t.Error("a port without a listener is reported as in use")
+	}
+}

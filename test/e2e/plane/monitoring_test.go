@@ -8,9 +8,9 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -20,12 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
-	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -51,8 +49,7 @@ metadata: {name: panels, namespace: default}
 spec: {clusterName: one, poolRef: {apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: panels}}
 `
 
-// TestMonitoring: Debian's Prometheus scrapes the manager of an embedded plane with a cluster and a pool, the load balancer of the
-// cluster, and kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
+// TestMonitoring: Debian's Prometheus scrapes the manager and the capstand of an embedded plane with a cluster and a pool, and kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
 // are silent.
 func TestMonitoring(t *testing.T) {
 	i := newInstallation(t)
@@ -65,12 +62,16 @@ func TestMonitoring(t *testing.T) {
 	i.kubectl("patch", "capstanmachine", "updated", "--subresource", "status", "--type", "merge", "-p", `{"status": {"update": {"id": "update-1", "phase": "Succeeded"}}}`)
 	i.kubectl("create", "serviceaccount", "prometheus")
 	i.kubectl("create", "clusterrolebinding", "prometheus", "--clusterrole", "capstan-infrastructure-metrics-reader", "--serviceaccount", "default:prometheus")
-	scrapes := i.scrapesOfCluster(dir, "one") + i.scrapesOfBalancers("one") + i.scrapesOfObjects(dir)
-	address := i.startPrometheus(dir, strings.TrimSpace(i.kubectl("create", "token", "prometheus")), scrapes)
-	for _, expr := range slices.Concat(ofComponents, ofObjects, objectMetrics(t)) {
+	capstand := i.metricsAddress("capstand", "--metrics-address")
+	scrapes := i.scrapesOfCluster(dir, "one") + job("capstand", capstand) + i.scrapesOfObjects(dir)
+	token := strings.TrimSpace(i.kubectl("create", "token", "prometheus"))
+	address := i.startPrometheus(dir, token, scrapes)
+	for _, expr := range slices.Concat(ofCapstand, ofComponents, ofObjects, objectMetrics(t)) {
 		i.eventually(expr, func() bool { return len(query(t, address, expr)) > 0 })
 	}
 	i.needRights(dir)
+	i.checkNames("http://"+capstand+"/metrics", "")
+	i.checkNames("https://"+i.metricsAddress("manager", "--diagnostics-address")+"/metrics", token)
 	for _, panel := range panels(t) {
 		i.eventually(panel.title, func() bool { return len(query(t, address, panel.expr)) > 0 })
 	}
@@ -126,7 +127,8 @@ func (i *installation) scrapesOfCluster(dir, cluster string) string {
 	}
 	i.write(dir, map[string]string{
 		"token": kubectl("create", "token", "prometheus"), "ca.crt": string(ca), "stranger": kubectl("create", "token", "stranger"),
-		"node": kubectl("get", "nodes", "-l", controlPlaneRole, "-o", nodeAddresses),
+		"server": kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"),
+		"node":   kubectl("get", "nodes", "-l", controlPlaneRole, "-o", nodeAddresses),
 	})
 	scrapes, err := os.ReadFile("../../../config/prometheus/workload-cluster.yaml")
 	if err != nil {
@@ -137,25 +139,27 @@ func (i *installation) scrapesOfCluster(dir, cluster string) string {
 	return strings.ReplaceAll(jobs, "/var/run/secrets/kubernetes.io/serviceaccount", dir)
 }
 
-// scrapesOfBalancers serves the metrics of the cluster's load balancers, as capstand does with --metrics-address. The capstand of an
-// embedded plane has no such address.
-func (i *installation) scrapesOfBalancers(cluster string) string {
+// metricsAddress returns the address at which a component of the plane serves its metrics.
+func (i *installation) metricsAddress(component, flag string) string {
 	i.t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		folders, _ := filepath.Glob(filepath.Join(i.root, "hosts", "*", "balancers", "*", "shared"))
-		for _, folder := range folders {
-			families, err := balancer.Scrape(r.Context(), folder, map[string]string{"namespace": "default", "cluster": cluster})
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-			for _, family := range families {
-				_, _ = expfmt.MetricFamilyToText(w, family)
-			}
-		}
-	}))
-	i.t.Cleanup(server.Close)
-	return job("capstand", server.Listener.Addr().String())
+	arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.component(component).PID))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	_, address, _ := strings.Cut(string(arguments), flag+"=")
+	address, _, _ = strings.Cut(address, "\x00")
+	return address
+}
+
+// ofCapstand are metrics of the host, of the services of its machines and of its load balancer, of the real capstand.
+var ofCapstand = []string{
+	`capstand_info{job="capstand"} == 1`, `capstand_machines{job="capstand",state="RUNNING"} == 2`,
+	`capstand_service_ready{job="capstand",namespace="default",service="etcd"} == 1`,
+	`count(capstand_service_ready{job="capstand",service="kubelet"} == 1) == 2`,
+	`capstand_machine_start_seconds_count{job="capstand"} >= 2`, `capstand_disk_bytes{job="capstand",state="free"} > 0`,
+	`capstan_balancer_healthy_backends{job="capstand",namespace="default",cluster="one"} == 1`,
+	`capstan_machine_pool_machines{job="manager",namespace="default",state="ready"} == 1`,
+	`capstan_placement_attempts_total{job="manager",result="Placed"} >= 2`,
 }
 
 // scrapesOfObjects starts kube-state-metrics with the configuration and the role of config/prometheus.
@@ -238,7 +242,27 @@ func (i *installation) write(dir string, files map[string]string) {
 	}
 }
 
-// needRights: the node agent refuses clients without a token and without the right.
+// checkNames checks the names, types and texts of Capstan's metrics at an address with promtool. The libraries of others have metrics
+// that promtool criticises.
+func (i *installation) checkNames(url, token string) {
+	i.t.Helper()
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	status, body := i.fetch(client, url, token)
+	if status != http.StatusOK || !strings.Contains(body, "\n# HELP capstan") {
+		i.t.Fatalf("%s: status %d: %.300s", url, status, body)
+	}
+	check := exec.Command("promtool", "check", "metrics")
+	check.Stdin = strings.NewReader(body)
+	out, err := check.CombinedOutput()
+	if strings.HasPrefix(string(out), "capstan") || strings.Contains(string(out), "\ncapstan") || err != nil && check.ProcessState.ExitCode() != criticised {
+		i.t.Errorf("promtool check metrics %s: %v: %s", url, err, out)
+	}
+}
+
+// criticised is the exit code of `promtool check metrics` if it can read all metrics and criticises some.
+const criticised = 3
+
+// needRights: the node agent refuses clients without a token and without the right. The right also allows the discovery of Nodes.
 func (i *installation) needRights(dir string) {
 	i.t.Helper()
 	read := func(name string) string {
@@ -251,26 +275,53 @@ func (i *installation) needRights(dir string) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(read("ca.crt")))
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	agent, server := "https://"+net.JoinHostPort(read("node"), "10253"), read("server")
 	for _, test := range []struct {
-		token string
-		want  int
-	}{{"", http.StatusUnauthorized}, {"nonsense", http.StatusForbidden}, {read("stranger"), http.StatusForbidden}, {read("token"), http.StatusOK}} {
-		request, err := http.NewRequest(http.MethodGet, "https://"+net.JoinHostPort(read("node"), "10253")+"/metrics/etcd", nil)
-		if err != nil {
-			i.t.Fatal(err)
-		}
-		if test.token != "" {
-			request.Header.Set("Authorization", "Bearer "+test.token)
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			i.t.Fatal(err)
-		}
-		response.Body.Close()
-		if response.StatusCode != test.want {
-			i.t.Errorf("metrics of etcd for the token %q: %s, expected %d", test.token, response.Status, test.want)
+		url, token string
+		want       int
+	}{
+		{agent + "/metrics/etcd", "", http.StatusUnauthorized}, {agent + "/metrics/etcd", "nonsense", http.StatusForbidden},
+		{agent + "/metrics/etcd", read("stranger"), http.StatusForbidden}, {agent + "/metrics/etcd", read("token"), http.StatusOK},
+		{server + nodeList, read("stranger"), http.StatusForbidden}, {server + nodeList, read("token"), http.StatusOK},
+		{server + nodeWatch, read("stranger"), http.StatusForbidden}, {server + nodeWatch, read("token"), http.StatusOK},
+	} {
+		if status, _ := i.fetch(client, test.url, test.token); status != test.want {
+			i.t.Errorf("%s with the token %q: status %d, expected %d", test.url, test.token, status, test.want)
 		}
 	}
+	for _, url := range []string{server + nodeList, server + nodeWatch} {
+		if _, body := i.fetch(client, url, read("token")); strings.Count(body, read("node")) == 0 {
+			i.t.Errorf("%s does not have the Node with the address %s: %.300s", url, read("node"), body)
+		}
+	}
+}
+
+// The requests of the discovery of Nodes: a list and a watch of all.
+const (
+	nodeList  = "/api/v1/nodes"
+	nodeWatch = "/api/v1/nodes?watch=true&timeoutSeconds=1"
+)
+
+// fetch returns the status and the body of a request with a bearer token; without one if it is empty.
+func (i *installation) fetch(client *http.Client, url, token string) (status int, body string) {
+	i.t.Helper()
+	request, err := http.NewRequestWithContext(i.t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return response.StatusCode, string(data)
 }
 
 func (i *installation) eventually(what string, is func() bool) {
@@ -317,12 +368,7 @@ func panels(t *testing.T) (all []panel) {
 // startPrometheus starts a Prometheus that scrapes the manager and other jobs every second, and returns its address.
 func (i *installation) startPrometheus(dir, token, jobs string) string {
 	i.t.Helper()
-	arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.component("manager").PID))
-	if err != nil {
-		i.t.Fatal(err)
-	}
-	_, metrics, _ := strings.Cut(string(arguments), "--diagnostics-address=")
-	metrics, _, _ = strings.Cut(metrics, "\x00")
+	metrics := i.metricsAddress("manager", "--diagnostics-address")
 	address := ports.Address(i.t)
 	rules, err := exec.Command("sed", "-n", `/^spec:$/,$s/^  //p`, "../../../config/prometheus/rules.yaml").Output()
 	if err != nil {
