@@ -1,16 +1,24 @@
-package config
+package config_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -215,6 +223,116 @@ func TestDashboards(t *testing.T) {
 				if len(used) == 0 || slices.ContainsFunc(used, func(name string) bool { return !slices.Contains(code, name) }) {
 					t.Errorf("%s, %s: metrics %v", file, p.Title, used)
 				}
+			}
+		}
+	}
+}
+
+// built returns the objects of a copy of config/prometheus whose placeholder for the address of the runbooks is replaced.
+func built(t *testing.T, address string) []*unstructured.Unstructured {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(filepath.Join(testenv.Root(), "config", "prometheus"))); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "kustomization.yaml")
+	text := strings.Replace(readText(t, "config", "prometheus", "kustomization.yaml"), runbooks, address, 1)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	programs, err := testenv.Assets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(filepath.Join(programs, "kubectl"), "kustomize", folder).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl kustomize: %v: %s", err, out)
+	}
+	objects, err := manifest.Parse(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// TestPrometheusKustomization: `kubectl apply --kustomize config/prometheus` gives each alert the address of the runbooks that the
+// kustomization contains, and the PodMonitor selects the pods and the port of each manager.
+func TestPrometheusKustomization(t *testing.T) {
+	const address = "https://wiki.example.org/capstan"
+	kinds := map[string]*unstructured.Unstructured{}
+	for _, o := range built(t, address) {
+		if o.GetName() == "capstan-runbooks" {
+			t.Error("the ConfigMap with the address of the runbooks is not local to the kustomization")
+		}
+		kinds[o.GetKind()] = o
+	}
+	rules := decoded[struct {
+		metav1.TypeMeta
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Groups []struct {
+				Name  string
+				Rules []struct {
+					Alert, Expr, For    string
+					Labels, Annotations map[string]string
+				}
+			}
+		}
+	}](t, kinds["PrometheusRule"])
+	alerts := alertsOfRules(t)
+	for i, r := range rules.Spec.Groups[0].Rules {
+		want := strings.Replace(alerts[i].Annotations["runbook_url"], runbooks, address, 1)
+		if found := r.Annotations["runbook_url"]; found != want || !strings.HasPrefix(found, address+"#") {
+			t.Errorf("%s: runbook_url %q, want %q", r.Alert, found, want)
+		}
+	}
+	if len(rules.Spec.Groups[0].Rules) != len(alerts) {
+		t.Errorf("%d alerts of %d", len(rules.Spec.Groups[0].Rules), len(alerts))
+	}
+	checkPodMonitor(t, kinds["PodMonitor"])
+}
+
+// decoded returns an object of the Prometheus operator as a type with the fields that Capstan uses. Other fields are an error.
+func decoded[T any](t *testing.T, o *unstructured.Unstructured) (into T) {
+	t.Helper()
+	data, err := o.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&into); err != nil {
+		t.Fatalf("%s %s: %v", o.GetKind(), o.GetName(), err)
+	}
+	return into
+}
+
+func checkPodMonitor(t *testing.T, object *unstructured.Unstructured) {
+	t.Helper()
+	monitor := decoded[struct {
+		metav1.TypeMeta
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			NamespaceSelector   struct{ MatchNames []string }
+			Selector            metav1.LabelSelector
+			PodMetricsEndpoints []struct {
+				Port, Scheme      string
+				BearerTokenSecret corev1.SecretKeySelector
+				TLSConfig         struct{ InsecureSkipVerify bool }
+			}
+		}
+	}](t, object)
+	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for provider, objects := range providers(t) {
+		for _, d := range ofKind[appsv1.Deployment](t, objects, "Deployment") {
+			scraped := slices.ContainsFunc(d.Spec.Template.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
+				return p.Name == monitor.Spec.PodMetricsEndpoints[0].Port
+			})
+			if !scraped || !slices.Contains(monitor.Spec.NamespaceSelector.MatchNames, d.Namespace) || !selector.Matches(labels.Set(d.Spec.Template.Labels)) {
+				t.Errorf("%s: the PodMonitor does not select Deployment %s/%s", provider, d.Namespace, d.Name)
 			}
 		}
 	}
