@@ -1,10 +1,10 @@
-// Command reference writes the pages of the reference that follow from the API: the kinds with their fields, and the conditions
-// with their reasons.
+// Command reference writes the pages of the reference that follow from the source: the kinds with their fields, the conditions
+// with their reasons, and the metrics.
 //
 //	go run ./hack/reference FOLDER
 //
-// The working directory is the root of the repository. Its sources are the CRDs and the constants of the API packages. The same
-// sources give the same pages.
+// The working directory is the root of the repository. Its sources are the CRDs, the constants of the API packages, and the declarations
+// of metrics. The same sources give the same pages.
 //
 // Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
@@ -72,6 +72,9 @@ func write(folder string) error {
 		return err
 	}
 	pages["conditions.md"] = conditions
+	if pages["metrics.md"], err = metricsPage(); err != nil {
+		return err
+	}
 	pages["README.md"] = index(kinds)
 	for name, content := range pages {
 		if err := os.WriteFile(filepath.Join(folder, name), content, 0o644); err != nil {
@@ -97,7 +100,7 @@ These pages are generated from the source. ` + "`make generate`" + ` writes them
 | [manager](manager.md) | the providers of a management cluster: flags |
 | [capstand](capstand.md) | the daemon of a host: flags |
 | [Conditions and reasons](conditions.md) | what the status of each kind can report |
-| [Metrics](../metrics.md) | metrics and alerts (not generated) |
+| [Metrics](metrics.md) | names, types and labels of the metrics ([how to read them](../metrics.md), and the alerts) |
 | [Labels and annotations](conditions.md#annotations-and-labels) | what users and controllers write to objects |
 
 ## Kinds

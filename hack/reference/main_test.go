@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -102,6 +103,7 @@ func TestWrite(t *testing.T) {
 		"api-bootstrap.md":      {"| `spec.registries[].mirrors` | list of strings |", "Its fields are those of the spec of [CapstanConfig](api-bootstrap.md#capstanconfig)."},
 		"api-controlplane.md":   {"| `spec.config` | object |", "| `spec.version` | string | required;"},
 		"api-infrastructure.md": {"| `spec.memory` | integer or string |", "| short names | capm |"},
+		"metrics.md":            {"| `capstan_host_disk_bytes` | gauge | `host`, `state` | Disk space of the host", "| `capstan_balancer_connections` | gauge | `namespace`, `cluster` |", "| `capstand_machine_start_seconds` | histogram |", "| `capstan_ipam_record_total` | counter | `kind`, `namespace`, `pool`, `outcome` |"},
 		"conditions.md":         {"| **HostAssigned** |", "| | `NoHost` |", "`infrastructure.capstan.dev/abandoned` | annotation |", "| **Updating** |"},
 	} {
 		data, err := os.ReadFile(filepath.Join(first, page))
@@ -117,5 +119,41 @@ func TestWrite(t *testing.T) {
 				t.Errorf("%s does not contain %s", page, text)
 			}
 		}
+	}
+}
+
+// TestReadMetrics reads the metrics of a package in all forms that are used.
+func TestReadMetrics(t *testing.T) {
+	folder := t.TempDir()
+	source := `package p
+
+const name, help = "capstan_b", "B."
+
+var of = []string{"x", "y"}
+
+var (
+	a = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "capstan_a_total", Help: "A."}, append(of[:2:2], "z"))
+	b = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, of)
+	c = prometheus.NewDesc("capstan_c", "C.", []string{"k"}, nil)
+	d = desc("capstand_d_total", "D.", "k", "l")
+	e = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "capstand_e_seconds", Help: "E.", Buckets: []float64{1}})
+	f = gauge("capstan_balancer_f", "F.", func() float64 { return 1 })
+	other = prometheus.NewGauge(prometheus.GaugeOpts{Name: "other", Help: "No."})
+	text = Sprintf("capstan_g %s", name)
+)
+`
+	for file, content := range map[string]string{"a.go": source, "a_test.go": strings.ReplaceAll(source, "capstan_", "capstan_test_")} {
+		if err := os.WriteFile(filepath.Join(folder, file), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := readMetrics(folder)
+	want := []metric{
+		{"capstan_a_total", "counter", "A.", []string{"x", "y", "z"}}, {"capstan_b", "gauge", "B.", []string{"x", "y"}},
+		{"capstan_balancer_f", "gauge", "F.", []string{"namespace", "cluster"}}, {"capstan_c", "gauge", "C.", []string{"k"}},
+		{"capstand_d_total", "counter", "D.", []string{"k", "l"}}, {"capstand_e_seconds", "histogram", "E.", nil},
+	}
+	if err != nil || !reflect.DeepEqual(found, want) {
+		t.Errorf("found %+v, %v; want %+v", found, err, want)
 	}
 }

@@ -30,10 +30,10 @@ const (
 
 var (
 	infoDesc         = desc("capstand_info", "Version of capstand and of its protocol; always 1.", "version", "protocol")
-	machinesDesc     = desc("capstand_machines", "Machines by state.", "state")
-	memoryDesc       = desc("capstand_memory_bytes", "Memory for machines: the capacity, and the part that machines have.", "state")
-	diskDesc         = desc("capstand_disk_bytes", "Disk of the host: the capacity, the sum of the machines' disks, and the free part.", "state")
-	certificateDesc  = desc("capstand_certificate_expiration_timestamp_seconds", "Time at which a certificate of capstand expires, in seconds since 1970.", "certificate")
+	machinesDesc     = desc("capstand_machines", "Machines by state: PENDING, RUNNING, RESTARTING, FAILED, DELETING.", "state")
+	memoryDesc       = desc("capstand_memory_bytes", "Memory for machines by state: capacity, allocated.", "state")
+	diskDesc         = desc("capstand_disk_bytes", "Disk of the host by state: capacity, allocated (the sum of the machines' disks), free.", "state")
+	certificateDesc  = desc("capstand_certificate_expiration_timestamp_seconds", "Time at which a certificate of capstand expires, in seconds since 1970: server, and the authorities of clients client-ca and metrics-client-ca.", "certificate")
 	restartsDesc     = desc("capstand_machine_restarts_total", "Restarts of PID 1 of a machine.", "namespace", "machine")
 	serviceReadyDesc = desc("capstand_service_ready", "1 if a service of a machine is ready, else 0.", "namespace", "machine", "service")
 	serviceDesc      = desc("capstand_service_restarts_total", "Restarts of a service of a machine since its PID 1 started.", "namespace", "machine", "service")
