@@ -59,6 +59,22 @@ func (ns *networks) recordServices(req *hostpb.SetServicesRequest) error {
 	return nil
 }
 
+// ListServices returns the recorded Services of all networks. A record that cannot be read is left out: nothing of it is published.
+func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
+	out := &hostpb.ListServicesResponse{}
+	for _, id := range h.networkIDs() {
+		req, err := h.recordedServices(id)
+		if err != nil {
+			h.log.Error("Cannot read the record of published Services", "id", id, "error", err)
+			continue
+		}
+		if len(req.GetServices()) > 0 {
+			out.Lists = append(out.Lists, req)
+		}
+	}
+	return out, nil
+}
+
 // boxServices converts a request that admission.Services has checked.
 func boxServices(req *hostpb.SetServicesRequest) (out []network.Service) {
 	for _, s := range req.Services {

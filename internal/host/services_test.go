@@ -61,6 +61,15 @@ func TestServicesAreRestored(t *testing.T) {
 		}
 	}
 	published("after the request", true)
+	listed := func(want ...*hostpb.SetServicesRequest) {
+		t.Helper()
+		got, err := h.ListServices(t.Context(), &hostpb.ListServicesRequest{})
+		must(t, err)
+		if !proto.Equal(got, &hostpb.ListServicesResponse{Lists: want}) {
+			t.Errorf("listed Services: %v, want %v", got, want)
+		}
+	}
+	listed(req)
 
 	var lines bytes.Buffer
 	log := h.log
@@ -91,6 +100,8 @@ func TestServicesAreRestored(t *testing.T) {
 	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
 	must(t, err)
 	published("after the deletion of the network", false)
+	h = again
+	listed()
 	must(t, again.holdServicesOf(t.Context(), n.Id, true))
 	if own, err := network.HasAddress(netip.MustParseAddr("203.0.113.2")); err != nil || !own {
 		t.Errorf("the box lost its own address: %v", err)

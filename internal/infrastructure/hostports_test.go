@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -155,6 +156,12 @@ func (p *publishing) withdrawWithoutAPIServer(web *corev1.Service) {
 	p.Eventually(p.shows(web)).Should(Equal("192.0.2.2"))
 
 	p.connectable(false)
+	p.Eventually(func() string { // The end of the connection is no event here.
+		update(p.box, p.capstan, func(c *infrav1.CapstanCluster) {
+			metav1.SetMetaDataAnnotation(&c.ObjectMeta, "example.com/look", time.Now().String())
+		})
+		return conditions.GetReason(p.capstan, infrav1.ServicesPublishedCondition)
+	}).Should(Equal(infrav1.WorkloadNotConnectedReason))
 	p.authorise(1, "192.0.2.2", 80, 53)
 	p.Eventually(p.on(1, "other")).Should(BeEmpty(), "withdrawn while the manager is not connected")
 	p.condition(p.capstan, infrav1.ServicesPublishedCondition, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason)

@@ -235,6 +235,19 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 	return &hostpb.SetServicesResponse{}, nil
 }
 
+// ListServices implements hostpb.HostServer.
+func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := &hostpb.ListServicesResponse{}
+	for _, r := range h.services {
+		if len(r.GetServices()) > 0 {
+			out.Lists = append(out.Lists, r)
+		}
+	}
+	return out, nil
+}
+
 // Peers returns the last accepted peers of a network, or nil.
 func (h *Host) Peers(networkID string) *hostpb.SetPeersRequest {
 	h.mu.Lock()

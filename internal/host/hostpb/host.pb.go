@@ -310,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43, 0}
+	return file_host_proto_rawDescGZIP(), []int{45, 0}
 }
 
 type MachineStatus_Phase int32
@@ -368,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45, 0}
+	return file_host_proto_rawDescGZIP(), []int{47, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -423,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45, 1}
+	return file_host_proto_rawDescGZIP(), []int{47, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -2179,6 +2179,86 @@ func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
 	return nil
 }
 
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_host_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{25}
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lists         []*SetServicesRequest  `protobuf:"bytes,1,rep,name=lists,proto3" json:"lists,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_host_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListServicesResponse) GetLists() []*SetServicesRequest {
+	if x != nil {
+		return x.Lists
+	}
+	return nil
+}
+
 // RefusedAddress is an address that the host cannot have, or a Service with host_ports that it cannot publish there.
 type RefusedAddress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2191,7 +2271,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2283,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2296,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -2252,7 +2332,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2264,7 +2344,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2277,7 +2357,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -2309,7 +2389,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2401,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2414,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 type LoadBalancer struct {
@@ -2363,7 +2443,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2455,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2468,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2478,7 +2558,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +2570,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +2583,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2539,7 +2619,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2631,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2644,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Backend) GetName() string {
@@ -2600,7 +2680,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2692,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2705,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2657,7 +2737,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2749,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2762,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 type MachineSpec struct {
@@ -2716,7 +2796,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2808,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2821,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2884,7 +2964,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +2976,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +2989,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Volume) GetId() string {
@@ -2952,7 +3032,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +3044,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +3057,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -3009,7 +3089,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3101,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3114,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 type VolumeMount struct {
@@ -3047,7 +3127,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3139,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3152,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeMount) GetId() string {
@@ -3100,7 +3180,7 @@ type MachineDevice struct {
 
 func (x *MachineDevice) Reset() {
 	*x = MachineDevice{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3112,7 +3192,7 @@ func (x *MachineDevice) String() string {
 func (*MachineDevice) ProtoMessage() {}
 
 func (x *MachineDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3125,7 +3205,7 @@ func (x *MachineDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineDevice.ProtoReflect.Descriptor instead.
 func (*MachineDevice) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MachineDevice) GetName() string {
@@ -3154,7 +3234,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3246,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3259,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HostMount) GetSource() string {
@@ -3214,7 +3294,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3306,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3319,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Address) GetAddress() string {
@@ -3277,7 +3357,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3369,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3382,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -3344,7 +3424,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3436,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3449,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -3415,7 +3495,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3507,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3520,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -3497,7 +3577,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3589,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3602,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -3565,7 +3645,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +3657,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +3670,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3702,7 +3782,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +3794,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +3807,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3764,7 +3844,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3856,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3869,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3836,7 +3916,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +3928,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +3941,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3879,7 +3959,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +3971,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +3984,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 type ListMachinesResponse struct {
@@ -3916,7 +3996,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3928,7 +4008,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3941,7 +4021,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3963,7 +4043,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4055,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4068,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -4024,7 +4104,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4036,7 +4116,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4049,7 +4129,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -4086,7 +4166,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4178,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4191,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -4152,7 +4232,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4244,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4257,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -4198,7 +4278,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4290,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4303,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{55}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -4250,7 +4330,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4342,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4355,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{56}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -4297,7 +4377,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4389,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4402,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{57}
+	return file_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -4362,7 +4442,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4374,7 +4454,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4387,7 +4467,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{58}
+	return file_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4412,7 +4492,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4504,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4517,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{59}
+	return file_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -4528,7 +4608,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +4620,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +4633,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{60}
+	return file_host_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4601,7 +4681,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +4693,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +4706,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{61}
+	return file_host_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4658,7 +4738,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4670,7 +4750,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4683,7 +4763,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{62}
+	return file_host_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4933,7 +5013,10 @@ const file_host_proto_rawDesc = "" +
 	"\x03TCP\x10\x01\x12\a\n" +
 	"\x03UDP\x10\x02\"P\n" +
 	"\x13SetServicesResponse\x129\n" +
-	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"X\n" +
+	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"\x15\n" +
+	"\x13ListServicesRequest\"Q\n" +
+	"\x14ListServicesResponse\x129\n" +
+	"\x05lists\x18\x01 \x03(\v2#.capstan.host.v1.SetServicesRequestR\x05lists\"X\n" +
 	"\x0eRefusedAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -5142,14 +5225,15 @@ const file_host_proto_rawDesc = "" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
 	"\texit_code\x18\x04 \x01(\x05H\x00R\bexitCodeB\t\n" +
-	"\acontent2\xef\x0e\n" +
+	"\acontent2\xcc\x0f\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
 	"\rEnsureNetwork\x12\x18.capstan.host.v1.Network\x1a\x18.capstan.host.v1.Network\x12^\n" +
 	"\rDeleteNetwork\x12%.capstan.host.v1.DeleteNetworkRequest\x1a&.capstan.host.v1.DeleteNetworkResponse\x12O\n" +
 	"\bSetPeers\x12 .capstan.host.v1.SetPeersRequest\x1a!.capstan.host.v1.SetPeersResponse\x12X\n" +
-	"\vSetServices\x12#.capstan.host.v1.SetServicesRequest\x1a$.capstan.host.v1.SetServicesResponse\x12R\n" +
+	"\vSetServices\x12#.capstan.host.v1.SetServicesRequest\x1a$.capstan.host.v1.SetServicesResponse\x12[\n" +
+	"\fListServices\x12$.capstan.host.v1.ListServicesRequest\x1a%.capstan.host.v1.ListServicesResponse\x12R\n" +
 	"\x12EnsureLoadBalancer\x12\x1d.capstan.host.v1.LoadBalancer\x1a\x1d.capstan.host.v1.LoadBalancer\x12m\n" +
 	"\x12DeleteLoadBalancer\x12*.capstan.host.v1.DeleteLoadBalancerRequest\x1a+.capstan.host.v1.DeleteLoadBalancerResponse\x12P\n" +
 	"\rEnsureMachine\x12%.capstan.host.v1.EnsureMachineRequest\x1a\x18.capstan.host.v1.Machine\x12J\n" +
@@ -5183,7 +5267,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -5216,145 +5300,150 @@ var file_host_proto_goTypes = []any{
 	(*PublishedService)(nil),           // 28: capstan.host.v1.PublishedService
 	(*PublishedPort)(nil),              // 29: capstan.host.v1.PublishedPort
 	(*SetServicesResponse)(nil),        // 30: capstan.host.v1.SetServicesResponse
-	(*RefusedAddress)(nil),             // 31: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 32: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 33: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 34: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 35: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 36: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 37: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 38: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 39: capstan.host.v1.MachineSpec
-	(*Volume)(nil),                     // 40: capstan.host.v1.Volume
-	(*DeleteVolumeRequest)(nil),        // 41: capstan.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 42: capstan.host.v1.DeleteVolumeResponse
-	(*VolumeMount)(nil),                // 43: capstan.host.v1.VolumeMount
-	(*MachineDevice)(nil),              // 44: capstan.host.v1.MachineDevice
-	(*HostMount)(nil),                  // 45: capstan.host.v1.HostMount
-	(*Address)(nil),                    // 46: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 47: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 48: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 49: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 50: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 51: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 52: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 53: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 54: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 55: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 56: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 57: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 58: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 59: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 60: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 61: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 62: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 63: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 64: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 65: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 66: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 67: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 68: capstan.host.v1.ExecResponse
-	nil,                                // 69: capstan.host.v1.HostInfo.LinkMtusEntry
-	nil,                                // 70: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
+	(*ListServicesRequest)(nil),        // 31: capstan.host.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),       // 32: capstan.host.v1.ListServicesResponse
+	(*RefusedAddress)(nil),             // 33: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 34: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 35: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 36: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 37: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 38: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 39: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 40: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 41: capstan.host.v1.MachineSpec
+	(*Volume)(nil),                     // 42: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 43: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 44: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 45: capstan.host.v1.VolumeMount
+	(*MachineDevice)(nil),              // 46: capstan.host.v1.MachineDevice
+	(*HostMount)(nil),                  // 47: capstan.host.v1.HostMount
+	(*Address)(nil),                    // 48: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 49: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 50: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 51: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 52: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 53: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 54: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 55: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 56: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 57: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 58: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 59: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 60: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 61: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 62: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 63: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 64: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 65: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 66: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 67: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 68: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 69: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 70: capstan.host.v1.ExecResponse
+	nil,                                // 71: capstan.host.v1.HostInfo.LinkMtusEntry
+	nil,                                // 72: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 73: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	11, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	10, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	71, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	73, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
-	69, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
+	71, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
 	18, // 6: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
 	11, // 7: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
 	1,  // 8: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	50, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	34, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	52, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	36, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
 	8,  // 11: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
 	23, // 12: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
 	22, // 13: capstan.host.v1.Network.lan:type_name -> capstan.host.v1.LAN
 	25, // 14: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	70, // 15: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	72, // 15: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
 	28, // 16: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
 	29, // 17: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
 	2,  // 18: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	31, // 19: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	36, // 20: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	35, // 21: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	21, // 22: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	46, // 23: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	43, // 24: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	45, // 25: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
-	44, // 26: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
-	39, // 27: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	39, // 28: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 29: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	71, // 30: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	71, // 31: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	39, // 32: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	51, // 33: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 34: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 35: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	53, // 36: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	71, // 37: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	52, // 38: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	49, // 39: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	71, // 40: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	71, // 41: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	50, // 42: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	66, // 43: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	67, // 44: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 45: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	19, // 46: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	21, // 47: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	32, // 48: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	24, // 49: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	27, // 50: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	34, // 51: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	37, // 52: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	47, // 53: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	54, // 54: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	55, // 55: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	57, // 56: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	58, // 57: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	59, // 58: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	48, // 59: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	40, // 60: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	41, // 61: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	12, // 62: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	16, // 63: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	14, // 64: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	61, // 65: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	63, // 66: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	65, // 67: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 68: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	20, // 69: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	21, // 70: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	33, // 71: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	26, // 72: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	30, // 73: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	34, // 74: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	38, // 75: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	50, // 76: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	50, // 77: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	56, // 78: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	60, // 79: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	50, // 80: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	50, // 81: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	50, // 82: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	40, // 83: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	42, // 84: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	13, // 85: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	17, // 86: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	15, // 87: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	62, // 88: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	64, // 89: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	68, // 90: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	68, // [68:91] is the sub-list for method output_type
-	45, // [45:68] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	33, // 19: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	27, // 20: capstan.host.v1.ListServicesResponse.lists:type_name -> capstan.host.v1.SetServicesRequest
+	38, // 21: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	37, // 22: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	21, // 23: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	48, // 24: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	45, // 25: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	47, // 26: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	46, // 27: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	41, // 28: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	41, // 29: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 30: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	73, // 31: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	73, // 32: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	41, // 33: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	53, // 34: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 35: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 36: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	55, // 37: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	73, // 38: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	54, // 39: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	51, // 40: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	73, // 41: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	73, // 42: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	52, // 43: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	68, // 44: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	69, // 45: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 46: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	19, // 47: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	21, // 48: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	34, // 49: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	24, // 50: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	27, // 51: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	31, // 52: capstan.host.v1.Host.ListServices:input_type -> capstan.host.v1.ListServicesRequest
+	36, // 53: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	39, // 54: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	49, // 55: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	56, // 56: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	57, // 57: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	59, // 58: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	60, // 59: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	61, // 60: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	50, // 61: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	42, // 62: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	43, // 63: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	12, // 64: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	16, // 65: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	14, // 66: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	63, // 67: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	65, // 68: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	67, // 69: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 70: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	20, // 71: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	21, // 72: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	35, // 73: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	26, // 74: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	30, // 75: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	32, // 76: capstan.host.v1.Host.ListServices:output_type -> capstan.host.v1.ListServicesResponse
+	36, // 77: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	40, // 78: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	52, // 79: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	52, // 80: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	58, // 81: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	62, // 82: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	52, // 83: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	52, // 84: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	52, // 85: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	42, // 86: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	44, // 87: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	13, // 88: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	17, // 89: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	15, // 90: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	64, // 91: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	66, // 92: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	70, // 93: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	70, // [70:94] is the sub-list for method output_type
+	46, // [46:70] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -5367,13 +5456,13 @@ func file_host_proto_init() {
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[59].OneofWrappers = []any{
+	file_host_proto_msgTypes[61].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[62].OneofWrappers = []any{
+	file_host_proto_msgTypes[64].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -5385,7 +5474,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   65,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

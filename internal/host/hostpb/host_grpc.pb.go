@@ -32,6 +32,7 @@ const (
 	Host_DeleteNetwork_FullMethodName      = "/capstan.host.v1.Host/DeleteNetwork"
 	Host_SetPeers_FullMethodName           = "/capstan.host.v1.Host/SetPeers"
 	Host_SetServices_FullMethodName        = "/capstan.host.v1.Host/SetServices"
+	Host_ListServices_FullMethodName       = "/capstan.host.v1.Host/ListServices"
 	Host_EnsureLoadBalancer_FullMethodName = "/capstan.host.v1.Host/EnsureLoadBalancer"
 	Host_DeleteLoadBalancer_FullMethodName = "/capstan.host.v1.Host/DeleteLoadBalancer"
 	Host_EnsureMachine_FullMethodName      = "/capstan.host.v1.Host/EnsureMachine"
@@ -74,6 +75,8 @@ type HostClient interface {
 	// the other Services, and tries those addresses again. An empty list ends the publication. Refused with NOT_FOUND for an
 	// unknown network.
 	SetServices(ctx context.Context, in *SetServicesRequest, opts ...grpc.CallOption) (*SetServicesResponse, error)
+	// ListServices returns the recorded lists of SetServices of all networks, except empty ones.
+	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(ctx context.Context, in *LoadBalancer, opts ...grpc.CallOption) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
@@ -195,6 +198,16 @@ func (c *hostClient) SetServices(ctx context.Context, in *SetServicesRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetServicesResponse)
 	err := c.cc.Invoke(ctx, Host_SetServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListServicesResponse)
+	err := c.cc.Invoke(ctx, Host_ListServices_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -409,6 +422,8 @@ type HostServer interface {
 	// the other Services, and tries those addresses again. An empty list ends the publication. Refused with NOT_FOUND for an
 	// unknown network.
 	SetServices(context.Context, *SetServicesRequest) (*SetServicesResponse, error)
+	// ListServices returns the recorded lists of SetServices of all networks, except empty ones.
+	ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
@@ -484,6 +499,9 @@ func (UnimplementedHostServer) SetPeers(context.Context, *SetPeersRequest) (*Set
 }
 func (UnimplementedHostServer) SetServices(context.Context, *SetServicesRequest) (*SetServicesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetServices not implemented")
+}
+func (UnimplementedHostServer) ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListServices not implemented")
 }
 func (UnimplementedHostServer) EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureLoadBalancer not implemented")
@@ -654,6 +672,24 @@ func _Host_SetServices_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HostServer).SetServices(ctx, req.(*SetServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_ListServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).ListServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_ListServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).ListServices(ctx, req.(*ListServicesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -961,6 +997,10 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetServices",
 			Handler:    _Host_SetServices_Handler,
+		},
+		{
+			MethodName: "ListServices",
+			Handler:    _Host_ListServices_Handler,
 		},
 		{
 			MethodName: "EnsureLoadBalancer",

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -51,6 +52,21 @@ func (h *Host) Services(network string) *hostpb.SetServicesRequest {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.services[network].request
+}
+
+// AllServices returns the Services of all networks that the host publishes. Those of an older capstand are what it accepted on this
+// connection.
+func (h *Host) AllServices(ctx context.Context) (lists []*hostpb.SetServicesRequest, err error) {
+	answer, err := h.ListServices(ctx, &hostpb.ListServicesRequest{})
+	if Code(err) != codes.Unimplemented {
+		return answer.GetLists(), err
+	}
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for _, p := range h.services {
+		lists = append(lists, p.request)
+	}
+	return lists, nil
 }
 
 // publication is the last request for the Services of a network that the host accepted.

@@ -23,6 +23,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/keymutex"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -63,6 +64,7 @@ type Reconciler struct {
 
 	controller capicontroller.Controller
 	reported   reported
+	setting    locks
 }
 
 // scope contains the objects of one reconcile.
@@ -120,8 +122,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("Services", r))
-	r.controller = c
-	return err
+	r.controller, r.setting = c, locks{keymutex.NewHashed(lockCount)}
+	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
 }
 
 // concerned reports whether a cluster publishes Services, or has not ended this.

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/keymutex"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -41,7 +43,7 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		if hostaccess.Abandoned(h) {
 			continue
 		}
-		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn()), ports: portsOf(h, ns, s.publishesPorts())}
+		described := permission(h, ns, s.optedIn(), s.publishesPorts())
 		s.hosts[h.Name] = described
 		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
@@ -56,6 +58,11 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		described.lost = described.wait <= 0
 	}
 	return nil
+}
+
+// permission returns a host with what the clusters of a namespace may publish there, at addresses and at ports of the host.
+func permission(h *infrav1.CapstanHost, ns *corev1.Namespace, addresses, ports bool) *host {
+	return &host{name: h.Name, allowed: allowed(h, ns, addresses), ports: portsOf(h, ns, ports)}
 }
 
 // allowed returns the addresses that the clusters of a namespace may publish on a host.
@@ -92,15 +99,31 @@ func machinesOn(conn *connections.Host, s *scope) (out []machine) {
 	return out
 }
 
+// locks serialize the requests for the Services of a network on a host. Within a lock, the permission is read and the request is sent, so
+// that no request with an old permission follows the withdrawal.
+type locks struct{ keymutex.KeyMutex }
+
+// lockCount makes it improbable that two networks wait for each other.
+const lockCount = 1024
+
+func (l locks) lock(host, network string) (unlock func()) {
+	key := host + "/" + network
+	l.LockKey(key)
+	return func() { _ = l.UnlockKey(key) } // never fails
+}
+
 // set publishes the Services of one host. It returns the places that the host refused.
 func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []*hostpb.PublishedService) (connections.Refused, error) {
 	conn := r.Pool.Get(name)
 	if conn == nil {
 		return nil, fmt.Errorf("host %s is not connected", name)
 	}
-	refused, err := conn.EnsureServices(ctx, &hostpb.SetServicesRequest{
-		NetworkId: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name, Services: services,
-	})
+	want := &hostpb.SetServicesRequest{NetworkId: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name, Services: services}
+	defer r.setting.lock(name, want.NetworkId)()
+	if _, fewer, err := r.stillPermitted(ctx, name, want); err != nil || fewer {
+		return nil, cmp.Or(err, fmt.Errorf("host %s: its permissions changed a moment ago", name))
+	}
+	refused, err := conn.EnsureServices(ctx, want)
 	switch {
 	case err == nil:
 		return refused, nil

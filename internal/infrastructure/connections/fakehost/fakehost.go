@@ -392,6 +392,19 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 	return out, nil
 }
 
+// ListServices implements hostpb.HostServer.
+func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := &hostpb.ListServicesResponse{}
+	for _, r := range h.services {
+		if len(r.GetServices()) > 0 {
+			out.Lists = append(out.Lists, r)
+		}
+	}
+	return out, nil
+}
+
 // ServiceAt returns the last accepted Service of a network at an address, or nil.
 func (h *Host) ServiceAt(networkID, address string) *hostpb.PublishedService {
 	h.mu.Lock()
