@@ -127,6 +127,9 @@ const (
 	// ServiceHostsAnnotation of an IPAddressClaim contains the names of the hosts that may have the address, separated by
 	// commas. The first one publishes the Service.
 	ServiceHostsAnnotation = "infrastructure.capstan.dev/service-hosts"
+	// ServiceAddressFinalizer keeps the IPAddress of a Service, and so keeps its pool from giving the address to another claim, until no
+	// host has the address.
+	ServiceAddressFinalizer = "infrastructure.capstan.dev/service-address"
 	// ServiceAnnotation of an IPAddressClaim contains the namespace and name of the Service that has the address.
 	ServiceAnnotation = "infrastructure.capstan.dev/service"
 	// ServiceClaimAnnotation of a Service in a workload cluster contains the name of the IPAddressClaim for its address.

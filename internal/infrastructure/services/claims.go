@@ -60,6 +60,9 @@ func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.Capsta
 	if err != nil {
 		return false, err
 	}
+	if err := freeAll(ctx, live, live, client.ObjectKeyFromObject(capstan), retained); err != nil {
+		return false, err
+	}
 	names := make([]string, 0, len(claims))
 	for i := range claims {
 		names = append(names, claims[i].Name)
@@ -97,6 +100,10 @@ func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.S
 	address, err = netip.ParseAddr(found.Spec.Address)
 	if err != nil || familyOf(address) != family {
 		return address, nil, fmt.Sprintf("%s %s provided %s: expected an %s address", pool.Kind, pool.Name, found.Spec.Address, family), nil
+	}
+	waiting, err = r.retain(ctx, found)
+	if err != nil || waiting != "" {
+		return address, nil, waiting, err
 	}
 	return address, claim, "", nil
 }

@@ -66,3 +66,24 @@ func TestClaimsOf(t *testing.T) {
 		}
 	}
 }
+
+// The cluster of an IPAddress follows from its name. Addresses of machines and of users have other names.
+func TestClusterOfAddress(t *testing.T) {
+	for name, want := range map[string]string{
+		"demo-svc-0123456789abcdef":      "demo",
+		"demo-svc-0123456789abcdef-ipv6": "demo",
+		"a-svc-b-svc-0123456789abcdef":   "a-svc-b",
+		"demo-svc-0123456789abcdef-0":    "",
+		"-svc-0123456789abcdef":          "",
+		"demo-svc-web":                   "",
+		"demo-0":                         "",
+	} {
+		got := ""
+		for _, request := range clusterOfAddress(t.Context(), &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name}}) {
+			got += request.Name
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}

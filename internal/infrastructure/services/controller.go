@@ -5,8 +5,8 @@
 // A cluster opts in with spec.services.loadBalancer of its CapstanCluster. A host opts in with spec.services of its CapstanHost.
 //
 // The IPAddressClaim of a Service is the record of its publication: the annotation service-hosts names all hosts that may have
-// the address. It is written before a host gets the address, and the claim is deleted after all of them lost it, so no
-// address is free while a host has it. Ports of the hosts have no claim: an annotation of the CapstanCluster names the hosts that may
+// the address. It is written before a host gets the address, and the claim is deleted after all of them lost it. Users of the
+// namespace can delete the claim, so the IPAddress has a finalizer meanwhile: no address is free while a host has it. Ports of the hosts have no claim: an annotation of the CapstanCluster names the hosts that may
 // publish some.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
@@ -22,6 +22,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/keymutex"
 	"k8s.io/utils/ptr"
@@ -50,7 +51,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines,verbs=get;list;watch
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;patch;update
 // +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
 
 // controllerName is the name of the controller, and that of its events.
@@ -76,6 +77,10 @@ type scope struct {
 	hosts    map[string]*host
 	// claims are those of the cluster's Services, by name.
 	claims map[string]*capiipamv1.IPAddressClaim
+	// chosen are the Services to publish, and the reasons against the others.
+	chosen choice
+	// asked: all connected hosts with the network of the cluster have accepted the lists of their Services, so they have no other address.
+	asked bool
 	// portHosts are the hosts that may publish ports of their own addresses: the record in an annotation of the cluster.
 	portHosts []string
 	// unsettled: a connected host may still publish ports that it should not.
@@ -112,6 +117,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WithOptions(r.For("CapstanCluster")).
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(predicate.NewPredicateFuncs(concerned))).
 		Owns(&capiipamv1.IPAddressClaim{}).
+		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(clusterOfAddress), predicate.NewPredicateFuncs(held)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(toInfrastructure), reconciling.IgnoreStatus()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []ctrl.Request {
 			return r.listed(ctx)
@@ -162,8 +168,10 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []ctrl.Re
 // deleted, together with its networks.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	c := &infrav1.CapstanCluster{}
-	if err := r.Client.Get(ctx, req.NamespacedName, c); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if err := r.Client.Get(ctx, req.NamespacedName, c); apierrors.IsNotFound(err) {
+		return ctrl.Result{}, r.freeOrphans(ctx, req.NamespacedName)
+	} else if err != nil {
+		return ctrl.Result{}, err
 	}
 	if !r.Watches(c) || !concerned(c) || !c.DeletionTimestamp.IsZero() || c.Spec.ID == "" || annotations.IsExternallyManaged(c) {
 		return ctrl.Result{}, nil
@@ -193,6 +201,9 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	}
 	if err != nil {
 		return errors.Join(withdrawn, err)
+	}
+	if s.optedIn() {
+		s.chosen = choose(v.services, s.capstan.Spec.Services.LoadBalancer)
 	}
 	err = r.publish(ctx, s, v)
 	left, endErr := r.release(ctx, s, v)

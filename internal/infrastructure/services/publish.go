@@ -70,7 +70,7 @@ func currentHost(claim *capiipamv1.IPAddressClaim) string {
 
 // publish gives the Services their addresses and publishes them. It ends the publication of all others on connected hosts.
 func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
-	targets, ports, err := r.targets(ctx, s, v)
+	targets, ports, err := r.targets(ctx, s)
 	if err := r.placeAll(ctx, s, v, targets); err != nil {
 		return err // Without the record of a host, the host must not get an address.
 	}
@@ -129,15 +129,11 @@ func (t *target) ingress() corev1.LoadBalancerIngress {
 }
 
 // targets returns the addresses of the Services that have one, and the Services with ports of the hosts.
-func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*target, ports []accepted, err error) {
-	if !s.optedIn() {
-		return nil, nil, nil
-	}
-	chosen := choose(v.services, s.capstan.Spec.Services.LoadBalancer)
-	for service, why := range chosen.refused {
+func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, ports []accepted, err error) {
+	for service, why := range s.chosen.refused {
 		r.refuse(ctx, s, service, why)
 	}
-	for _, service := range chosen.accepted {
+	for _, service := range s.chosen.accepted {
 		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
 			continue
@@ -207,6 +203,7 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(s.losses(b, on[b]), s.losses(a, on[a])), cmp.Compare(a, b))
 	})
+	s.asked = true
 	for _, name := range names {
 		if h := s.hosts[name]; !h.connected {
 			r.awayWith(ctx, s, h, on[name])
@@ -251,6 +248,7 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 	})
 	refused, err := r.set(ctx, s, name, services)
 	if err != nil {
+		s.asked = false
 		s.unsettled = s.unsettled || s.mayHavePorts(name)
 		for _, t := range targets {
 			t.unknown, s.trouble[nameOf(t.service)] = true, err.Error()
@@ -276,25 +274,15 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 // release deletes the claims of Services that no longer have an address, and lets the Services go. left is the reason why
 // something remains, or "".
 func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left string, err error) {
-	keep := map[string]bool{}
-	if s.optedIn() {
-		for _, service := range choose(v.services, s.capstan.Spec.Services.LoadBalancer).accepted {
-			if usesHostPorts(service.Service) {
-				keep[claimNames(s.capstan.Name, service.Service)[0]] = true // its mark; there is no claim
-				continue
-			}
-			for _, family := range service.families {
-				keep[claimName(s.capstan.Name, service.Service, family)] = true
-			}
-		}
-	}
+	keep := s.kept()
 	for _, name := range slices.Sorted(maps.Keys(s.claims)) {
-		if keep[name] {
+		if keep[name] && s.claims[name].DeletionTimestamp.IsZero() {
 			continue
 		}
 		why, e := r.releaseClaim(ctx, s, s.claims[name])
 		left, err = cmp.Or(left, why), errors.Join(err, e)
 	}
+	err = errors.Join(err, r.freeUnclaimed(ctx, s))
 	if !s.optedIn() {
 		left = cmp.Or(left, s.portsLeft())
 	}
@@ -309,6 +297,21 @@ func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left strin
 	return left, err
 }
 
+// kept are the names of the claims that the chosen Services need, and the marks of those without a claim.
+func (s *scope) kept() map[string]bool {
+	keep := map[string]bool{}
+	for _, service := range s.chosen.accepted {
+		if usesHostPorts(service.Service) {
+			keep[claimNames(s.capstan.Name, service.Service)[0]] = true // its mark; there is no claim
+			continue
+		}
+		for _, family := range service.families {
+			keep[claimName(s.capstan.Name, service.Service, family)] = true
+		}
+	}
+	return keep
+}
+
 // releaseClaim deletes a claim when no host has its address any more. Hosts that do not exist any more count as hosts without it.
 func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipamv1.IPAddressClaim) (left string, err error) {
 	for _, name := range hostsOf(claim) {
@@ -317,6 +320,9 @@ func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipam
 		}
 		return fmt.Sprintf("Host %s may still publish the Service %.320s: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s",
 			name, claim.Annotations[infrav1.ServiceAnnotation], infrav1.HostAbandonedAnnotation), nil
+	}
+	if err := r.freeAddress(ctx, client.ObjectKeyFromObject(claim)); err != nil {
+		return "", err
 	}
 	if claim.DeletionTimestamp.IsZero() {
 		uid := claim.UID

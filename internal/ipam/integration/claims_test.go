@@ -242,3 +242,30 @@ func TestDualStackTakesTwoPools(t *testing.T) {
 		return nil
 	})
 }
+
+// IPAM-05: an address with the finalizer of another party stays allocated after its claim was deleted, until that party removes it. The
+// infrastructure provider relies on this for the addresses of Services.
+func TestForeignFinalizerHoldsAddress(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "one", subnet("10.1.0.0/24", "10.1.0.9"))
+	create(t, pool)
+	first, second := newClaim(ns, "first", pool), newClaim(ns, "second", pool)
+	create(t, first)
+	ip := wantAddress(t, first, "10.1.0.9")
+	update(t, ip, func(ip *capiipamv1.IPAddress) { ip.Finalizers = append(ip.Finalizers, "example.com/used") })
+	must(t, env.Client.Delete(ctx, first))
+	eventually(t, "the deletion of the address", func() error {
+		if got, err := get(ip); err != nil || got.DeletionTimestamp.IsZero() {
+			return errOr(err, "%v", got)
+		}
+		return nil
+	})
+	create(t, second)
+	wantReason(t, second, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+	update(t, ip, func(ip *capiipamv1.IPAddress) {
+		ip.Finalizers = slices.DeleteFunc(ip.Finalizers, func(f string) bool { return f == "example.com/used" })
+	})
+	wantGone(t, first)
+	wantAddress(t, second, "10.1.0.9")
+}
