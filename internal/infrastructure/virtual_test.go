@@ -101,6 +101,17 @@ func TestSquattedVirtualAddress_ALL18(t *testing.T) {
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { names(c); c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal })
 	b.waitProvisioned()
 
+	// Clusters on hosts of their own: one is older than the list of the administrator, and one is not.
+	own := stranger.rack(1)
+	elsewhere := func(c *infrav1.CapstanCluster) { names(c); c.Spec.LoadBalancer.HostName = own[0].Name }
+	update(b, hosts[0].CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = nil })
+	stranger.addCluster(nil, elsewhere)
+	stranger.waitProvisioned()
+	update(b, hosts[0].CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = []string{only + "/32"} })
+	stranger.addCluster(nil, elsewhere)
+	b.Expect(stranger.condition(stranger.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason)).
+		To(ContainSubstring(only + " of spec.controlPlaneEndpoint is one of CapstanHosts that do not admit the namespace"))
+
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = hosts[0].Name })
 	b.provisioned()
 	b.Expect(b.capstan.Spec.ControlPlaneEndpoint.Host).To(Equal(only))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -109,11 +110,33 @@ func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.C
 				return nil, err
 			}
 		}
-		if loadbalancer.Reserves(c, admitting[c.Namespace]) {
+		if loadbalancer.Reserves(c, admitting[c.Namespace], r.hasEndpoint(c, hosts)) {
 			out = append(out, *c)
 		}
 	}
 	return out, nil
+}
+
+// hasEndpoint reports whether a host has the endpoint of a cluster as its virtual address, or takes part in the election of the host that
+// has it. The last report counts also while the host is away.
+func (r *Reconciler) hasEndpoint(c *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) bool {
+	return slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool {
+		conn := r.Pool.Get(h.Name)
+		if conn == nil || c.Spec.ID == "" {
+			return false
+		}
+		lb := conn.LoadBalancer(c.Spec.ID)
+		return lb.GetNamespace() == c.Namespace && lb.GetVirtualAddress() != nil && lb.GetVirtualAddress().GetAddress() == c.Spec.ControlPlaneEndpoint.Host
+	})
+}
+
+// unoffered reports whether no host offers a new cluster its endpoint as a virtual address.
+func (r *Reconciler) unoffered(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (bool, error) {
+	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
+		return false, nil // It keeps the endpoint that it has, and reserves nothing.
+	}
+	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts)
+	return err == nil && !loadbalancer.Reserves(s.capstan, admitting, r.hasEndpoint(s.capstan, hosts)), err
 }
 
 // refuseRivalEndpoint stops a cluster whose virtual address is the endpoint of another one, or an address of a host: a namespace
@@ -151,6 +174,13 @@ func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
 	// The other cluster may belong to another tenant: its name is not shown.
 	if overlay.RivalEndpoint(s.capstan, reserving) != nil {
 		why = "belongs to another CapstanCluster"
+	}
+	unoffered, err := r.unoffered(ctx, s, hosts.Items)
+	if err != nil {
+		return err
+	}
+	if unoffered {
+		why = "is one of CapstanHosts that do not admit the namespace"
 	}
 	if why == "" {
 		return nil

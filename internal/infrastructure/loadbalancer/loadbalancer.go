@@ -12,7 +12,6 @@ import (
 	"strconv"
 
 	"google.golang.org/protobuf/proto"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -98,13 +97,10 @@ func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
 }
 
 // Reserves reports whether a cluster keeps other clusters from having its endpoint as their virtual address. A namespace can write
-// any endpoint, so a cluster whose endpoint does not exist yet reserves only a virtual address of a host that admits its namespace.
-func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost) bool {
-	if c.Spec.LoadBalancer.Mode == infrav1.LoadBalancerExternal {
-		return false // It is provisioned without any host.
-	}
-	return ptr.Deref(c.Status.Initialization.Provisioned, false) ||
-		slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
+// any endpoint, so a cluster reserves only a virtual address of a host that admits its namespace, or one that a host has for it: a
+// permission that ends does not move the address of a running cluster.
+func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost, held bool) bool {
+	return held || slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
 }
 
 // VirtualAddress returns what a host does with the virtual endpoint of a cluster; nil if it must not have it. Before the API

@@ -78,14 +78,17 @@ func TestReserves_ALL18(t *testing.T) {
 	for name, tc := range map[string]struct {
 		host      string
 		admitting []infrav1.CapstanHost
+		held      bool
 		changes   []func(*infrav1.CapstanCluster)
 		want      bool
 	}{
-		"admitted":                           {host: "203.0.113.64", admitting: listed, want: true},
-		"no host admits it":                  {host: "203.0.113.64"},
-		"provisioned, not admitted any more": {host: "203.0.113.64", changes: []func(*infrav1.CapstanCluster){provisioned}, want: true},
-		"not listed":                         {host: "203.0.113.80", admitting: listed},
-		"external":                           {host: "203.0.113.64", admitting: listed, changes: []func(*infrav1.CapstanCluster){external, provisioned}},
+		"admitted":                         {host: "203.0.113.64", admitting: listed, want: true},
+		"no host admits it":                {host: "203.0.113.64"},
+		"on a host, not admitted any more": {host: "203.0.113.64", held: true, want: true},
+		"provisioned, no host admits it":   {host: "203.0.113.64", changes: []func(*infrav1.CapstanCluster){provisioned}},
+		"provisioned, not listed":          {host: "203.0.113.80", admitting: listed, changes: []func(*infrav1.CapstanCluster){provisioned}},
+		"not listed":                       {host: "203.0.113.80", admitting: listed},
+		"external":                         {host: "203.0.113.64", admitting: listed, changes: []func(*infrav1.CapstanCluster){external, provisioned}},
 		"one box": {host: "203.0.113.64", admitting: listed, changes: []func(*infrav1.CapstanCluster){
 			func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
 		}},
@@ -94,7 +97,7 @@ func TestReserves_ALL18(t *testing.T) {
 		for _, change := range tc.changes {
 			change(c)
 		}
-		if got := Reserves(c, tc.admitting); got != tc.want {
+		if got := Reserves(c, tc.admitting, tc.held); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
