@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/keymutex"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -66,6 +67,7 @@ type Reconciler struct {
 	controller capicontroller.Controller
 	reported   reported
 	setting    locks
+	turns      *turns
 }
 
 // scope contains the objects of one reconcile.
@@ -96,6 +98,9 @@ type scope struct {
 // answerTime is how long a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
 // wait. The next reconcile ends what an administrator has forbidden meanwhile.
 const answerTime = 30 * time.Second
+
+// turnPause is the shortest time after which a cluster without a turn tries again.
+const turnPause = time.Second
 
 // asking returns the context of requests to the workload cluster.
 func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -128,7 +133,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("Services", r))
-	r.controller, r.setting = c, locks{keymutex.NewHashed(lockCount)}
+	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, newTurns(r.For("CapstanCluster").MaxConcurrentReconciles)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
 }
 
@@ -195,6 +200,12 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	}
 	// What an administrator has forbidden ends now, before requests to the API server of the cluster; an opt-out too.
 	withdrawn := r.withdraw(ctx, s)
+	done := r.turns.take(s.capstan.Namespace)
+	if done == nil { // No event follows the end of another cluster's turn.
+		s.again = wait.Jitter(turnPause, 1)
+		return withdrawn
+	}
+	defer done()
 	v, err := r.view(ctx, s)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) { // The connection is an event.
 		return errors.Join(withdrawn, r.show(ctx, s, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason, "The manager is not connected to the API server of the cluster. Published Services continue"))

@@ -1,0 +1,111 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// A namespace takes its turns, gives them back, and takes none of another namespace.
+func TestTurns(t *testing.T) {
+	turns := newTurns(20)
+	first, second := turns.take("a"), turns.take("a")
+	if first == nil || second == nil || turns.take("a") != nil {
+		t.Fatal("expected exactly two turns of twenty workers")
+	}
+	if other := turns.take("b"); other == nil {
+		t.Error("the turns of one namespace are taken from another one")
+	} else {
+		other()
+	}
+	if first(); turns.take("a") == nil {
+		t.Error("a turn that ended is not free")
+	}
+	if few := newTurns(3); few.take("a") == nil || few.take("a") != nil {
+		t.Error("expected one turn of three workers")
+	}
+}
+
+// mute is a cache of clusters whose API servers accept requests and never answer.
+type mute struct {
+	clustercache.ClusterCache
+	waits chan string
+}
+
+func (m mute) Watch(ctx context.Context, cluster client.ObjectKey, _ clustercache.Watcher) error {
+	m.waits <- cluster.Namespace
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// The clusters of a namespace occupy a tenth of the workers while their API servers do not answer. The others come later, without an
+// error.
+func TestNamespaceOccupiesItsShare(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, capiipamv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	objects := []client.Object{}
+	for _, namespace := range []string{"hostile", "other"} {
+		objects = append(objects, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
+	waits := make(chan string, 100)
+	r := &Reconciler{Client: c, Options: reconciling.Options{LiveClient: c, ClusterCache: mute{waits: waits}}, turns: newTurns(50)}
+	ctx, cancel := context.WithCancel(t.Context())
+	results := make(chan error, 100)
+	start := func(namespace string, n int) *scope {
+		s := &scope{cluster: &clusterv1.Cluster{}, capstan: &infrav1.CapstanCluster{}, trouble: map[string]string{}, until: time.Now().Add(time.Hour)}
+		s.cluster.Namespace, s.cluster.Name = namespace, fmt.Sprint("c-", n)
+		s.capstan.Namespace, s.capstan.Name = namespace, fmt.Sprint("c-", n)
+		go func() { results <- r.reconcile(ctx, s) }()
+		return s
+	}
+	for n := range 5 {
+		start("hostile", n)
+	}
+	for range 5 {
+		if namespace := <-waits; namespace != "hostile" {
+			t.Fatal(namespace)
+		}
+	}
+	for n := range 20 {
+		late := start("hostile", 5+n)
+		select {
+		case err := <-results:
+			if err != nil || late.again <= 0 {
+				t.Errorf("cluster %d: %v, and another attempt after %s; want one without an error", 5+n, err, late.again)
+			}
+		case <-waits:
+			t.Fatalf("cluster %d waits too", 5+n)
+		}
+	}
+	start("other", 0)
+	if namespace := <-waits; namespace != "other" {
+		t.Error("another namespace waits for the hostile one")
+	}
+	cancel()
+	for range 6 {
+		if err := <-results; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
