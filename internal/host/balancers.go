@@ -18,6 +18,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -123,7 +124,7 @@ func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
 	if _, err := bs.networks.redirect(want, listen); err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
-	if err := cmp.Or(portsFree(listen, served, have), bs.networks.portsUnpublished(listen, have)); err != nil {
+	if err := cmp.Or(portsFree(listen, served, have, roaming(want)), bs.networks.portsUnpublished(listen, have)); err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_PORT_IN_USE, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
 	if err := bs.networks.serve(want, listen); err != nil { // last, so that a refused load balancer leaves no address
@@ -197,14 +198,23 @@ func listenAddresses(wanted []string, gateway string) ([]string, error) {
 	return all, nil
 }
 
-// portsFree tries to listen on the addresses that are new, except those that the bridge does not have yet. The result
-// can be outdated a moment later; then the load balancer reports the error itself.
-func portsFree(listen, served, have []string) error {
+// roaming returns the listen address of a load balancer that the host has at times only: its virtual address in a LAN. Elsewhere,
+// connections to a virtual address are redirected, and the result is empty.
+func roaming(spec *hostpb.LoadBalancer) string {
+	if spec.VirtualAddress != nil && slices.Contains(spec.Listen, spec.Endpoint) {
+		return spec.Endpoint
+	}
+	return ""
+}
+
+// portsFree tries to listen on the addresses that are new, except those that the bridge does not have yet. roaming is one that the host
+// need not have. The result can be outdated a moment later; then the load balancer reports the error itself.
+func portsFree(listen, served, have []string, roaming string) error {
 	for _, address := range listen {
 		if host, _, err := net.SplitHostPort(address); err == nil && slices.Contains(served, host) {
 			continue
 		}
-		if err := portFree(address, have); err != nil {
+		if err := portFree(address, have, address == roaming); err != nil {
 			return err
 		}
 	}
@@ -212,11 +222,11 @@ func portsFree(listen, served, have []string) error {
 }
 
 // portFree returns why an address cannot be listened on. Addresses that the load balancer has already are accepted.
-func portFree(address string, have []string) error {
+func portFree(address string, have []string, roaming bool) error {
 	if slices.Contains(have, address) {
 		return nil
 	}
-	listener, err := net.Listen("tcp", address)
+	listener, err := balancer.Listen(net.ListenConfig{}, address, roaming)
 	if errors.Is(err, unix.EADDRNOTAVAIL) {
 		return fmt.Errorf("%s is an address of neither this host nor the cluster's machine network; choose another", address)
 	}

@@ -81,7 +81,7 @@ func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCg
 func (lb *loadBalancer) configure() error {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
-	config := balancer.Config{Listen: lb.listen, Backends: []balancer.Backend{}}
+	config := balancer.Config{Listen: lb.listen, Roaming: roaming(lb.spec), Backends: []balancer.Backend{}}
 	for _, b := range lb.spec.Backends {
 		config.Backends = append(config.Backends, balancer.Backend{Name: b.Name, Address: b.Address})
 	}

@@ -264,11 +264,15 @@ func (ns *networks) unleaseUnrecorded(ctx context.Context, machineID string) err
 	return nil
 }
 
-// served returns the addresses that the network's bridge must have for a load balancer; mu is held.
+// served returns the addresses that the network's bridge must have for a load balancer; mu is held. The bridge of a LAN gets its virtual
+// address with the election.
 func (ns *networks) served(spec *hostpb.LoadBalancer, listen []string) ([]string, error) {
 	n := ns.byID[spec.NetworkId]
 	if err := admission.BalancerNetwork(spec, n); err != nil {
 		return nil, err
+	}
+	if n.Lan != nil {
+		return nil, nil
 	}
 	return network.Served(n.Cidr, listen)
 }
@@ -294,9 +298,13 @@ func (ns *networks) unserve(ctx context.Context, spec *hostpb.LoadBalancer) erro
 	return errors.Join(ns.box.Serve(spec.NetworkId, spec.Id, "", nil), ns.box.Redirect(ctx, spec.NetworkId, network.Redirect{Balancer: spec.Id}))
 }
 
-// redirect returns the redirection of the cluster's endpoint to a load balancer; mu is held.
+// redirect returns the redirection of the cluster's endpoint to a load balancer; mu is held. There is none in a LAN, where the load balancer
+// listens at the endpoint.
 func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (network.Redirect, error) {
 	n := ns.byID[spec.NetworkId]
+	if n.Lan != nil {
+		return network.Redirect{Balancer: spec.Id}, nil
+	}
 	subnets, err := network.Subnets(n.Cidr, n.Ipv6Cidr)
 	if err != nil {
 		return network.Redirect{}, err
@@ -304,6 +312,13 @@ func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (networ
 	redirect, err := network.ChooseRedirect(spec.Id, spec.Endpoint, listen, subnets)
 	redirect.Virtual = spec.VirtualAddress != nil
 	return redirect, err
+}
+
+// bridge returns the bridge to the LAN of a load balancer, or "".
+func (ns *networks) bridge(spec *hostpb.LoadBalancer) string {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.byID[spec.NetworkId].GetLan().GetBridge()
 }
 
 // listenAddresses returns the listen addresses of a load balancer, with its network's gateway filled in; mu is held.

@@ -5,6 +5,8 @@ import (
 
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -76,6 +78,81 @@ func TestLAN_ALL18(t *testing.T) {
 	b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)
 }
 
+// IC-10, IC-12: a cluster in a LAN has a virtual address of its hosts as endpoint, at which the load balancers listen. Every host with
+// machines and with the address has one, after the first host has confirmed that it takes part in the election. A machine cannot have the
+// address. Nothing remains after the deletion.
+func TestLANEndpoint_IC10(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	offer := infrav1.LANNetwork{
+		Name: "lab", Bridge: "br-lab", CIDR: "198.51.100.0/24", Addresses: []string{"198.51.100.128/26"},
+		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+	}
+	hosts := b.rack(3)
+	for _, h := range hosts {
+		h.fake.SetInfo(func(i *hostpb.HostInfo) { i.Lans = true })
+		update(b, h.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = []infrav1.LANNetwork{offer} })
+	}
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.Name = "lab" })
+	b.Expect(b.condition(b.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason)).
+		To(ContainSubstring("add addresses of the LAN to spec.virtualAddresses"))
+	const endpoint = "198.51.100.130"
+	for _, h := range hosts[:2] {
+		update(b, h.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = []string{"203.0.113.200/32", endpoint + "/32"} })
+	}
+	b.provisioned()
+	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: endpoint, Port: 6443}))
+	b.Expect(b.capstan.Spec.Network.Overlay.VNI).To(BeZero())
+	first, second := hosts[0], hosts[1]
+	if b.capstan.Spec.LoadBalancer.HostName == second.Name {
+		first, second = second, first
+	}
+	b.Expect(b.capstan.Spec.LoadBalancer.HostName).To(Equal(first.Name))
+	lb := first.fake.LoadBalancer(b.capstan.Spec.ID)
+	b.Expect(lb.GetListen()).To(Equal([]string{endpoint + ":6443"}))
+	b.Expect(lb.GetVirtualAddress().GetFirst()).To(BeTrue())
+
+	machine := func(h rackHost, address string) *infrav1.CapstanMachine {
+		_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+			m.Spec.ID, m.Spec.HostName = "in-lan-"+m.Name, h.Name
+			m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: address, Prefix: 24, Gateway: "198.51.100.254"}}
+		})
+		return m
+	}
+	thief := machine(second, endpoint)
+	b.Expect(b.condition(thief, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason)).
+		To(ContainSubstring("keeps the address %s for the endpoints", endpoint))
+	machines := []*infrav1.CapstanMachine{thief, machine(first, "198.51.100.140"), machine(second, "198.51.100.141"), machine(hosts[2], "198.51.100.142")}
+	for _, m := range machines[1:] {
+		b.running(m)
+	}
+	b.Expect(second.fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil(), "before the first host takes part in the election")
+	before := b.cluster.DeepCopy()
+	b.cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+	b.Expect(env.Client.Status().Patch(ctx, b.cluster, client.MergeFrom(before))).To(Succeed())
+	for _, h := range []rackHost{first, second} {
+		b.Eventually(func() bool {
+			v := h.fake.LoadBalancer(b.capstan.Spec.ID).GetVirtualAddress()
+			return v.GetAddress() == endpoint && !v.GetFirst()
+		}).Should(BeTrue(), h.Name)
+	}
+	b.Expect(hosts[2].fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil(), "it cannot have the address")
+
+	update(b, second.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = nil })
+	b.Eventually(func() *hostpb.LoadBalancer { return second.fake.LoadBalancer(b.capstan.Spec.ID) }).Should(BeNil())
+	update(b, first.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = nil })
+	b.Expect(b.condition(b.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason)).
+		To(ContainSubstring("CapstanHost %s cannot have the endpoint %s", first.Name, endpoint))
+	b.Eventually(func() *hostpb.LoadBalancer { return first.fake.LoadBalancer(b.capstan.Spec.ID) }).Should(BeNil())
+	for _, m := range machines {
+		b.Expect(env.Client.Delete(ctx, m)).To(Succeed())
+	}
+	b.Expect(env.Client.Delete(ctx, b.capstan)).To(Succeed())
+	for _, h := range hosts {
+		b.Eventually(b.has(h.fake)).Should(neither)
+	}
+}
+
 // The CRDs refuse LANs that no host can have, and fields that have no effect there.
 func TestLANValidation(t *testing.T) {
 	t.Parallel()
@@ -84,14 +161,15 @@ func TestLANValidation(t *testing.T) {
 		change func(*infrav1.CapstanCluster)
 		why    string
 	}{
-		"in a LAN":      {func(*infrav1.CapstanCluster) {}, ""},
-		"its network":   {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "192.0.2.0/24" }, ""},
-		"load balancer": {func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged }, "requires loadBalancer.mode External"},
-		"no mode":       {func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = "" }, "requires loadBalancer.mode External"},
-		"MTU":           {func(c *infrav1.CapstanCluster) { c.Spec.Network.MTU = 1400 }, "lan cannot be set together with overlay or mtu"},
-		"overlay":       {func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay = infrav1.NetworkOverlay{VNI: 5000, MTU: 1450} }, "lan cannot be set together with overlay or mtu"},
-		"dual stack":    {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64" }, "IPv4 addresses only"},
-		"IPv6":          {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }, "IPv4 addresses only"},
+		"in a LAN":    {func(*infrav1.CapstanCluster) {}, ""},
+		"its network": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "192.0.2.0/24" }, ""},
+		"bind address": {func(c *infrav1.CapstanCluster) {
+			c.Spec.LoadBalancer = infrav1.LoadBalancerSpec{BindAddress: "192.0.2.5"}
+		}, "cannot be set together with loadBalancer.bindAddress"},
+		"MTU":        {func(c *infrav1.CapstanCluster) { c.Spec.Network.MTU = 1400 }, "lan cannot be set together with overlay or mtu"},
+		"overlay":    {func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay = infrav1.NetworkOverlay{VNI: 5000, MTU: 1450} }, "lan cannot be set together with overlay or mtu"},
+		"dual stack": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64" }, "IPv4 addresses only"},
+		"IPv6":       {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }, "IPv4 addresses only"},
 		"Services": {func(c *infrav1.CapstanCluster) {
 			c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: pools[0]}
 		}, "lan cannot be set together with services"},
@@ -102,7 +180,9 @@ func TestLANValidation(t *testing.T) {
 		tc.change(c)
 		if err := env.Client.Create(ctx, c); tc.why == "" {
 			b.Expect(err).NotTo(HaveOccurred(), name)
-			c.Spec.Network.LAN.Name = "other"
+			c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("cannot be changed to or from External")))
+			c.Spec.LoadBalancer.Mode, c.Spec.Network.LAN.Name = infrav1.LoadBalancerExternal, "other"
 			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
 			c.Spec.Network = infrav1.ClusterNetworkSpec{MachineCIDR: "192.0.2.0/24"}
 			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be added or removed")))

@@ -34,7 +34,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.overlay)) == (has(self.network) && has(self.network.overlay))",message="network.overlay cannot be added or removed once the network exists on a host (see loadBalancerHosts)"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.mtu) ? oldSelf.network.mtu : 0) == (has(self.network) && has(self.network.mtu) ? self.network.mtu : 0)",message="network.mtu cannot be changed once the network exists on a host (see loadBalancerHosts): the machines have it"
 // +kubebuilder:validation:XValidation:rule="(has(self.network) && has(self.network.lan)) == (has(oldSelf.network) && has(oldSelf.network.lan))",message="network.lan cannot be added or removed: the machines have addresses of their network; create another cluster"
-// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || (has(self.loadBalancer) && has(self.loadBalancer.mode) && self.loadBalancer.mode == 'External')",message="network.lan requires loadBalancer.mode External and a controlPlaneEndpoint: the hosts need no address in the LAN, so they have no load balancer there"
+// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || !has(self.loadBalancer) || !has(self.loadBalancer.bindAddress)",message="network.lan cannot be set together with loadBalancer.bindAddress: the load balancer listens at a virtual address of the LAN, from spec.virtualAddresses of the hosts"
+// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || (has(self.loadBalancer) && has(self.loadBalancer.mode) && self.loadBalancer.mode == 'External') == (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.mode) && oldSelf.loadBalancer.mode == 'External')",message="loadBalancer.mode of a cluster in a LAN cannot be changed to or from External: machines reach the endpoint that the cluster was created with"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || !has(self.services)",message="network.lan cannot be set together with services: the machines are reachable in the LAN"
 type CapstanClusterSpec struct {
 	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
@@ -136,9 +137,9 @@ type LoadBalancerSpec struct {
 	BindAddress string `json:"bindAddress,omitempty"`
 
 	// addressFromPool names an IPAM pool. The load balancer gets an address from it, which becomes the endpoint's host
-	// if no endpoint was set. An address outside of machineCIDR must be one of spec.virtualAddresses of the load
-	// balancer's host, and the cluster must span hosts: it is then the virtual address of the endpoint, and moves to
-	// another host when its host fails. The load balancer still listens on the network's gateway address.
+	// if no endpoint was set. An address outside of machineCIDR, or in a LAN, must be one of spec.virtualAddresses of the
+	// load balancer's host, and the cluster must span hosts or be in the LAN: it is then the virtual address of the endpoint, and moves to
+	// another host when its host fails. The load balancer still listens on the network's gateway address, except in a LAN.
 	// +optional
 	AddressFromPool *IPPoolReference `json:"addressFromPool,omitempty"`
 
@@ -229,8 +230,8 @@ type ClusterNetworkSpec struct {
 	Overlay NetworkOverlay `json:"overlay,omitempty,omitzero"`
 
 	// lan attaches the machines to a network of the user, instead of a network of the cluster. Each machine gets its address, and the
-	// gateway of the LAN, from spec.network.addressesFromPools of its CapstanMachine. It requires loadBalancer.mode External. Set it
-	// when you create the cluster.
+	// gateway of the LAN, from spec.network.addressesFromPools of its CapstanMachine. Its endpoint is one of spec.virtualAddresses of
+	// the hosts in the LAN, or external with loadBalancer.mode External. Set it when you create the cluster.
 	// +optional
 	LAN ClusterLAN `json:"lan,omitempty,omitzero"`
 }

@@ -79,7 +79,7 @@ type CapstanHostSpec struct {
 	TunnelAddress string `json:"tunnelAddress,omitempty"`
 
 	// virtualAddresses are networks, or single addresses with /32 or /128, from which control plane endpoints of clusters
-	// across hosts get an address that moves between their hosts. A cluster with IPv6 only gets an IPv6 address, all
+	// across hosts, or in a LAN, get an address that moves between their hosts. A cluster with IPv6 only gets an IPv6 address, all
 	// others get an IPv4 address. The addresses are in the network of an interface of
 	// the host, for all hosts of a cluster in the same one, and nothing else there has them. A new cluster whose load
 	// balancer is on this host gets one of them as its endpoint, or the one that its controlPlaneEndpoint names. Clusters

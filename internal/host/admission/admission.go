@@ -2,6 +2,7 @@ package admission
 
 import (
 	"iter"
+	"net/netip"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -163,13 +164,21 @@ func NoMachine(id string) error {
 }
 
 // BalancerNetwork decides whether a load balancer can listen in its network. n is nil if the host does not have the network
-// (NOT_FOUND). Hosts have no address in a network of the user (UNSUPPORTED).
+// (NOT_FOUND). Hosts are no gateways of a network of the user: a load balancer there listens at its virtual address only (UNSUPPORTED).
 func BalancerNetwork(lb *hostpb.LoadBalancer, n *hostpb.Network) error {
 	switch {
 	case n == nil:
 		return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "load balancer %s/%s: no network %q on this host; create the network first", lb.Namespace, lb.Name, lb.NetworkId)
-	case n.Lan != nil:
-		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "load balancer %s/%s: network %s is a LAN, where hosts have no load balancer; use one of the LAN", lb.Namespace, lb.Name, lb.NetworkId)
+	case n.Lan != nil && !atVirtualAddress(lb, n.Cidr):
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "load balancer %s/%s: network %s is the LAN %s, where a load balancer listens at its virtual address only: expected one of the LAN, found the listen addresses %v and the virtual address %q",
+			lb.Namespace, lb.Name, lb.NetworkId, n.Cidr, lb.Listen, lb.VirtualAddress.GetAddress())
 	}
 	return nil
+}
+
+// atVirtualAddress returns whether a load balancer that CheckLoadBalancer accepted listens at its virtual address only, and in the network.
+func atVirtualAddress(lb *hostpb.LoadBalancer, cidr string) bool {
+	network, err := netip.ParsePrefix(cidr)
+	address, invalid := netip.ParseAddr(lb.VirtualAddress.GetAddress())
+	return err == nil && invalid == nil && network.Contains(address) && slices.Equal(lb.Listen, []string{lb.Endpoint})
 }

@@ -48,7 +48,8 @@ func TestCheckLAN(t *testing.T) {
 	}
 }
 
-// Clusters share a LAN. A network does not move between a LAN and a network of its own, and hosts serve nothing in a LAN.
+// Clusters share a LAN. A network does not move between a LAN and a network of its own. Hosts publish no Services in a LAN, and their load
+// balancers listen at a virtual address of the LAN only.
 func TestNetworksInLAN(t *testing.T) {
 	in := func(id, bridge string) *hostpb.Network {
 		n := &hostpb.Network{Id: id, Namespace: "default", Name: id, Cidr: "10.1.0.0/24"}
@@ -66,8 +67,23 @@ func TestNetworksInLAN(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := BalancerNetwork(&hostpb.LoadBalancer{NetworkId: "a"}, have["a"]); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a load balancer: %v", err)
+	for name, test := range map[string]struct {
+		listen, endpoint, virtual string
+		accepted                  bool
+	}{
+		"gateway":                   {":6443", "", "", false},
+		"gateway, redirected":       {":6443", "10.1.0.9:6443", "10.1.0.9", false},
+		"own address":               {"10.1.0.9:6443", "10.1.0.9:6443", "", false},
+		"virtual address":           {"10.1.0.9:6443", "10.1.0.9:6443", "10.1.0.9", true},
+		"virtual address elsewhere": {"10.2.0.9:6443", "10.2.0.9:6443", "10.2.0.9", false},
+	} {
+		lb := &hostpb.LoadBalancer{NetworkId: "a", Listen: []string{test.listen}, Endpoint: test.endpoint}
+		if test.virtual != "" {
+			lb.VirtualAddress = &hostpb.VirtualAddress{Address: test.virtual}
+		}
+		if err := BalancerNetwork(lb, have["a"]); test.accepted && err != nil || !test.accepted && status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("load balancer, %s: %v", name, err)
+		}
 	}
 	services := &hostpb.SetServicesRequest{NetworkId: "a", Namespace: "default", Name: "a", Services: []*hostpb.PublishedService{{}}}
 	if err := Services(services, have["a"]); err == nil || !strings.Contains(err.Error(), "is a LAN") {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -134,7 +135,7 @@ func (b *Balancer) hasSuccessor() bool {
 
 // listenNoMore closes the listeners. The successor has the same sockets, so no client is refused.
 func (b *Balancer) listenNoMore() {
-	if err := b.listen(nil); err != nil {
+	if err := b.listen(nil, ""); err != nil {
 		b.log.Error("Cannot close the listeners", "error", err)
 	}
 }
@@ -197,7 +198,7 @@ func (b *Balancer) apply() (retry bool) {
 		b.log.Error("Invalid configuration: the previous one stays in force", "error", err)
 		return true
 	}
-	err := b.listen(config.Listen)
+	err := b.listen(config.Listen, config.Roaming)
 	for _, backend := range b.pool.set(config.Backends) {
 		go b.watchHealth(backend)
 	}
@@ -211,8 +212,8 @@ func (b *Balancer) apply() (retry bool) {
 	return err != nil
 }
 
-// listen opens and closes listeners. It does not end connections.
-func (b *Balancer) listen(addresses []string) error {
+// listen opens and closes listeners. It does not end connections. The host has the roaming address at times only.
+func (b *Balancer) listen(addresses []string, roaming string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for address, listener := range b.listeners {
@@ -226,7 +227,7 @@ func (b *Balancer) listen(addresses []string) error {
 		if b.listeners[address] != nil {
 			continue
 		}
-		listener, err := b.open(address)
+		listener, err := b.open(address, address == roaming)
 		if err != nil {
 			errs = errors.Join(errs, err)
 			continue
@@ -242,12 +243,25 @@ func (b *Balancer) listen(addresses []string) error {
 }
 
 // open listens on an address, with the socket of the previous balancer if it had one.
-func (b *Balancer) open(address string) (net.Listener, error) {
+func (b *Balancer) open(address string, roaming bool) (net.Listener, error) {
 	if listener := b.inherited[address]; listener != nil {
 		delete(b.inherited, address)
 		return listener, nil
 	}
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	return Listen(config, address, roaming)
+}
+
+// Listen opens a socket. The host need not have a roaming address.
+func Listen(config net.ListenConfig, address string, roaming bool) (net.Listener, error) {
+	if roaming {
+		config.Control = func(_, _ string, conn syscall.RawConn) (err error) {
+			if e := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) }); e != nil {
+				return e
+			}
+			return err
+		}
+	}
 	return config.Listen(context.Background(), "tcp", address)
 }
 
@@ -256,7 +270,7 @@ func (b *Balancer) close() {
 	b.ended = true
 	b.mu.Unlock()
 	b.pool.set(nil)
-	_ = b.listen(nil)
+	_ = b.listen(nil, "")
 }
 
 // report writes the status for capstand, unless another balancer writes it.

@@ -160,6 +160,19 @@ func TestParks(t *testing.T) {
 	}
 }
 
+// The load balancer in a LAN listens at its virtual address also while another host has it.
+func TestRoamingAddress(t *testing.T) {
+	b := New(t.TempDir(), fast, quiet())
+	t.Cleanup(b.close)
+	const address = "192.0.2.77:6443" // not an address of this host
+	if err := b.listen([]string{address}, ""); err == nil {
+		t.Error("it listens at an address of another host")
+	}
+	if err := b.listen([]string{address}, address); err != nil || b.listeners[address] == nil {
+		t.Errorf("a virtual address that the host does not have: %v", err)
+	}
+}
+
 // Without a backend, a connection is closed after a while.
 func TestParkingEnds(t *testing.T) {
 	timing := fast
@@ -210,7 +223,7 @@ func pipeThrough(t *testing.T, serve func(*net.TCPConn)) (client *net.TCPConn, p
 	added := b.pool.set([]Backend{{"x", listener.Addr().String()}})
 	b.pool.setHealth(added[0], true)
 	address := ports.Address(t)
-	if err := b.listen([]string{address}); err != nil {
+	if err := b.listen([]string{address}, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.close)

@@ -28,7 +28,9 @@ const (
 // Config is the configuration of a balancer.
 type Config struct {
 	// Listen addresses, host:port.
-	Listen   []string  `json:"listen"`
+	Listen []string `json:"listen"`
+	// Roaming is the listen address that the host has at times only; empty if there is none.
+	Roaming  string    `json:"roaming,omitempty"`
 	Backends []Backend `json:"backends"`
 }
 

@@ -103,7 +103,7 @@ func listening(t *testing.T, timing Timing, most int) (b *Balancer, address stri
 	b.gate.most = most
 	b.pool.setHealth(b.pool.set([]Backend{echoServer(t, accepted)})[0], true)
 	address = ports.Address(t)
-	if err := b.listen([]string{address}); err != nil {
+	if err := b.listen([]string{address}, ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.close)

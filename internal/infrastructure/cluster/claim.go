@@ -51,15 +51,15 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 	return r.recordClaimed(ctx, s, pool, address.Spec.Address)
 }
 
-// recordClaimed writes an address of a pool to spec. An address outside of the machine network is a virtual address of the hosts. It
-// becomes the endpoint at once, so that no other cluster chooses it.
+// recordClaimed writes an address of a pool to spec. An address outside of the machine network, or in a LAN, is a virtual address of the
+// hosts. It becomes the endpoint at once, so that no other cluster chooses it.
 func (r *Reconciler) recordClaimed(ctx context.Context, s *scope, pool capiipamv1.IPPoolReference, address string) error {
 	cidr, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)
 	if err != nil {
 		return err
 	}
 	before := s.capstan.DeepCopy()
-	if addr, err := netip.ParseAddr(address); err == nil && cidr.Contains(addr) {
+	if addr, err := netip.ParseAddr(address); err == nil && cidr.Contains(addr) && !loadbalancer.InLAN(s.capstan) {
 		if why := checkOwn(cidr, addr); why != "" {
 			return refuseClaimed(s, pool, why)
 		}
@@ -105,13 +105,17 @@ func checkOwn(cidr netip.Prefix, addr netip.Addr) string {
 	return ""
 }
 
-// checkVirtual returns the reason why an address outside of the machine network cannot be the virtual address of the endpoint.
+// checkVirtual returns the reason why an address outside of the machine network, or in a LAN, cannot be the virtual address of the
+// endpoint.
 func checkVirtual(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, address string) string {
 	outside := fmt.Sprintf("%s, which is outside the cluster's network %s", address, c.Spec.Network.MachineCIDR)
+	if loadbalancer.InLAN(c) {
+		outside = fmt.Sprintf("%s for the LAN with the network %s", address, c.Spec.Network.MachineCIDR)
+	}
 	if host := c.Spec.ControlPlaneEndpoint.Host; host != "" && host != address {
 		return fmt.Sprintf("%s, and the cluster has the endpoint %s: leave out controlPlaneEndpoint, or addressFromPool", outside, host)
 	}
-	if !spans(c) {
+	if !loadbalancer.Moves(c) {
 		return fmt.Sprintf("%s, and the network is on one host only: set spec.network.machineCIDR to a network that holds the pool's addresses, "+
 			"or set spec.tunnelAddress of CapstanHost %s before you create the cluster, for a virtual address", outside, h.Name)
 	}

@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -75,14 +76,14 @@ func (r *Reconciler) withoutCluster(ctx context.Context, key client.ObjectKey) [
 }
 
 // ofMachine maps a machine to its CapstanCluster: control plane machines are backends of the load balancer, and the deletion of a
-// cluster waits for all machines. Other events of workers matter only to a network that spans hosts, and there can be thousands.
+// cluster waits for all machines. Other events of workers matter only to a load balancer on several hosts, and there can be thousands.
 func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
 	out := r.ofLabel(ctx, o)
 	if len(out) == 0 || !r.isWorker(ctx, o) {
 		return out
 	}
 	c := &infrav1.CapstanCluster{}
-	if err := r.Client.Get(ctx, out[0].NamespacedName, c); err == nil && c.DeletionTimestamp.IsZero() && !spans(c) {
+	if err := r.Client.Get(ctx, out[0].NamespacedName, c); err == nil && c.DeletionTimestamp.IsZero() && !loadbalancer.Moves(c) {
 		return nil
 	}
 	return out

@@ -28,7 +28,6 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
-	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -50,7 +49,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	}
 	res, err := r.reconcileBalancerHost(ctx, s, usable)
 	// The other hosts of the cluster's network do not wait for that one.
-	return res, errors.Join(err, r.reconcileOverlay(ctx, s, usable))
+	return res, errors.Join(err, r.reconcileOverlay(ctx, s, usable), r.reconcileLAN(ctx, s, usable))
 }
 
 // reconcileBalancerHost makes the network and the load balancer on the load balancer's host.
@@ -199,7 +198,11 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		return err
 	}
 	if lb.HostName == "" && !external(s.capstan) {
-		host, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
+		candidates, err := r.balancerCandidates(ctx, s, usable)
+		if err != nil {
+			return err
+		}
+		host, err := placement.Choose(hostaccess.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
 		if err != nil {
 			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 			return errWaiting
@@ -326,7 +329,15 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 			"spec.network.overlay is set, but CapstanHost %s of spec.loadBalancer has no spec.tunnelAddress: set it, or set another spec.loadBalancer.hostName", h.Name))
 		return errWaiting // A change of the CapstanHost is the event.
 	}
-	_, err = host.EnsureNetwork(ctx, overlay.Network(s.capstan, s.key(), h.Spec.TunnelAddress))
+	n, refused, err := r.networkOn(ctx, s, h)
+	if err != nil {
+		return err
+	}
+	if refused != "" {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason, "CapstanHost %s %s", h.Name, refused)
+		return errWaiting // A change of the CapstanHost is the event.
+	}
+	_, err = host.EnsureNetwork(ctx, n)
 	if err == nil {
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
@@ -406,6 +417,10 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 		return errors.Join(err, leaving)
 	}
 	on := loadbalancer.Host{Name: h.Name, Tunnel: h.Spec.TunnelAddress, Virtual: r.virtualAddress(s, h, host)}
+	if loadbalancer.InLAN(s.capstan) && on.Virtual == nil {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", notServing(s.capstan, h))
+		return cmp.Or(leaving, r.withdraw(ctx, s, host), errWaiting) // A change of the CapstanHost is the event.
+	}
 	if loadbalancer.NeedsPort(s.capstan, on) {
 		if err := r.choosePort(ctx, s, on, 0); err != nil {
 			return errors.Join(err, leaving)

@@ -38,7 +38,7 @@ func begun(c *infrav1.CapstanCluster) bool {
 // chooseOverlay makes the network span hosts if the load balancer's host has a tunnel address, before anything is made on
 // a host. The caller holds r.reserving.
 func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.CapstanHost) error {
-	if spans(s.capstan) || begun(s.capstan) {
+	if spans(s.capstan) || begun(s.capstan) || loadbalancer.InLAN(s.capstan) {
 		return nil
 	}
 	tunnel, err := netip.ParseAddr(host.Spec.TunnelAddress)
@@ -177,7 +177,7 @@ func (r *Reconciler) machinesOf(ctx context.Context, s *scope) ([]infrav1.Capsta
 
 // hostsOf are the names of the hosts that shall have a part of the cluster's network.
 func (r *Reconciler) hostsOf(ctx context.Context, s *scope) ([]string, error) {
-	if !spans(s.capstan) {
+	if !loadbalancer.Moves(s.capstan) {
 		return []string{s.capstan.Spec.LoadBalancer.HostName}, nil
 	}
 	machines, err := r.machinesOf(ctx, s)
@@ -332,7 +332,8 @@ func (r *Reconciler) ensureBalancer(ctx context.Context, s *scope, m member, wan
 		return err
 	}
 	desired := loadbalancer.Desired(s.capstan, s.key(), backends, loadbalancer.Host{Name: m.Name, Tunnel: m.Tunnel, Virtual: r.virtualAddress(s, h, m.conn)})
-	if wanted {
+	// In a LAN, a load balancer has no other address.
+	if wanted && (desired.GetVirtualAddress() != nil || !loadbalancer.InLAN(s.capstan)) {
 		lb, err := loadbalancer.Ensure(ctx, m.conn, desired)
 		if err == nil && !lb.GetServing() {
 			return fmt.Errorf("%w: the load balancer does not listen: %s", errWaiting, lb.GetMessage()) // A change of the load balancer is the event.

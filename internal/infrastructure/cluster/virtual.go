@@ -16,7 +16,6 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
-	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
 
@@ -46,12 +45,12 @@ func (r *Reconciler) endpointHolder(s *scope) string {
 	return ""
 }
 
-// chooseVirtual makes a virtual address of the load balancer's host the endpoint of a new cluster across hosts, unless the user
-// decided otherwise. The address has the family of the machines' first address.
+// chooseVirtual makes a virtual address of the load balancer's host the endpoint of a new cluster across hosts or in a LAN, unless
+// the user decided otherwise. The address has the family of the machines' first address.
 func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.CapstanHost) error {
 	lb := s.capstan.Spec.LoadBalancer
-	networks := overlay.OfFamily(h.Spec.VirtualAddresses, network.IPv6Only(s.capstan.Spec.Network))
-	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(networks) == 0 ||
+	networks := loadbalancer.Virtual(s.capstan, h.Spec.VirtualAddresses)
+	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !loadbalancer.Moves(s.capstan) || len(networks) == 0 ||
 		lb.BindAddress != "" || lb.Address != "" || lb.AddressFromPool != nil {
 		return nil
 	}

@@ -31,6 +31,19 @@ func permitted(ctx context.Context, c client.Reader, namespace string, hosts []i
 	return out, nil
 }
 
+// Offer returns the entry of a host for the LAN of a cluster, or why the host does not offer it to the namespace of the cluster.
+func Offer(ctx context.Context, c client.Reader, cluster *infrav1.CapstanCluster, h *infrav1.CapstanHost) (offer *infrav1.LANNetwork, why string, err error) {
+	permissions, err := permitted(ctx, c, cluster.Namespace, []infrav1.CapstanHost{*h})
+	if err != nil {
+		return nil, "", err
+	}
+	p, lan := permissions[h.Name], placement.LANOf(cluster, nil)
+	if why := p.LANRefusal(cluster.Namespace, lan); why != "" {
+		return nil, why, nil
+	}
+	return p.Offer(lan), "", nil
+}
+
 // Offering is the part of a list that offers the LAN of a cluster to its namespace: all of them for a cluster with a network of its
 // own. The second result is the network of the LAN on the first of them that has the cluster's machine network, or any if the
 // cluster has none yet. why is the reason of a host that does not offer it.

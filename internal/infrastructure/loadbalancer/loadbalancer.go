@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
 
 // Port returns the port of the cluster's load balancer: that of the spec, else that of the endpoint, else 6443.
@@ -63,9 +64,21 @@ type Host struct {
 	Virtual *hostpb.VirtualAddress
 }
 
+// InLAN reports whether a cluster in a network of the user has a load balancer of Capstan. It listens at the virtual address only,
+// because the hosts are no gateways there.
+func InLAN(c *infrav1.CapstanCluster) bool {
+	return c.Spec.Network.LAN.Name != "" && c.Spec.LoadBalancer.Mode != infrav1.LoadBalancerExternal
+}
+
+// Moves reports whether several hosts can have the load balancer of a cluster.
+func Moves(c *infrav1.CapstanCluster) bool { return c.Spec.Network.Overlay.VNI != 0 || InLAN(c) }
+
 // OwnAddress returns the address from the pool if it is one of the cluster's network, which becomes the host's with the balancer; empty
-// otherwise.
+// otherwise. In a LAN, such an address is virtual.
 func OwnAddress(c *infrav1.CapstanCluster) string {
+	if InLAN(c) {
+		return ""
+	}
 	cidr, err := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
 	addr, errAddr := netip.ParseAddr(c.Spec.LoadBalancer.Address)
 	if err != nil || errAddr != nil || !cidr.Contains(addr) {
@@ -78,7 +91,7 @@ func OwnAddress(c *infrav1.CapstanCluster) string {
 // address that is the endpoint.
 func maybeVirtual(c *infrav1.CapstanCluster) bool {
 	lb := c.Spec.LoadBalancer
-	return c.Spec.Network.Overlay.VNI != 0 && lb.Mode != infrav1.LoadBalancerExternal && lb.BindAddress == "" &&
+	return Moves(c) && lb.Mode != infrav1.LoadBalancerExternal && lb.BindAddress == "" &&
 		(lb.AddressFromPool == nil || lb.Address == c.Spec.ControlPlaneEndpoint.Host && OwnAddress(c) == "")
 }
 
@@ -90,10 +103,25 @@ func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
 	if err != nil || addr.String() != c.Spec.ControlPlaneEndpoint.Host || addr.Is6() != network.IPv6Only(c.Spec.Network) || !maybeVirtual(c) {
 		return false
 	}
-	return slices.ContainsFunc(allowed, func(text string) bool {
-		prefix, err := netip.ParsePrefix(text)
-		return err == nil && prefix.Contains(addr)
+	return slices.ContainsFunc(Virtual(c, allowed), func(prefix netip.Prefix) bool { return prefix.Contains(addr) })
+}
+
+// Virtual returns the networks among the virtual addresses of a host from which a cluster can have its endpoint: those of the family of
+// its machines and, in a LAN, inside of the LAN.
+func Virtual(c *infrav1.CapstanCluster, allowed []string) []netip.Prefix {
+	lan, _ := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
+	return slices.DeleteFunc(overlay.OfFamily(allowed, network.IPv6Only(c.Spec.Network)), func(p netip.Prefix) bool {
+		return InLAN(c) && (!lan.Contains(p.Addr()) || p.Bits() < lan.Bits())
 	})
+}
+
+// Serves reports whether a host can have the endpoint of a cluster in a LAN: its virtual addresses contain the endpoint, or any address
+// of the LAN as long as the cluster has no endpoint.
+func Serves(c *infrav1.CapstanCluster, h *infrav1.CapstanHost) bool {
+	if c.Spec.ControlPlaneEndpoint.Host == "" {
+		return len(Virtual(c, h.Spec.VirtualAddresses)) > 0
+	}
+	return IsVirtual(c, h.Spec.VirtualAddresses)
 }
 
 // Reserves reports whether a cluster keeps other clusters from having its endpoint as their virtual address. A namespace can write
@@ -131,6 +159,11 @@ func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*ho
 		// The gateway of the cluster's network.
 		Listen:   []string{net.JoinHostPort("", port)},
 		Backends: backends,
+	}
+	if InLAN(c) {
+		lb.Endpoint = net.JoinHostPort(c.Spec.ControlPlaneEndpoint.Host, strconv.Itoa(int(cmp.Or(c.Spec.ControlPlaneEndpoint.Port, Port(c)))))
+		lb.Listen, lb.VirtualAddress = []string{lb.Endpoint}, on.Virtual
+		return lb
 	}
 	address := Additional(c, on)
 	if address != "" {

@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -139,5 +140,37 @@ func TestVirtualAddress(t *testing.T) {
 				t.Errorf("%v on a host that does not allow it", got)
 			}
 		})
+	}
+}
+
+// ALL-18: in a LAN, the endpoint is an address of the LAN that the administrator of the host allows, also one of a pool, and the load
+// balancer listens there only. Whether the host has a tunnel address does not matter.
+func TestInLAN_ALL18(t *testing.T) {
+	inLAN := func(host string) *infrav1.CapstanCluster {
+		c := virtualCluster(host)
+		c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI, c.Spec.Network.LAN.Name = "192.0.2.0/24", 0, "lab"
+		return c
+	}
+	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"203.0.113.64/28", "192.0.2.64/28", "192.0.0.0/16", "2001:db8::/122"}}}
+	for host, want := range map[string]bool{"": true, "192.0.2.64": true, "192.0.2.63": false, "203.0.113.64": false, "2001:db8::1": false, "lab.example.com": false} {
+		if got := Serves(inLAN(host), h); got != want {
+			t.Errorf("%q: %v", host, got)
+		}
+	}
+	if Serves(inLAN(""), &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"203.0.113.64/28"}}}) {
+		t.Error("a host without addresses of the LAN")
+	}
+	c := inLAN("192.0.2.64")
+	c.Spec.LoadBalancer.AddressFromPool, c.Spec.LoadBalancer.Address = &infrav1.IPPoolReference{}, "192.0.2.64"
+	want := &hostpb.LoadBalancer{
+		Listen: []string{"192.0.2.64:6443"}, Endpoint: "192.0.2.64:6443", VirtualAddress: &hostpb.VirtualAddress{Address: "192.0.2.64", First: true},
+	}
+	h.Name = c.Spec.LoadBalancer.HostName
+	on := Host{Name: h.Name, Tunnel: "192.0.2.5", Virtual: VirtualAddress(c, h, false, nil, nil)}
+	if got := Desired(c, client.ObjectKey{}, nil, on); !proto.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal; IsVirtual(c, h.Spec.VirtualAddresses) || Moves(c) {
+		t.Error("an external endpoint is virtual")
 	}
 }

@@ -13,7 +13,7 @@ import (
 // ALL-18: a machine is attached only to a LAN that its host offers to its namespace, with an address that it allows there.
 func TestLAN_ALL18(t *testing.T) {
 	team := infrav1.AllowedNamespaces{Names: []string{"team"}}
-	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{LANNetworks: []infrav1.LANNetwork{
+	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"192.0.2.176/30"}, LANNetworks: []infrav1.LANNetwork{
 		{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: team},
 		{Name: "office", Bridge: "br-office", CIDR: "198.51.100.0/24", Addresses: []string{"198.51.100.64/26"}, AllowedNamespaces: infrav1.AllowedNamespaces{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"lan": "office"}},
@@ -35,6 +35,7 @@ func TestLAN_ALL18(t *testing.T) {
 		"single address":           {lan: lab("192.0.2.10"), namespace: "team"},
 		"the router's address":     {lan: lab("192.0.2.1"), namespace: "team", why: "does not allow machines of namespace team to have the address 192.0.2.1 in the LAN lab"},
 		"one of two":               {lan: lab("192.0.2.130", "192.0.2.11"), namespace: "team", why: "address 192.0.2.11"},
+		"an endpoint":              {lan: lab("192.0.2.178"), namespace: "team", why: "keeps the address 192.0.2.178 for the endpoints of clusters"},
 		"no address":               {lan: lab("x"), namespace: "team", why: "address x"},
 		"another namespace":        {lan: lab("192.0.2.130"), namespace: "thief", why: "does not offer the LAN lab to namespace thief"},
 		"of another namespace":     {lan: placement.LAN{Name: "office", CIDR: "198.51.100.0/24"}, namespace: "team", why: "does not offer the LAN office to namespace team"},

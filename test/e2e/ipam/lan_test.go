@@ -5,11 +5,14 @@ package ipam
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,28 +27,25 @@ import (
 
 const (
 	labCIDR, labRouter = "10.215.44.0/24", "10.215.44.254"
-	// The management plane is a station of the LAN with this address.
+	// The host, and with it the management plane, is a station of the LAN with this address.
 	labHost = "10.215.44.1"
-	// The only address of the pool of control plane machines, so that it is known before the machine exists.
-	labControlPlane = "10.215.44.10"
+	// The virtual address of the endpoint.
+	labEndpoint = "10.215.44.10"
 )
 
-// TestLAN creates a cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports.
+// TestLAN creates a cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports and the endpoint,
+// which the host gives up while its capstand hangs.
 func TestLAN(t *testing.T) {
 	router := makeLAN(t, "e2e-lab")
-	makePool(t, "lab-control-plane", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{labControlPlane + "-" + labControlPlane}})
-	makePool(t, "lab-workers", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}})
+	makePool(t, "lab", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}})
 	offerLAN(t, infrav1.LANNetwork{
-		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, Addresses: []string{labControlPlane + "/32", "10.215.44.16/28"},
+		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, Addresses: []string{"10.215.44.16/28"},
 		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{namespace}},
 	})
 	c := plane.CreateCluster(t, namespace, "lab", "--from", labTemplate(t), "--workers", "1")
 
-	for pool, m := range map[string]infrav1.CapstanMachine{"lab-control-plane": c.ControlPlaneMachine(t), "lab-workers": c.Worker(t)} {
+	for _, m := range c.Machines(t) {
 		want := claimed(t, m.Name+"-0", labCIDR).Spec
-		if want.PoolRef.Name != pool {
-			t.Errorf("%s has an address of the pool %s, want %s", m.Name, want.PoolRef.Name, pool)
-		}
 		if got := nodeIPs(t, c, m.Name); len(got) != 1 || got[0] != want.Address {
 			t.Errorf("%s: the Node reports %v, claimed is %s", m.Name, got, want.Address)
 		}
@@ -54,6 +54,7 @@ func TestLAN(t *testing.T) {
 	c.MustKubectl(t, "taint", "nodes", "--selector", "node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/control-plane-")
 	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "SingleStack", 1) })
 	t.Run("node ports for the router", func(t *testing.T) { checkNodePorts(t, c, router) })
+	t.Run("the endpoint for the router", func(t *testing.T) { checkLANEndpoint(t, router) })
 	t.Run("nothing remains after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		if ports, err := exec.Command("sh", "-c", "ip -o link show master e2e-lab | grep -v e2e-router || true; nft list tables bridge").CombinedOutput(); err != nil || len(ports) > 0 {
@@ -88,13 +89,15 @@ func offerLAN(t *testing.T, lan infrav1.LANNetwork) {
 	if err := plane.Client.List(t.Context(), hosts); err != nil || len(hosts.Items) != 1 {
 		t.Fatalf("%d hosts: %v", len(hosts.Items), err)
 	}
-	set := func(lans ...infrav1.LANNetwork) {
-		if err := testenv.Change(context.WithoutCancel(t.Context()), plane.Client, &hosts.Items[0], func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = lans }); err != nil {
+	set := func(virtual []string, lans ...infrav1.LANNetwork) {
+		if err := testenv.Change(context.WithoutCancel(t.Context()), plane.Client, &hosts.Items[0], func(h *infrav1.CapstanHost) {
+			h.Spec.VirtualAddresses, h.Spec.LANNetworks = virtual, lans
+		}); err != nil {
 			t.Error(err)
 		}
 	}
-	set(lan)
-	t.Cleanup(func() { set() })
+	set([]string{labEndpoint + "/32"}, lan)
+	t.Cleanup(func() { set(nil) })
 }
 
 // labTemplate is the template of clusters with pools, changed to one in the LAN.
@@ -105,10 +108,8 @@ func labTemplate(t *testing.T) string {
 		t.Fatal(err)
 	}
 	network := regexp.MustCompile(`(?s)  network:\n    machineCIDR:.*?\n---`)
-	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}}\n  loadBalancer: {mode: External}\n  controlPlaneEndpoint: {host: "+labControlPlane+", port: 6443}\n---")
-	for _, pool := range []string{"lab-control-plane", "lab-workers"} {
-		changed = strings.Replace(changed, "name: ${CAPSTAN_IP_POOL_NAME:=machines}", "name: "+pool, 1)
-	}
+	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}}\n---")
+	changed = strings.ReplaceAll(changed, "${CAPSTAN_IP_POOL_NAME:=machines}", "lab")
 	path := filepath.Join(t.TempDir(), "template.yaml")
 	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
 		t.Fatal(err)
@@ -131,4 +132,40 @@ func checkNodePorts(t *testing.T, c *harness.Cluster, station *harness.Outside) 
 			})
 		}
 	}
+}
+
+// checkLANEndpoint: a station reaches the load balancer at the virtual address. While capstand hangs, the term of the address ends, so that
+// another host could have it. The host has it again when capstand continues.
+func checkLANEndpoint(t *testing.T, station *harness.Outside) {
+	dial := func() error {
+		return station.In(func() error {
+			conn, err := net.DialTimeout("tcp", labEndpoint+":6443", time.Second)
+			if err == nil {
+				_ = conn.Close()
+			}
+			return err
+		})
+	}
+	harness.Eventually(t, "the endpoint", time.Minute, func(context.Context) error { return dial() })
+	signal := func(s syscall.Signal) {
+		for _, p := range plane.FindRunning(t, "", "capstand", 2) { // with the load balancer
+			if slices.Contains(p.Args, "balancer") {
+				continue
+			}
+			if err := syscall.Kill(p.PID, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	t.Cleanup(func() { signal(syscall.SIGCONT) })
+	harness.Eventually(t, "the end of the address", time.Minute, func(context.Context) error {
+		addresses, err := exec.Command("ip", "-o", "addr", "show", "dev", "e2e-lab").Output()
+		if err == nil && strings.Contains(string(addresses), labEndpoint+"/32") {
+			err = fmt.Errorf("the bridge has %s", addresses)
+		}
+		return err
+	})
+	signal(syscall.SIGCONT)
+	harness.Eventually(t, "the endpoint again", time.Minute, func(context.Context) error { return dial() })
 }

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
+)
+
+// balancerCandidates are the hosts on which the load balancer can be: in a LAN those that offer it and that can have the endpoint.
+func (r *Reconciler) balancerCandidates(ctx context.Context, s *scope, usable []infrav1.CapstanHost) ([]infrav1.CapstanHost, error) {
+	if !loadbalancer.InLAN(s.capstan) {
+		return usable, nil
+	}
+	adoptEndpoint(s)
+	serving, err := r.serving(ctx, s, usable)
+	if err != nil || len(serving) > 0 {
+		return serving, err
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason,
+		"No CapstanHost that offers the LAN %s to namespace %s can have the endpoint %sin the network %s: its administrator has to add addresses of the LAN to spec.virtualAddresses; or set loadBalancer.mode to External and use a load balancer of your own",
+		s.capstan.Spec.Network.LAN.Name, s.capstan.Namespace, spaced(s.capstan.Spec.ControlPlaneEndpoint.Host), s.capstan.Spec.Network.MachineCIDR)
+	return nil, errWaiting // A change of a CapstanHost is the event.
+}
+
+func spaced(word string) string {
+	if word == "" {
+		return ""
+	}
+	return word + " "
+}
+
+// serving are those of the hosts that offer the LAN of the cluster, and that can have its endpoint.
+func (r *Reconciler) serving(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (out []infrav1.CapstanHost, err error) {
+	offering, _, _, err := hostaccess.Offering(ctx, r.Client, s.capstan, hosts)
+	for i := range offering {
+		if loadbalancer.Serves(s.capstan, &offering[i]) {
+			out = append(out, offering[i])
+		}
+	}
+	return out, err
+}
+
+// notServing is the reason why a host cannot have the endpoint of a cluster in a LAN.
+func notServing(c *infrav1.CapstanCluster, h *infrav1.CapstanHost) string {
+	return fmt.Sprintf("CapstanHost %s cannot have the endpoint %sof a cluster in the LAN with the network %s: add addresses of the LAN to its spec.virtualAddresses, or create the cluster with an endpoint that they contain",
+		h.Name, spaced(c.Spec.ControlPlaneEndpoint.Host), c.Spec.Network.MachineCIDR)
+}
+
+// networkOn is the part of the cluster's network that a host has, or why it cannot have it.
+func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.CapstanHost) (n *hostpb.Network, why string, err error) {
+	n = overlay.Network(s.capstan, s.key(), h.Spec.TunnelAddress)
+	if s.capstan.Spec.Network.LAN.Name == "" {
+		return n, "", nil
+	}
+	offer, why, err := hostaccess.Offer(ctx, r.Client, s.capstan, h)
+	if err != nil || why != "" {
+		return nil, why, err
+	}
+	return overlay.WithLAN(n, offer, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
+}
+
+// reconcileLAN keeps the load balancer of a cluster in a LAN on every host with machines of the cluster that can have the endpoint. The
+// message of NetworkReady names the hosts that are not up to date.
+func (r *Reconciler) reconcileLAN(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	if !loadbalancer.InLAN(s.capstan) || !begun(s.capstan) || s.capstan.Spec.ControlPlaneEndpoint.Host == "" {
+		return nil
+	}
+	members, trouble, err := r.lanMembers(ctx, s, usable)
+	if err != nil {
+		return err
+	}
+	if err := r.recordMembers(ctx, s, members); err != nil {
+		return err
+	}
+	err = r.ensureLANMembers(ctx, s, members, &trouble)
+	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
+	}
+	return err
+}
+
+// lanMembers returns the hosts that can have the endpoint: that of the load balancer, and those with machines. A host without virtual
+// addresses has machines only.
+func (r *Reconciler) lanMembers(ctx context.Context, s *scope, usable []infrav1.CapstanHost) (out []member, trouble []string, err error) {
+	machines, err := r.machinesOf(ctx, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	hosts, err := r.overlayHosts(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	serving, err := r.serving(ctx, s, usable)
+	recorded := recordedHosts(s.capstan)
+	for _, name := range overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines) {
+		conn := r.connected(name)
+		switch {
+		case len(hostaccess.Named(serving, name)) == 0 && !hasBalancer(r.Pool.Get(name), s):
+		case conn == nil:
+			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
+		case hostaccess.Mismatch(name, recorded[name], conn.ID()) != "":
+			trouble = append(trouble, hostaccess.Mismatch(name, recorded[name], conn.ID()))
+		default:
+			out = append(out, member{hosts[name], conn})
+		}
+	}
+	return out, trouble, err
+}
+
+// ensureLANMembers brings the load balancers up to date, and adds a reason to trouble for each host that is not.
+func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []member, trouble *[]string) error {
+	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
+	if err != nil {
+		return err
+	}
+	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
+	for _, m := range members {
+		all = append(all, m.Host)
+		have[m.Name] = hasBalancer(m.conn, s)
+	}
+	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	var errs []error
+	for _, m := range members {
+		if m.Name == s.capstan.Spec.LoadBalancer.HostName {
+			continue
+		}
+		err := r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends)
+		if err != nil {
+			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err)))
+		}
+		if err != nil && !errors.Is(err, errWaiting) {
+			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func hasBalancer(conn *connections.Host, s *scope) bool {
+	return conn != nil && owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+}
+
+// ensureLANBalancer keeps the load balancer of a host that spec.loadBalancer does not name. Its network comes first: the host may have no
+// machine yet.
+func (r *Reconciler) ensureLANBalancer(ctx context.Context, s *scope, m member, wanted bool, backends []*hostpb.Backend) error {
+	h, err := r.capstanHost(ctx, m.Name)
+	if err != nil {
+		return err
+	}
+	if wanted && !hasBalancer(m.conn, s) && r.virtualAddress(s, h, m.conn) != nil {
+		n, why, err := r.networkOn(ctx, s, h)
+		if err != nil || why != "" {
+			return errors.Join(err, waitingFor(why))
+		}
+		if _, err := m.conn.EnsureNetwork(ctx, n); err != nil {
+			return err
+		}
+	}
+	return r.ensureBalancer(ctx, s, m, wanted, backends)
+}
+
+// waitingFor is an error that a change of a CapstanHost ends.
+func waitingFor(why string) error {
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", errWaiting, why)
+}
+
+// withdraw removes the load balancer from a host that must not have the endpoint any more.
+func (r *Reconciler) withdraw(ctx context.Context, s *scope, host *connections.Host) error {
+	if !hasBalancer(host, s) {
+		return nil
+	}
+	_, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: s.capstan.Spec.ID, Namespace: s.capstan.Namespace, Name: s.clusterName()})
+	return err
+}
