@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -209,10 +210,12 @@ func TestDecisionsAreFinal(t *testing.T) {
 		change func() error
 		why    string
 	}{
-		"machine id":  {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "another-id" }) }, why: "id is written once"},
-		"no id":       {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "" }) }, why: "id is written once"},
-		"provider id": {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "capstan://x" }) }, why: "providerID cannot be changed"},
-		"host":        {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.HostName = "other" }) }, why: "a machine cannot move to another host"},
+		"machine id":      {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "another-id" }) }, why: "id is written once"},
+		"no id":           {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "" }) }, why: "id is written once"},
+		"no spec":         {change: func() error { return withoutSpec(m) }, why: "spec cannot be removed"},
+		"no cluster spec": {change: func() error { return withoutSpec(b.capstan) }, why: "spec cannot be removed"},
+		"provider id":     {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "capstan://x" }) }, why: "providerID cannot be changed"},
+		"host":            {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.HostName = "other" }) }, why: "a machine cannot move to another host"},
 		"its address": {change: func() error {
 			return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.Network.Addresses[0].Address = b.address(200) })
 		}, why: "network.addresses cannot be changed"},
@@ -246,6 +249,11 @@ func TestDecisionsAreFinal(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withoutSpec removes the spec of an object, which the rules of the spec do not see.
+func withoutSpec(obj client.Object) error {
+	return env.Client.Patch(ctx, obj.DeepCopyObject().(client.Object), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"remove","path":"/spec"}]`)), client.DryRunAll)
 }
 
 func changed[T client.Object](obj T, change func(T)) error {

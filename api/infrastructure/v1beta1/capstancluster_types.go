@@ -74,6 +74,7 @@ type V1Beta2Status struct {
 // +kubebuilder:printcolumn:name="Network",type="string",JSONPath=".spec.network.machineCIDR",description="Network of the machines",priority=10
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec) || !has(oldSelf.spec.id) || has(self.spec)",message="spec cannot be removed: it identifies the cluster on its hosts"
 
 // CapstanCluster is the infrastructure of a Cluster: its network on the hosts, and the load balancer in front of
 // its API servers.

@@ -81,6 +81,7 @@ type CapstanMachineStatus struct {
 // +kubebuilder:printcolumn:name="Restarts",type="integer",JSONPath=".status.restarts",description="Restarts of the machine",priority=10
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.spec) || !has(oldSelf.spec.id) || has(self.spec)",message="spec cannot be removed: it identifies the machine on its hosts"
 
 // CapstanMachine is a machine on a CapstanHost: a container with its own namespaces, address, limits and init
 // process.
