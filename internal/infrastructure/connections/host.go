@@ -35,6 +35,10 @@ const (
 	// maxMessageBytes is enough for bootstrap data, which fits into a Secret and has at most 1 MiB.
 	maxMessageBytes = 8 << 20
 
+	// maxAnswerBytes and maxStreamBytes bound what a host sends for users, who can have many streams: the descriptions of the host and of a
+	// machine, and each message of a stream. The messages of capstand have 64 KiB and less.
+	maxAnswerBytes, maxStreamBytes = 1 << 20, 256 << 10
+
 	// maxMirrorBytes bounds the objects of a host in the memory of the manager. Those of a host with 250 machines have less than 1 MiB.
 	maxMirrorBytes = 64 << 20
 	// maxText bounds the text of a host's error in bytes: it gets into conditions and logs.
@@ -149,7 +153,17 @@ func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, 
 	return conn, nil
 }
 
-// Dial returns a connection to a host outside of the pool, which the caller closes. It needs leadership only for a host that dials:
+// forUsers are the limits of a connection for the streams of users. gRPC otherwise grows the window of a fast host to 16 MiB.
+var forUsers = []grpc.DialOption{
+	grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)),
+	grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		return open(ctx, d, conn, method, append(opts, grpc.MaxCallRecvMsgSize(maxStreamBytes))...)
+	}),
+	grpc.WithStaticStreamWindowSize(maxStreamBytes), grpc.WithStaticConnWindowSize(maxStreamBytes),
+	grpc.WithMaxHeaderListSize(maxStreamBytes),
+}
+
+// Dial returns a connection to a host outside of the pool for a stream of a user, which the caller closes. It needs leadership only for a host that dials:
 // inbound has the connections of such a host.
 func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost, inbound *Inbound) (_ hostpb.HostClient, _ io.Closer, err error) {
 	var dialled *slot
@@ -165,6 +179,7 @@ func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost,
 	if err != nil {
 		return nil, nil, err
 	}
+	way.options = append(way.options, forUsers...)
 	conn, err := way.dial(host.Name, hostpb.DefaultKeepalive)
 	if err != nil {
 		return nil, nil, err

@@ -1,21 +1,25 @@
 package connections
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -175,4 +179,52 @@ func TestErrorsAreBounded(t *testing.T) {
 	short := status.Error(codes.NotFound, "no machine")
 	g.Expect(bounded(short)).To(BeIdenticalTo(short))
 	g.Expect(bounded(nil)).To(Succeed())
+}
+
+// largeHost sends messages of a size.
+type largeHost struct {
+	hostpb.UnimplementedHostServer
+
+	size int
+}
+
+func (h *largeHost) Logs(_ *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
+	return stream.Send(&hostpb.LogChunk{Data: make([]byte, h.size)})
+}
+
+func (h *largeHost) GetMachine(context.Context, *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
+	return &hostpb.Machine{Status: &hostpb.MachineStatus{Message: strings.Repeat("x", h.size)}}, nil
+}
+
+// A host fills the memory of the manager neither with the messages of the streams of users nor with its answers before them.
+func TestStreamsAreBounded(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	socket := filepath.Join(t.TempDir(), "host.sock")
+	listener, err := net.Listen("unix", socket)
+	g.Expect(err).NotTo(HaveOccurred())
+	large := &largeHost{}
+	server := grpc.NewServer()
+	hostpb.RegisterHostServer(server, large)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	host, closer, err := Dial(t.Context(), nil, &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: "unix://" + socket}}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = closer.Close() })
+	log := func(size int) error {
+		large.size = size
+		stream, err := host.Logs(t.Context(), &hostpb.LogsRequest{})
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = stream.Recv()
+		return err
+	}
+	machine := func(size int) error {
+		large.size = size
+		_, err := host.GetMachine(t.Context(), &hostpb.GetMachineRequest{})
+		return err
+	}
+	g.Expect(log(64<<10)).To(Succeed(), "as large as capstand sends them")
+	g.Expect(Code(log(maxStreamBytes))).To(Equal(codes.ResourceExhausted), "a message with its header is longer")
+	g.Expect(machine(maxStreamBytes)).To(Succeed())
+	g.Expect(Code(machine(maxAnswerBytes))).To(Equal(codes.ResourceExhausted))
 }

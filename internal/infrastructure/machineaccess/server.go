@@ -34,8 +34,9 @@ import (
 
 // Limits of one replica.
 const (
-	// maxStreams is the number of logs, shells and archives at the same time, and maxUserStreams that of one user.
-	maxStreams, maxUserStreams = 128, 16
+	// maxStreams is the number of logs, shells and archives at the same time, maxUserStreams that of one user, and maxNamespaceStreams that
+	// to the machines of one namespace: a tenant can make users.
+	maxStreams, maxUserStreams, maxNamespaceStreams = 128, 16, 64
 	// maxDuration is the longest time that a stream stays open.
 	maxDuration = 12 * time.Hour
 	// connectTimeout bounds the questions before a stream starts.
@@ -113,7 +114,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	if err := s.authorize(r.Context(), caller, req); err != nil {
 		return err
 	}
-	release, ok := s.streams.take(caller.GetName())
+	release, ok := s.streams.take(caller.GetName(), req.namespace)
 	if !ok {
 		return apierrors.NewTooManyRequests("too many logs, shells and uploads are open: close some, or try again later", 10)
 	}

@@ -2,6 +2,7 @@ package machineaccess
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -407,30 +408,33 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// Neither one user nor all of them can open streams without a limit, and an ended stream counts no more.
+// Neither one user, nor the users of one namespace, nor all of them can open streams without a limit. An ended stream counts no more.
 func TestStreams(t *testing.T) {
 	s := &streams{}
-	var release []func()
-	for i := range maxUserStreams {
-		free, ok := s.take("a")
-		if !ok {
-			t.Fatalf("refused stream %d", i)
+	fill := func(from, to int, user, namespace string) (release func()) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			var ok bool
+			if release, ok = s.take(cmp.Or(user, fmt.Sprint("user", i)), namespace); !ok {
+				t.Fatalf("refused stream %d", i)
+			}
 		}
-		release = append(release, free)
+		return release
 	}
-	if _, ok := s.take("a"); ok {
+	release := fill(0, maxUserStreams, "a", "one")
+	if _, ok := s.take("a", "two"); ok {
 		t.Error("a user has more streams than his limit")
 	}
-	release[0]()
-	if _, ok := s.take("a"); !ok {
-		t.Error("an ended stream still counts")
+	release()
+	fill(maxUserStreams-1, maxUserStreams, "a", "one")
+	release = fill(maxUserStreams, maxNamespaceStreams, "", "one")
+	if _, ok := s.take("other", "one"); ok {
+		t.Error("a namespace has more streams than its limit")
 	}
-	for i := maxUserStreams; i < maxStreams; i++ {
-		if _, ok := s.take(fmt.Sprint("user", i)); !ok {
-			t.Fatalf("refused stream %d of all", i)
-		}
-	}
-	if _, ok := s.take("late"); ok {
+	release()
+	fill(maxNamespaceStreams-1, maxNamespaceStreams, "", "one")
+	fill(maxNamespaceStreams, maxStreams, "", "two")
+	if _, ok := s.take("late", "three"); ok {
 		t.Error("there are more streams than the limit")
 	}
 }
