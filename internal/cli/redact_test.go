@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -48,7 +49,7 @@ status:
   ready: true
 `)
 	before := o.DeepCopy()
-	data, err := yaml.Marshal(redactObject(o).Object)
+	data, err := yaml.Marshal(redactObject(o, nil).Object)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,13 +69,17 @@ status:
 
 func TestRedactText(t *testing.T) {
 	long := "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUJkekNDQVIyZ0F3SUJBZ0lCQURBS0Jn"
-	known := knownSecrets([]corev1.Secret{{Data: map[string][]byte{
+	known := knownSecrets([]corev1.Secret{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "x"}, Data: map[string][]byte{
 		"password": []byte(planted), "key": []byte("line one is text\n" + long + "\n"), "short": []byte("yes"), "prefix": []byte("hunter2-"),
-	}}})
+		"host": []byte("rack-one-1"),
+	}}, {ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "words"}, Data: map[string][]byte{"x": []byte("controller")}}},
+		map[string]bool{"rack-one-1": true}, []string{"team/words"})
 	for text, want := range map[string]string{
-		"the value is hunter2-planted here":                                 "the value is (removed) here",
-		"as base64: " + base64.StdEncoding.EncodeToString([]byte(planted)):  "as base64: (removed)",
-		"a line of a longer value: " + long:                                 "a line of a longer value: (removed)",
+		"the value is hunter2-planted here":                                 "the value is (removed:team/x) here",
+		"as base64: " + base64.StdEncoding.EncodeToString([]byte(planted)):  "as base64: (removed:team/x)",
+		"a line of a longer value: " + long:                                 "a line of a longer value: (removed:team/x)",
+		"host rack-one-1 has a public name":                                 "host rack-one-1 has a public name",
+		"the controller is a word to keep":                                  "the controller is a word to keep",
 		"yes, short words stay":                                             "yes, short words stay",
 		"line one is text":                                                  "line one is text",
 		"join with abcdef.0123456789abcdef now":                             "join with (removed) now",
@@ -91,6 +96,39 @@ func TestRedactText(t *testing.T) {
 		if got := redactText(text, known); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
+	}
+}
+
+// A tenant who fills a Secret with words of logs does not hide objects and their names, and the reader sees which Secret it is.
+func TestWordsInASecret(t *testing.T) {
+	o := parseObject(t, `apiVersion: infrastructure.capstan.dev/v1beta2
+kind: CapstanMachine
+metadata: {name: a-1, namespace: production}
+spec: {hostName: rack-one-1, files: [{content: `+planted+`}]}
+status:
+  conditions: [{type: MachineRunning, status: 'False', reason: MachineStarting, message: "the password of production is `+planted+` here"}]
+`)
+	public := map[string]bool{}
+	publicTexts("", o.Object, public)
+	known := knownSecrets([]corev1.Secret{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "poison"}, Data: map[string][]byte{"words": []byte(strings.Join([]string{
+		"metadata", "conditions", "MachineRunning", "MachineStarting", "rack-one-1", "production", "namespace", "hostName", "password", planted}, "\n"))}}}, public, nil)
+	data, err := yaml.Marshal(redactObject(o, known).Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for _, kept := range []string{"metadata:", "namespace: production", "hostName: rack-one-1", "type: MachineRunning", "reason: MachineStarting",
+		"the (removed:team/poison) of production is (removed:team/poison) here"} {
+		if !strings.Contains(text, kept) {
+			t.Errorf("%q is missing:\n%s", kept, text)
+		}
+	}
+	if strings.Contains(text, planted) {
+		t.Errorf("a secret is left:\n%s", text)
+	}
+	log := map[string][]byte{"logs/x": []byte(redactText("a password, the metadata (removed:other/forged)", known))}
+	if got := known.frequent(log, 2); len(got) != 1 || got["team/poison"] != 2 {
+		t.Errorf("often removed: %v", got)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
@@ -28,6 +29,7 @@ const maxLog = 2 << 20
 
 func (a *app) supportBundleCommand() *cobra.Command {
 	var file string
+	var keep []string
 	c := &cobra.Command{
 		Use: "support-bundle", Short: "Collect objects, events, states and logs in one archive, without secrets", Args: noArgs,
 		Long: `Collect objects, events and reports of the management cluster in one archive. On the box of a plane, the archive also
@@ -36,13 +38,14 @@ cluster, if the user has the right to read them: the last lines of each service,
 
 Secrets are never contained. Texts of objects are contained only from fields that hold names, states, versions, sizes or
 addresses: contents of files, commands, arguments, variables and foreign annotations are removed. Values of Secrets that the
-user can read, and texts that look like keys, tokens or passwords, are removed from logs, messages and events. Read the archive before you
-publish it: it contains names, addresses and logs.`,
+user can read, and texts that look like keys, tokens or passwords, are removed from logs, messages and events. A removed value is replaced
+by the name of its Secret. If a Secret contains words of logs and no secret, name it with --keep. Read the archive before you publish
+it: it contains names, addresses and logs.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if file == "" {
 				file = "capstan-support-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
 			}
-			files, gaps, err := a.collect(c.Context())
+			files, words, gaps, err := a.collect(c.Context(), keep)
 			if err != nil {
 				return err
 			}
@@ -50,25 +53,32 @@ publish it: it contains names, addresses and logs.`,
 				return err
 			}
 			if a.json() {
-				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files)), "unreadable": gaps})
+				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files)), "unreadable": gaps, "oftenRemoved": words})
 			}
 			fmt.Fprintf(a.out, "%s: %d entries. Read it before you publish it.\n", file, len(files))
 			printGaps(a.out, gaps)
+			for _, name := range slices.Sorted(maps.Keys(words)) {
+				fmt.Fprintf(a.out, "Values of the Secret %s were removed %d times. If they are words and no secrets, repeat the command with --keep %s.\n", name, words[name], name)
+			}
 			return nil
 		},
 	}
+	c.Flags().StringArrayVar(&keep, "keep", nil, "NAMESPACE/NAME of a Secret whose values are no secrets and stay in the archive; can be repeated")
 	c.Flags().StringVar(&file, "file", "", "path of the archive; it must not exist (default: capstan-support-TIME.tar.gz)")
 	return c
 }
 
-// collect returns the entries of a bundle by name, and what the user has no right to read. What cannot be read is listed in
-// errors.txt and does not prevent the rest.
-func (a *app) collect(ctx context.Context) (map[string][]byte, []gap, error) {
+// oftenRemoved is the number of removals from which a Secret probably contains words of logs.
+const oftenRemoved = 1000
+
+// collect returns the entries of a bundle by name, the Secrets whose values were removed often, and what the user has no right to read.
+// What cannot be read is listed in errors.txt and does not prevent the rest.
+func (a *app) collect(ctx context.Context, keep []string) (map[string][]byte, map[string]int, []gap, error) {
 	files := map[string][]byte{"version.txt": []byte(version.Version + "\n")}
-	known, gaps := strings.NewReplacer(), []gap{}
+	known, gaps := knownSecrets(nil, nil, nil), []gap{}
 	m, err := a.management()
 	if err == nil {
-		known, err = m.collectObjects(ctx, files)
+		known, err = m.collectObjects(ctx, files, keep)
 		gaps = append(gaps, m.gaps...)
 	}
 	local, localErr := a.boxFiles(ctx)
@@ -77,7 +87,7 @@ func (a *app) collect(ctx context.Context) (map[string][]byte, []gap, error) {
 		if err == nil {
 			err = m.noRights()
 		}
-		return nil, nil, errors.Join(err, localErr)
+		return nil, nil, nil, errors.Join(err, localErr)
 	}
 	maps.Copy(files, local)
 	if m != nil {
@@ -93,40 +103,53 @@ func (a *app) collect(ctx context.Context) (map[string][]byte, []gap, error) {
 		files["errors.txt"] = unread.Bytes()
 	}
 	for name, data := range files {
-		files[name] = []byte(redactText(string(data), known))
+		if !strings.HasPrefix(name, objectsDir) { // Their fields are redacted one by one.
+			files[name] = []byte(redactText(string(data), known))
+		}
 	}
-	return files, gaps, nil
+	return files, known.frequent(files, oftenRemoved), gaps, nil
 }
 
-// collectObjects adds the objects, events and reports of the management cluster, and returns a replacer of its secrets.
-func (m *management) collectObjects(ctx context.Context, files map[string][]byte) (*strings.Replacer, error) {
+// objectsDir contains the objects in a bundle.
+const objectsDir = "objects/"
+
+// collectObjects adds the objects, events and reports of the management cluster, and returns the values of its Secrets.
+func (m *management) collectObjects(ctx context.Context, files map[string][]byte, keep []string) (*knownValues, error) {
 	kinds, err := m.bundledKinds()
 	if err != nil {
-		return strings.NewReplacer(), err
+		return knownSecrets(nil, nil, nil), err
 	}
 	var failed []error
-	reports := []report{}
+	reports, public := []report{}, map[string]bool{}
+	byKind := map[schema.GroupKind][]*unstructured.Unstructured{}
 	for _, gk := range kinds {
 		objects, err := m.listed(ctx, gk, "")
 		failed = append(failed, err)
-		var out bytes.Buffer
+		byKind[gk] = objects
 		for _, o := range objects {
-			data, err := yaml.Marshal(redactObject(o).Object)
-			failed = append(failed, err)
-			fmt.Fprintf(&out, "---\n%s", data)
+			publicTexts("", o.Object, public)
 			if r := diagnose(o, nil, nil); len(r.Waiting) > 0 {
 				reports = append(reports, r)
 			}
-		}
-		if out.Len() > 0 {
-			files["objects/"+strings.ToLower(gk.Kind)+"."+gk.Group+".yaml"] = out.Bytes()
 		}
 	}
 	waiting, err1 := json.MarshalIndent(reports, "", "  ")
 	lines, err2 := m.eventLines(ctx)
 	secrets, err3 := m.secrets(ctx)
 	files["waiting.json"], files["events.txt"] = waiting, lines
-	return knownSecrets(secrets), errors.Join(append(failed, err1, err2, err3)...)
+	known := knownSecrets(secrets, public, keep)
+	for gk, objects := range byKind {
+		var out bytes.Buffer
+		for _, o := range objects {
+			data, err := yaml.Marshal(redactObject(o, known).Object)
+			failed = append(failed, err)
+			fmt.Fprintf(&out, "---\n%s", data)
+		}
+		if out.Len() > 0 {
+			files[objectsDir+strings.ToLower(gk.Kind)+"."+gk.Group+".yaml"] = out.Bytes()
+		}
+	}
+	return known, errors.Join(append(failed, err1, err2, err3)...)
 }
 
 // secrets returns the Secrets that the user can list. Only their values are needed, to remove them from texts.

@@ -196,7 +196,7 @@ func (s *site) testBundledLogs() {
 	}
 	contents := untar(t, file)
 	for name, want := range map[string]string{
-		"machines/" + own + "/worker/kubelet.log": "log of worker with (removed)\n", "machines/" + own + "/first/kubelet.log": "log of first with (removed)\n",
+		"machines/" + own + "/worker/kubelet.log": "log of worker with (removed:" + own + "/planted)\n", "machines/" + own + "/first/kubelet.log": "log of first with (removed:" + own + "/planted)\n",
 		"machines/" + own + "/first/etcd.log": "token=(removed)\n", "machines/" + own + "/worker/etcd.log": "", "machines/" + foreign + "/theirs/kubelet.log": "",
 	} {
 		if contents[name] != want {

@@ -71,7 +71,7 @@ func (i *installation) checkBundle(contents map[string]string, more ...string) {
 			kubelet += text
 		}
 	}
-	if !strings.Contains(kubelet, "the password is (removed)") {
+	if !strings.Contains(kubelet, "the password is (removed:default/planted)") {
 		i.t.Error("the bundle does not have the end of the kubelets' logs")
 	}
 }
