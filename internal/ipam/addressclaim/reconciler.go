@@ -265,10 +265,20 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 		s.ip = ip
 		return nil
 	}
+	if !refused(err) {
+		r.Ledger.Pool(s.key).Unanswered(s.claim.UID)
+	}
 	if !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating IPAddress %s with %s: %w", ip.Name, res.Address, err)
 	}
 	return r.useExisting(ctx, s, res)
+}
+
+// refused reports whether the API server has refused a request and will not execute it later. After an error of the
+// server or of the connection it may.
+func refused(err error) bool {
+	var answer apierrors.APIStatus
+	return errors.As(err, &answer) && answer.Status().Code >= 400 && answer.Status().Code < 500
 }
 
 // useExisting handles an IPAddress that was missing in the cache.

@@ -6,4 +6,6 @@ import "testing"
 
 // TestNoDuplicatesHeavy runs the test of duplicate addresses with thousands of claims and many more killed managers. It
 // takes some minutes, so only `make test-e2e` runs it.
-func TestNoDuplicatesHeavy(t *testing.T) { testNoDuplicates(t, 90, 2000, 10) }
+func TestNoDuplicatesHeavy(t *testing.T) {
+	testNoDuplicates(t, &churn{names: 90, claims: 2000, kills: 10, pauses: 3})
+}

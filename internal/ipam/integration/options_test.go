@@ -79,11 +79,7 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 	must(t, env.Client.Delete(ctx, pool))
 	must(t, env.Client.Delete(ctx, before))
 	wantGone(t, pool)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, d := range w.duplicates {
-		t.Errorf("allocated twice: %s", d)
-	}
+	w.report(t)
 }
 
 // wantSettled waits until no manager has work for a pool, so that only events lead to further work.

@@ -19,8 +19,8 @@ type pendingEntry struct {
 	// marked is the time when this process wrote it into the record. For a short time after that the process may create
 	// the IPAddress. Later it must write the record again. It is zero when another process wrote it.
 	marked time.Time
-	// shared is true if another process, or an abandoned reconciliation, may still create the IPAddress. The address
-	// stays used until the time above.
+	// shared is true if another process, an abandoned reconciliation, or a request without an answer may still create the
+	// IPAddress. The address stays used until the time above.
 	shared bool
 	// done is true if this process will not create the IPAddress any more.
 	done bool

@@ -194,6 +194,14 @@ func (p *Pool) Created(claim types.UID, ip *capiipamv1.IPAddress) {
 	}
 }
 
+// Unanswered records that a request to create a claim's IPAddress has ended without an answer. The API server may still
+// execute it, even after another request has created the IPAddress and the claim was deleted.
+func (p *Pool) Unanswered(claim types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.share(claim)
+}
+
 // Abandon records the deletion of a claim for which an address may be chosen. A request to create its IPAddress may
 // still be in progress.
 func (p *Pool) Abandon(claim types.UID) {
@@ -201,6 +209,11 @@ func (p *Pool) Abandon(claim types.UID) {
 	defer p.mu.Unlock()
 	p.state.leave(claim)
 	p.state.dead[claim] = p.state.now()
+	p.share(claim)
+}
+
+// share keeps the pending allocation of a claim until its deadline. The change of the pool schedules the next Sweep.
+func (p *Pool) share(claim types.UID) {
 	if e, ok := p.state.pending[claim]; ok {
 		e.shared = true
 		p.state.opts.PoolChanged(p.state.key)

@@ -73,6 +73,25 @@ func TestAbandonedAllocationStaysUntilDeadline(t *testing.T) {
 	}
 }
 
+// The same is true for a claim that was served, if an earlier request to create its IPAddress has ended without an answer.
+func TestUnansweredRequestKeepsAddressUntilDeadline(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.ask("a")
+	pool := f.reg.Pool(f.key)
+	pool.Unanswered("claim-a")
+	pool.Created("claim-a", f.address("a", "10.0.0.1", nil))
+	pool.Abandon("claim-a")
+	f.removeAddress("ip-a", false)
+	if free := f.view().Free; free.AtLeast(2) {
+		t.Errorf("%v addresses are free before the deadline, want 1", free)
+	}
+	f.clock = f.clock.Add(2 * time.Minute)
+	f.tick()
+	if free := f.view().Free; !free.AtLeast(2) {
+		t.Errorf("%v addresses are free after the deadline, want 2", free)
+	}
+}
+
 // A claim whose IPAddress conflicts with another one does not delay later claims.
 func TestConflictDoesNotDelayLaterClaims(t *testing.T) {
 	f := newFixture(twoAddresses())
