@@ -5,15 +5,15 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"capstan.dev/capstan/internal/node/containerruntime"
 )
 
 // Pull pulls the images that the machine does not have. It uses the interface of the kubelet, so that the registries, mirrors and
 // credentials in containerd's configuration apply.
 func Pull(ctx context.Context, socket string, names []string) (err error) {
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := containerruntime.Connect(socket)
 	if err != nil {
 		return fmt.Errorf("connecting to containerd at %s: %w", socket, err)
 	}

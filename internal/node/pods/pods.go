@@ -13,8 +13,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"capstan.dev/capstan/internal/node/containerruntime"
 )
 
 const (
@@ -22,8 +23,6 @@ const (
 	callTimeout = 5 * time.Second
 	// killTimeout is the time that the runtime gets to kill a container after its grace period.
 	killTimeout = 2 * time.Second
-	// maxMessage is the limit of the kubelet for an answer of the runtime, in bytes.
-	maxMessage = 16 << 20
 )
 
 // Runtime is a connection to the container runtime.
@@ -35,8 +34,7 @@ type Runtime struct {
 
 // Connect returns a client of the runtime's socket. It connects with the first call, which fails at once if nobody listens.
 func Connect(socket string, log *slog.Logger) (*Runtime, error) {
-	c, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	c, err := containerruntime.Connect(socket)
 	if err != nil {
 		return nil, err
 	}
