@@ -25,7 +25,8 @@ func (a *app) downCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
 		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.
-If a host of this box also has machines of other management planes, the command asks before it removes them.`,
+If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
+management plane does not answer and a host has machines: they may belong to other planes.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !keepState && !yes {
 				if err := a.confirmDown(c.Context()); err != nil {
@@ -39,28 +40,59 @@ If a host of this box also has machines of other management planes, the command 
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
-	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes without a question")
+	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes, or of unknown ones, without a question")
 	return c
 }
 
 // confirmDown asks before machines of other planes are removed. Only a running plane can separate its own machines from
-// others. While it does not run, others are possible if the hosts of this box also listen for remote planes.
+// others. While it does not run, each machine can belong to another plane, also if the host no longer listens for one.
 func (a *app) confirmDown(ctx context.Context) error {
 	state, err := embedded.LoadState(a.layout())
 	if err != nil {
 		return nil // Without a state there are no machines. Down reports a damaged one.
 	}
-	ask := func(what string) error { return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), what) }
-	others, err := a.foreignMachines(ctx)
-	switch {
-	case err == nil && len(others) == 0:
-		return nil
-	case err == nil:
-		return ask(fmt.Sprintf("%d machines of other management planes: %s", len(others), strings.Join(others, ", ")))
-	case state.Listen == "":
+	var what string
+	if others, err := a.foreignMachines(ctx); err == nil {
+		what = removesOthers(others)
+	} else if what = removesAny(state.Listen, a.storedMachines(state)); what != "" {
+		what += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
+	}
+	if what == "" {
 		return nil
 	}
-	return ask(fmt.Sprintf("all machines of its hosts, which serve other management planes on %s (the plane of this box does not answer: %v)", state.Listen, err))
+	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), what)
+}
+
+// removesOthers describes the removal of machines of other planes; "" without such machines.
+func removesOthers(others []string) string {
+	if len(others) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d machines of other management planes: %s", len(others), strings.Join(others, ", "))
+}
+
+// removesAny describes the removal of machines whose plane is unknown; "" without such machines.
+func removesAny(listen string, machines []string) string {
+	switch {
+	case listen != "":
+		return "all machines of its hosts, which serve other management planes on " + listen
+	case len(machines) > 0:
+		return "machines, possibly of other management planes: " + strings.Join(machines, ", ")
+	}
+	return ""
+}
+
+// storedMachines lists the machines in the folders of the hosts of a plane, as capstand need not run. A folder that cannot be
+// read may contain machines.
+func (a *app) storedMachines(state embedded.State) (all []string) {
+	for _, host := range state.Hosts {
+		machines, err := recorded(a.layout().HostRoot(host), "machines", "machine")
+		if err != nil {
+			machines = []string{fmt.Sprintf("those of host %s (%v)", host, err)}
+		}
+		all = append(all, machines...)
+	}
+	return all
 }
 
 // foreignMachines lists the machines on this box that belong to no cluster of its plane, as namespace/name.

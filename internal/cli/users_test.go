@@ -274,15 +274,84 @@ func (h fakeHost) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*h
 	return &hostpb.ListMachinesResponse{Machines: h.machines}, nil
 }
 
-// testDown: `capstan down` without a terminal refuses to remove machines of other planes, unless --yes is given.
+// testDown: `capstan down` without a terminal refuses to remove machines of other planes, or of unknown ones if the plane does
+// not answer, unless --yes is given.
 func (s *site) testDown() {
-	t, own := s.t, s.env.Namespace(s.t)
+	own := s.env.Namespace(s.t)
 	s.create(capstanMachine(own, "ours", nil))
-	l := embedded.Layout{Root: t.TempDir()}
+	silent := s.silentKubeconfig()
+	const repeat = ": repeat it with --yes"
+	for name, test := range map[string]struct {
+		state, kubeconfig string
+		machines          []string // in the list of capstand
+		stored            []string // in the folder of a host whose capstand does not run
+		refusal           string
+	}{
+		"own machines":               {state: `{"hosts":["local"]}`, kubeconfig: string(s.env.Kubeconfig), machines: []string{"ours"}},
+		"a foreign machine":          {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"ours", "foreign"}, nil, "1 machines of other management planes: team/foreign" + repeat},
+		"silent plane":               {`{"hosts":["local"]}`, silent, nil, []string{"a", "b"}, "machines, possibly of other management planes: machine a, machine b (the plane of this box does not answer: "},
+		"silent plane, no machines":  {state: `{"hosts":["local"]}`, kubeconfig: silent},
+		"silent plane that listened": {`{"hosts":["local"],"listen":":7443"}`, silent, nil, nil, "all machines of its hosts, which serve other management planes on :7443 (the plane of this box does not answer: "},
+	} {
+		s.t.Run(name, func(t *testing.T) {
+			l := embedded.Layout{Root: t.TempDir()}
+			s.installation(t, l, test.state, test.kubeconfig, test.machines)
+			for _, m := range test.stored {
+				if err := os.MkdirAll(filepath.Join(l.HostRoot("local"), "machines", m), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			out, err := s.run("down", "--root", l.Root)
+			switch {
+			case test.refusal == "" && err != nil:
+				t.Errorf("wanted no question, found %v %s", err, out)
+			case test.refusal != "" && (err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), test.refusal) || !strings.Contains(err.Error(), repeat)):
+				t.Errorf("wanted the refusal %q, found %v", test.refusal, err)
+			}
+			if _, err := os.Stat(l.State()); test.refusal != "" && err != nil {
+				t.Errorf("the refused command removed the state: %v", err)
+			}
+			if err := os.RemoveAll(l.HostRoot("local")); err != nil { // no capstand is here that could remove the stored machines
+				t.Fatal(err)
+			}
+			if out, err := s.run("down", "--root", l.Root, "--yes"); err != nil {
+				t.Errorf("down --yes: %v %s", err, out)
+			}
+		})
+	}
+}
+
+// silentKubeconfig returns a kubeconfig of an API server that does not run.
+func (s *site) silentKubeconfig() string {
+	s.t.Helper()
+	config, err := clientcmd.Load(s.env.Kubeconfig)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, c := range config.Clusters {
+		c.Server = "https://" + listener.Addr().String()
+	}
+	if err := listener.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// installation writes the files of a plane with one host, and serves the machines of its capstand.
+func (s *site) installation(t *testing.T, l embedded.Layout, state, kubeconfig string, machines []string) {
+	t.Helper()
 	if err := os.MkdirAll(l.Sockets(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for file, content := range map[string]string{l.State(): `{"hosts":["local"]}`, l.AdminKubeconfig(): string(s.env.Kubeconfig)} {
+	for file, content := range map[string]string{l.State(): state, l.AdminKubeconfig(): kubeconfig} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -291,21 +360,12 @@ func (s *site) testDown() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	machine := func(name string) *hostpb.Machine {
-		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "machine-" + name, Namespace: "team", Name: name}}
+	host := fakeHost{}
+	for _, name := range machines {
+		host.machines = append(host.machines, &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "machine-" + name, Namespace: "team", Name: name}})
 	}
 	server := grpc.NewServer()
-	hostpb.RegisterHostServer(server, fakeHost{machines: []*hostpb.Machine{machine("ours"), machine("foreign")}})
+	hostpb.RegisterHostServer(server, host)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	_, err = s.run("down", "--root", l.Root)
-	if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), "1 machines of other management planes: team/foreign: repeat it with --yes") {
-		t.Errorf("down without a terminal: %v", err)
-	}
-	if _, err := os.Stat(l.State()); err != nil {
-		t.Errorf("the refused command removed the state: %v", err)
-	}
-	if out, err := s.run("down", "--root", l.Root, "--yes"); err != nil {
-		t.Errorf("down --yes: %v %s", err, out)
-	}
 }
