@@ -36,14 +36,26 @@ func main() {
 	root := command(inherited(machine.MetadataPath))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "capstan-init:", err)
+	if failed, err := root.ExecuteContextC(ctx); err != nil {
+		if logs(failed) {
+			logging.LastError(failed, os.Stderr, "capstan-init ends", err)
+		} else {
+			fmt.Fprintln(os.Stderr, "capstan-init:", err)
+		}
 		if errors.Is(err, images.ErrArchive) {
 			os.Exit(machineapi.ExitBadArchive)
 		}
 		os.Exit(1)
 	}
 }
+
+// logs reports whether a command writes logs: PID 1 and the services of a machine. Users and capstand read the output of others.
+func logs(c *cobra.Command) bool {
+	return !c.HasParent() || c.Name() == nodeCommand || c.Parent().Name() == nodeCommand
+}
+
+// nodeCommand has the commands that are services of a machine.
+const nodeCommand = "node"
 
 // inherited returns the flags of the logs, with the values that capstand has as defaults. PID 1 and the services of a machine
 // have no other arguments. A wrong value must not end PID 1.
@@ -79,7 +91,7 @@ func command(logs *logging.Flags) *cobra.Command {
 		},
 	}
 	logs.Add(root.PersistentFlags())
-	node := &cobra.Command{Use: "node", Short: "Configure this machine as a Kubernetes node"}
+	node := &cobra.Command{Use: nodeCommand, Short: "Configure this machine as a Kubernetes node"}
 	node.AddCommand(&cobra.Command{
 		Use: "up", Short: "Create certificates and configuration, start the services, and wait until they are ready",
 		Args: cobra.NoArgs,

@@ -1,11 +1,53 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
+
+// asInit makes this test program capstan-init.
+const asInit = "CAPSTAN_TEST_AS_INIT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asInit) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// The last line of PID 1 and of the services of a machine is JSON too, also for an invalid command line. Other commands print text.
+func TestLastErrorIsJSON(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		json bool
+	}{
+		{[]string{"--logging-format=json", "--nonsense"}, true},
+		{[]string{"--logging-format=json", "node", "agent", "--nonsense"}, true},
+		{[]string{"--logging-format=json", "node", "up", "nonsense"}, true},
+		{[]string{"--logging-format=json", "service", "start"}, false},
+	} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], test.args...)
+		cmd.Env = append(os.Environ(), asInit+"=1")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Fatalf("%q succeeded:\n%s", test.args, out)
+		}
+		var last struct{ Msg, Error string }
+		isJSON := true
+		for line := range strings.Lines(string(out)) {
+			isJSON = isJSON && json.Unmarshal([]byte(line), &last) == nil
+		}
+		if isJSON != test.json || test.json && (last.Msg != "capstan-init ends" || last.Error == "") || !test.json && !strings.HasPrefix(string(out), "capstan-init: ") {
+			t.Errorf("%q ended with:\n%s", test.args, out)
+		}
+	}
+}
 
 // PID 1 and the node agent have the logs of capstand. Wrong metadata does not end them.
 func TestInheritedLogs(t *testing.T) {

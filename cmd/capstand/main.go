@@ -40,8 +40,8 @@ func main() {
 	defer stop()
 	root := command()
 	root.AddCommand(balancerCommand(), guardCommand(), wireguardCommand(), hollowCommand(), manpages.Command("8"))
-	if err := root.ExecuteContext(ctx); err != nil {
-		slog.Error("capstand ends", "error", err)
+	if failed, err := root.ExecuteContextC(ctx); err != nil {
+		logging.LastError(failed, os.Stderr, "capstand ends", err)
 		os.Exit(1)
 	}
 }

@@ -24,8 +24,10 @@ func TestLogsAreJSON(t *testing.T) {
 	for _, args := range [][]string{
 		{"hollow", "--versions=1.36.3", "--root=" + t.TempDir()},
 		{"--reserve-memory=much", "--root=" + t.TempDir()},
+		{"--nonsense"},
+		{"hollow", "nonsense"},
 	} {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], append(args, "--logging-format=json")...)
+		cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--logging-format=json"}, args...)...)
 		cmd.Env = append(os.Environ(), asCapstand+"=1")
 		out, err := cmd.CombinedOutput()
 		if err == nil {

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -14,6 +13,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane"
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/ipam"
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/manpages"
 )
@@ -21,8 +21,8 @@ import (
 func main() {
 	root := command()
 	root.AddCommand(manpages.Command("8"))
-	if err := root.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
-		fmt.Fprintln(os.Stderr, "Error:", err)
+	if failed, err := root.ExecuteContextC(ctrl.SetupSignalHandler()); err != nil {
+		logging.LastError(failed, os.Stderr, "The manager ends", err)
 		os.Exit(1)
 	}
 }

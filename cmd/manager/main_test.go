@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -18,6 +21,31 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
 )
+
+// The last line of the manager is JSON too, also for an invalid command line.
+func TestLastErrorIsJSON(t *testing.T) {
+	for _, args := range [][]string{
+		{"all", "--logging-format=json", "--nonsense"},
+		{"infrastructure", "--logging-format=json", "nonsense"},
+		{"all", "--logging-format=json", "--kubeconfig=/nonexistent"},
+	} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+		cmd.Env = append(os.Environ(), asManager+"=1")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Fatalf("%q succeeded:\n%s", args, out)
+		}
+		var last struct{ Msg, Error string }
+		for line := range strings.Lines(string(out)) {
+			if err := json.Unmarshal([]byte(line), &last); err != nil {
+				t.Errorf("%q: %q: %v", args, line, err)
+			}
+		}
+		if last.Msg != "The manager ends" || last.Error == "" {
+			t.Errorf("%q ended with:\n%s", args, out)
+		}
+	}
+}
 
 // ALL-07, CP-22: `manager all` starts every provider and becomes leader. With --namespace and --watch-filter, it
 // reconciles only the objects of that namespace with the label.

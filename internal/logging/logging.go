@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	logsv1 "k8s.io/component-base/logs/api/v1"
 
@@ -23,6 +24,9 @@ import (
 const MaxVerbosity = 10
 
 var formats = []string{logsv1.DefaultLogFormat, logsv1.JSONLogFormat}
+
+// formatFlag is the name of the flag, also that of Kubernetes.
+const formatFlag = "logging-format"
 
 // Flags describe the logs of a process.
 type Flags struct{ config *logsv1.LoggingConfiguration }
@@ -36,7 +40,7 @@ func New() *Flags {
 
 // Add adds the flags of every program.
 func (f *Flags) Add(fs *pflag.FlagSet) {
-	fs.StringVar(&f.config.Format, "logging-format", f.config.Format, "format of the logs: text or json")
+	fs.StringVar(&f.config.Format, formatFlag, f.config.Format, "format of the logs: text or json")
 	fs.VarP(logsv1.VerbosityLevelPflag(&f.config.Verbosity), "v", "v", fmt.Sprintf("verbosity of the logs, from 0 to %d", MaxVerbosity))
 }
 
@@ -67,6 +71,17 @@ func (f *Flags) Apply(w io.Writer) (*slog.Logger, error) {
 		return nil, err
 	}
 	return slog.Default(), nil
+}
+
+// LastError logs the error with which a process ends, in the format of the command that failed. The logs need not be set up: an
+// invalid command line fails before.
+func LastError(c *cobra.Command, w io.Writer, message string, err error) {
+	f := New()
+	if flag := c.Flag(formatFlag); flag != nil {
+		f.config.Format = flag.Value.String()
+	}
+	_, _ = f.Apply(w) // fails if the logs are set up already, or with an unknown format, for which the default format remains
+	slog.Error(message, "error", err)
 }
 
 // Args returns the flags of a process with the same logs; none for the defaults.
