@@ -20,6 +20,9 @@ import (
 // unchanged is the value of a number that the command line does not set.
 const unchanged = -1
 
+// groupFlag names the workers that are scaled.
+const groupFlag = "group"
+
 // target is what a cluster is changed to.
 type target struct {
 	controlPlanes, workers int
@@ -45,7 +48,7 @@ For a cluster of a ClusterClass, the command changes the topology of the Cluster
 	}, func(c *cobra.Command) {
 		c.Flags().IntVar(&to.controlPlanes, "control-plane-machines", unchanged, "number of control plane machines; must be odd (default: unchanged)")
 		c.Flags().IntVar(&to.workers, "workers", unchanged, "number of worker machines (default: unchanged)")
-		c.Flags().StringVar(&to.group, "group", "", "MachineDeployment or MachinePool of the workers; only needed if the cluster has several")
+		c.Flags().StringVar(&to.group, groupFlag, "", "MachineDeployment or MachinePool of the workers; only needed if the cluster has several")
 		c.MarkFlagsOneRequired("control-plane-machines", "workers")
 		c.PreRunE = func(*cobra.Command, []string) error { return to.checkSizes(c.Flags().Changed) }
 	}))
@@ -94,6 +97,9 @@ func (a *app) changeCommand(to *target, c *cobra.Command, flags func(*cobra.Comm
 	c.Flags().BoolVar(&wait, "wait", true, "wait until all machines are ready; an upgrade always waits for the control plane")
 	c.Flags().DurationVar(&timeout, "timeout", 30*time.Minute, "time limit; 0 for none")
 	flags(c)
+	if c.Flags().Lookup(groupFlag) != nil {
+		_ = c.RegisterFlagCompletionFunc(groupFlag, a.completeGroups(&namespace))
+	}
 	return c
 }
 
@@ -143,9 +149,7 @@ func (a *app) settle(ctx context.Context, m *management, key client.ObjectKey, p
 		return err
 	}
 	p.close()
-	for _, blocker := range last {
-		fmt.Fprintln(a.errOut, "  waiting for", blocker)
-	}
+	a.blocked(last)
 	return coded{fmt.Errorf("cluster %s is not complete: %w", key.Name, err), exitTimeout}
 }
 
@@ -254,11 +258,16 @@ func (p parts) changed(to target) (parts, error) {
 	if to.workers == unchanged {
 		return out, nil
 	}
-	var groups []workerGroup
-	for _, w := range out.workers {
+	return out, scaleGroup(out.groups(), to)
+}
+
+// groups returns the groups of workers. Their maps are parts of the objects.
+func (p parts) groups() []workerGroup {
+	groups := topologyGroups(p.cluster.Object)
+	for _, w := range p.workers {
 		groups = append(groups, workerGroup{name: w.GetName(), object: w.Object, path: []string{"spec", "replicas"}})
 	}
-	return out, scaleGroup(groups, to)
+	return groups
 }
 
 // workerGroup is a number of workers in an object.
@@ -322,12 +331,8 @@ func topologyGroups(cluster map[string]any) []workerGroup {
 
 // totalWorkers is the number of workers in all groups; unchanged if a group has no number, as with an autoscaler.
 func (p parts) totalWorkers() int {
-	groups := topologyGroups(p.cluster.Object)
-	for _, w := range p.workers {
-		groups = append(groups, workerGroup{object: w.Object, path: []string{"spec", "replicas"}})
-	}
 	total := 0
-	for _, g := range groups {
+	for _, g := range p.groups() {
 		n, found, _ := unstructured.NestedInt64(g.object, g.path...)
 		if !found {
 			return unchanged

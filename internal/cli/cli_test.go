@@ -24,21 +24,26 @@ func (c *clock) now() time.Time { return c.at }
 
 func TestProgress(t *testing.T) {
 	for name, test := range map[string]struct {
-		live bool
-		want string
+		live  bool
+		width int
+		want  string
 	}{
-		"plain": {false, `   1.0s  ✓ etcd
+		"plain": {false, 0, `   1.0s  ✓ etcd
    2.5s  ✓ API server: 127.0.0.1:6443
    2.5s  … waiting for a miracle
 `},
-		"terminal": {true, "   1.0s  ✓ etcd\n" + "   1.0s  … API server\n" +
+		"terminal": {true, 0, "   1.0s  ✓ etcd\n" + "   1.0s  … API server\n" +
 			"\x1b[1A\x1b[J" + "   2.5s  ✓ API server: 127.0.0.1:6443\n" + "   2.5s  … manager: starting\n" +
+			"\x1b[1A\x1b[J"},
+		// An open line must fit, as it is updated. A line of a completed step stays, so it can wrap and be complete.
+		"narrow terminal": {true, 20, "   1.0s  ✓ etcd\n" + "   1.0s  … API ser…\n" +
+			"\x1b[1A\x1b[J" + "   2.5s  ✓ API server: 127.0.0.1:6443\n" + "   2.5s  … manager…\n" +
 			"\x1b[1A\x1b[J"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			c := &clock{at: time.Unix(1000, 0)}
-			p := &progress{out: &out, live: test.live, start: c.at, now: c.now, width: func() int { return 0 }, stop: make(chan struct{})}
+			p := &progress{out: &out, live: test.live, start: c.at, now: c.now, width: func() int { return test.width }, stop: make(chan struct{})}
 			c.at = c.at.Add(time.Second)
 			p.show([]step{{name: "etcd", done: true}, {name: "API server"}})
 			c.at = c.at.Add(1500 * time.Millisecond)
@@ -78,6 +83,13 @@ func parseObject(t *testing.T, text string) *unstructured.Unstructured {
 		t.Fatal(err)
 	}
 	return o
+}
+
+// The time of a command can end before the first answer of the API server.
+func TestNoBlockersOfNothing(t *testing.T) {
+	if found := blockers(view{}); len(found) > 0 {
+		t.Errorf("blockers of no cluster: %v", found)
+	}
 }
 
 func TestAssess(t *testing.T) {

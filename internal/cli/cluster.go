@@ -67,9 +67,7 @@ func (a *app) deleteCluster(ctx context.Context, m *management, key client.Objec
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
 		p.close()
-		for _, blocker := range blockers(last) {
-			fmt.Fprintln(a.errOut, "  waiting for", blocker)
-		}
+		a.blocked(blockers(last))
 		return coded{fmt.Errorf("cluster %s is not deleted yet: %w", key.Name, err), exitTimeout}
 	}
 	return err

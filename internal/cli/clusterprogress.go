@@ -122,7 +122,10 @@ var summaries = []string{"Ready", "Available"}
 // blockers describes the first blocking condition of each object. Objects that are closer to the machine come first,
 // because their problems cause those of the others.
 func blockers(v view) []string {
-	objects := append([]*unstructured.Unstructured{v.cluster}, v.objects...)
+	objects := slices.Clone(v.objects)
+	if v.cluster != nil { // it is nil before the first answer of the API server
+		objects = append(objects, v.cluster)
+	}
 	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
 		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
 	})

@@ -72,6 +72,27 @@ func (a *app) completeTokens() completion {
 	}
 }
 
+// completeGroups completes a group of workers of the cluster in the first argument.
+func (a *app) completeGroups(namespace *string) completion {
+	return a.completing(func(ctx context.Context, args []string) (names []string) {
+		if len(args) == 0 {
+			return nil
+		}
+		m, key, err := a.clusterOf(*namespace, args[0])
+		if err != nil {
+			return nil
+		}
+		p, _ := m.parts(ctx, key) // has the groups that the user can read
+		if p.cluster == nil {
+			return nil
+		}
+		for _, g := range p.groups() {
+			names = append(names, g.name)
+		}
+		return names
+	})
+}
+
 // completeDescribed completes a kind or a name, and then a name of the kind.
 func (a *app) completeDescribed(namespace *string) completion {
 	return a.completing(func(ctx context.Context, args []string) []string {

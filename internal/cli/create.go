@@ -147,7 +147,7 @@ func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) 
 	list := m.hosts
 	if o.kubernetesVersion == "" {
 		list = func(ctx context.Context) ([]infrav1.CapstanHost, error) {
-			return m.hostsWithVersions(ctx, func() { fmt.Fprintln(a.errOut, "Waiting for a host to report its Kubernetes versions") })
+			return m.hostsWithVersions(ctx, func() { a.step("Waiting for a host to report its Kubernetes versions") })
 		}
 	}
 	hosts, err := list(ctx)
@@ -419,9 +419,7 @@ func (a *app) waitCluster(ctx context.Context, m *management, key client.ObjectK
 		return nil
 	}
 	p.close()
-	for _, blocker := range last.blockers {
-		fmt.Fprintln(a.errOut, "  waiting for", blocker)
-	}
+	a.blocked(last.blockers)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return coded{fmt.Errorf("cluster %s is not complete: %w", key.Name, err), exitTimeout}
 	}

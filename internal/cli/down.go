@@ -33,10 +33,7 @@ management plane does not answer and a host has machines: they may belong to oth
 					return err
 				}
 			}
-			start := time.Now()
-			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
-				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
-			})
+			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) { a.step("%s", what) })
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")

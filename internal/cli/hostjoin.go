@@ -231,9 +231,6 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 	return finishJoin(o.dir, want)
 }
 
-// step reports the progress.
-func (a *app) step(format string, args ...any) { fmt.Fprintf(a.errOut, format+"\n", args...) }
-
 // request creates the CertificateSigningRequest, and waits for the certificate of the host and that of its authority.
 func (a *app) request(ctx context.Context, server string, t joining.Token, r joining.Request, request []byte) ([]byte, error) {
 	api, err := certificatesclient.NewForConfig(&rest.Config{

@@ -96,7 +96,8 @@ func (a *app) imageTargets(ctx context.Context, namespace, cluster string) ([]im
 	}
 	all, err := a.imageTargetsOfPlane(ctx, namespace, cluster)
 	if err != nil && len(here) > 0 {
-		fmt.Fprintf(a.errOut, "The management plane does not answer, so machines on other hosts do not get the images: %v\n", err)
+		warning := fmt.Sprintf("The management plane does not answer, so machines on other hosts do not get the images: %v", err)
+		a.report(event{State: eventWarning, Message: warning}, warning+"\n")
 		return here, nil
 	}
 	return union(here, all), err

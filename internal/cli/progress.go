@@ -94,15 +94,27 @@ func (p *progress) show(steps []step) {
 	p.draw(strings.Join(finished, ""))
 }
 
-// event is a change of a step, for programs.
+// event is a change of a step, a blocker or an error, for programs.
 type event struct {
 	Time           time.Time `json:"time"`
 	ElapsedSeconds float64   `json:"elapsedSeconds"`
-	Step           string    `json:"step"`
-	// State is Waiting or Done.
-	State   string `json:"state"`
-	Message string `json:"message,omitempty"`
+	// Step is empty if the event concerns the whole command.
+	Step    string     `json:"step,omitempty"`
+	State   eventState `json:"state"`
+	Message string     `json:"message,omitempty"`
 }
+
+// eventState is the meaning of an event.
+type eventState string
+
+const (
+	eventWaiting eventState = "Waiting" // the step is not complete
+	eventStarted eventState = "Started" // the step has begun, and the next one begins after it
+	eventDone    eventState = "Done"    // the step is complete
+	eventBlocked eventState = "Blocked" // the message is what the command still waited for at its end
+	eventWarning eventState = "Warning" // the command continues in spite of the message
+	eventFailed  eventState = "Failed"  // the message is the error of the command
+)
 
 // send writes an event for each step that has changed.
 func (p *progress) send(elapsed time.Duration) {
@@ -114,9 +126,9 @@ func (p *progress) send(elapsed time.Duration) {
 			continue
 		}
 		p.sent[s.name] = s.step
-		e := event{Time: p.now().UTC(), ElapsedSeconds: elapsed.Round(time.Millisecond).Seconds(), Step: s.name, State: "Waiting", Message: s.note}
+		e := event{Time: p.now().UTC(), ElapsedSeconds: elapsed.Round(time.Millisecond).Seconds(), Step: s.name, State: eventWaiting, Message: s.note}
 		if s.done {
-			e.State = "Done"
+			e.State = eventDone
 		}
 		if err := p.events.Encode(e); err != nil {
 			return // nobody reads the events any more
@@ -130,6 +142,33 @@ func (p *progress) remark(text string) {
 	defer p.mu.Unlock()
 	if !p.live && !p.quiet {
 		fmt.Fprintf(p.out, "%6.1fs  … waiting for %s\n", p.now().Sub(p.start).Seconds(), text)
+	}
+}
+
+// report writes an event to standard error if the command line wants JSON events, else the text. The text is empty if only
+// events contain the fact.
+func (a *app) report(e event, text string) {
+	if a.progressFormat != "json" {
+		fmt.Fprint(a.errOut, text)
+		return
+	}
+	e.Time, e.ElapsedSeconds = time.Now().UTC(), time.Since(a.start).Round(time.Millisecond).Seconds()
+	_ = json.NewEncoder(a.errOut).Encode(e) // fails if nobody reads the events any more
+}
+
+// step reports the next step of a command whose steps become known one by one.
+func (a *app) step(format string, args ...any) {
+	name, text := fmt.Sprintf(format, args...), ""
+	if a.progressFormat != "none" && (a.progressFormat == "plain" || !a.json()) {
+		text = fmt.Sprintf("%6.1fs  %s\n", time.Since(a.start).Seconds(), name)
+	}
+	a.report(event{Step: name, State: eventStarted}, text)
+}
+
+// blocked reports what a command still waited for when its time ended. It is part of the error, so --progress none keeps it.
+func (a *app) blocked(blockers []string) {
+	for _, b := range blockers {
+		a.report(event{State: eventBlocked, Message: b}, "  waiting for "+b+"\n")
 	}
 }
 
@@ -187,7 +226,8 @@ func fit(line string, columns int) string {
 	return string(text[:max(columns-2, 0)]) + "…\n"
 }
 
-// draw prints the lines of finished steps. On a terminal it prints the open steps below them.
+// draw prints the lines of finished steps. On a terminal it prints the open steps below them. It does not shorten finished lines:
+// they are not updated again.
 func (p *progress) draw(finished string) {
 	if !p.live {
 		fmt.Fprint(p.out, finished)

@@ -121,6 +121,7 @@ func TestUsers(t *testing.T) {
 	for name, test := range map[string]func(*site){
 		"rights": (*site).testRights, "machine pools": (*site).testMachinePools, "completion": (*site).testCompletion,
 		"logs in a bundle": (*site).testBundledLogs, "status": (*site).testStatus, "machines of other planes": (*site).testDown,
+		"events": (*site).testEvents,
 	} {
 		t.Run(name, func(t *testing.T) { test(&site{t, s.env}) })
 	}

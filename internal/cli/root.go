@@ -60,6 +60,8 @@ type app struct {
 	output string
 	// progressFormat is the value of --progress.
 	progressFormat string
+	// start is the time at which the command began.
+	start time.Time
 	// program is the name under which this program was called: capstan, or kubectl capstan.
 	program string
 	// rootGiven: the command line contains --root.
@@ -81,13 +83,22 @@ func Main() int {
 	context.AfterFunc(ctx, stop)
 	program, args := invocation(os.Args)
 	a := &app{out: os.Stdout, errOut: os.Stderr, program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
+	return a.run(ctx, args)
+}
+
+// run runs the command with its arguments, reports its error, and returns its exit code.
+func (a *app) run(ctx context.Context, args []string) int {
 	command := a.command()
 	command.SetArgs(args)
-	if err := command.ExecuteContext(ctx); err != nil {
+	if failed, err := command.ExecuteContextC(ctx); err != nil {
 		if code := exited(0); errors.As(err, &code) {
 			return int(code)
 		}
-		fmt.Fprintln(a.errOut, "error:", err)
+		if failed.Annotations[daemon] != "" {
+			logging.LastError(failed, a.errOut, "capstan ends", err)
+			return exitCode(err)
+		}
+		a.report(event{State: eventFailed, Message: err.Error()}, fmt.Sprintln("error:", err))
 		return exitCode(err)
 	}
 	return exitOK
@@ -132,6 +143,7 @@ Exit codes: 0 success · 1 failure · 2 invalid usage · 3 timeout · 4 not foun
 
 func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
+	a.start = time.Now()
 	c.Long, c.SilenceUsage, c.SilenceErrors = longHelp, true, true
 	if a.program == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginName}
@@ -145,7 +157,7 @@ func (a *app) command() *cobra.Command {
 	})
 	a.boxFlags(c.PersistentFlags())
 	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "output format: json, or empty for text")
-	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (one event per line on standard error) or none")
+	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (standard error has one event per line, the error included) or none")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
 	a.logs = logging.New()

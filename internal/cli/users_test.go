@@ -81,6 +81,11 @@ func (s *site) testCompletion() {
 	t, own := s.t, s.env.Namespace(s.t)
 	s.create(clusterNamed(own, "completed"), capstanMachine(own, "node-1", nil), hostNamed("rack-1", own),
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: own, Name: "tok-1", Labels: map[string]string{infrav1.HostTokenLabel: ""}}})
+	shaped := clusterNamed(own, "shaped")
+	shaped.Spec.Topology = clusterv1.Topology{ClassRef: clusterv1.ClusterClassRef{Name: "none"}, Version: "v1.36.3", Workers: clusterv1.WorkersTopology{
+		MachineDeployments: []clusterv1.MachineDeploymentTopology{{Name: "md-0", Class: "worker"}}, MachinePools: []clusterv1.MachinePoolTopology{{Name: "mp-0", Class: "pool"}},
+	}}
+	s.create(shaped, deploymentOf(own, "completed", "completed-md"), deploymentOf(own, "shaped", "shaped-md-0-x7k2p"), deploymentOf(own, "third", "third-md"))
 	s.bind("completer", viewerRole, own)
 	admin, user := s.kubeconfig("", own), s.kubeconfig("completer", own)
 	for name, test := range map[string]struct {
@@ -91,6 +96,9 @@ func (s *site) testCompletion() {
 		"kubeconfig":              {user, []string{"get", "kubeconfig", ""}, []string{"completed"}, []string{"node-1"}},
 		"delete":                  {user, []string{"delete", "cluster", ""}, []string{"completed"}, nil},
 		"scale":                   {user, []string{"scale", "cluster", ""}, []string{"completed"}, nil},
+		"group of workers":        {user, []string{"scale", "cluster", "completed", "--group", ""}, []string{"completed-md"}, []string{"third-md"}},
+		"group of a topology":     {user, []string{"scale", "cluster", "shaped", "--group", ""}, []string{"md-0", "mp-0"}, []string{"shaped-md-0-x7k2p"}},
+		"group of no cluster":     {user, []string{"scale", "cluster", "--group", ""}, nil, []string{"md-0", "completed-md"}},
 		"upgrade":                 {user, []string{"upgrade", "cluster", ""}, []string{"completed"}, nil},
 		"a second name":           {user, []string{"delete", "cluster", "completed", ""}, nil, []string{"completed"}},
 		"cluster of an image":     {user, []string{"load", "image", "x.tar", "--cluster", ""}, []string{"completed"}, nil},
@@ -126,6 +134,18 @@ func (s *site) testCompletion() {
 			}, testenv.Patience).Should(Succeed())
 		})
 	}
+}
+
+// deploymentOf returns a MachineDeployment of a cluster.
+func deploymentOf(namespace, cluster, name string) *clusterv1.MachineDeployment {
+	labels := map[string]string{clusterv1.ClusterNameLabel: cluster}
+	return &clusterv1.MachineDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Spec: clusterv1.MachineDeploymentSpec{
+		ClusterName: cluster, Selector: metav1.LabelSelector{MatchLabels: labels},
+		Template: clusterv1.MachineTemplateSpec{ObjectMeta: clusterv1.ObjectMeta{Labels: labels}, Spec: clusterv1.MachineSpec{
+			ClusterName: cluster, Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("x")},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infraGroup, Kind: "CapstanMachineTemplate", Name: "x"},
+		}},
+	}}
 }
 
 // throughProxy writes a kubeconfig of a user, for a proxy before the API server that answers requests for logs.
