@@ -198,6 +198,13 @@ func TestPackages(t *testing.T) {
 		b.run("zcat /usr/share/man/" + page + ".gz | grep -q '^.SH OPTIONS'")
 	}
 	b.run("bash -c '. /usr/share/bash-completion/completions/capstan; complete -p capstan'")
+	// The links for kubectl, which runs a plugin by its name in $PATH.
+	if out := b.run("kubectl-capstan --help"); !strings.Contains(out, "kubectl capstan [command]") {
+		t.Errorf("kubectl-capstan: %s", out)
+	}
+	if out := b.run("kubectl_complete-capstan get ''"); !strings.Contains(out, "kubeconfig\t") {
+		t.Errorf("kubectl_complete-capstan: %s", out)
+	}
 	b.run("systemd-analyze verify /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
 
 	// An upgrade keeps the settings, and the Kubernetes version that another package contains.

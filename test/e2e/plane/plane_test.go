@@ -158,6 +158,7 @@ func eventually(t *testing.T, what string, timeout time.Duration, is func() bool
 // TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Row CTL-08.
 func TestPlane(t *testing.T) {
 	i := newInstallation(t)
+	t.Setenv("PLANTED", planted+"-environment") // for testSupportBundle, also in the environment of each daemon
 	began := time.Now()
 	i.capstan("up")
 	t.Logf("up in %.1f s", time.Since(began).Seconds())
@@ -458,7 +459,7 @@ func runs(pid int) bool {
 
 func testSideBySide(t *testing.T, first *installation) {
 	second := newInstallation(t)
-	second.capstan("up", "--hosts", "2")
+	second.capstan("up", "--hosts", "2", "--logging-format", "json")
 	if a, b := first.at(t).status(), second.status(); a.Server == b.Server || a.PID == b.PID {
 		t.Errorf("two installations share ports or files: %+v %+v", a, b)
 	}
@@ -468,12 +469,29 @@ func testSideBySide(t *testing.T, first *installation) {
 	if out := second.capstan("get", "clusters"); strings.Contains(out, "one") {
 		t.Errorf("the second plane contains the cluster of the first one: %s", out)
 	}
+	second.logsAreJSON("plane", "manager", "capstand", "capstand-2")
 	second.capstan("down")
 	if _, err := os.Stat(second.root); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s still exists: %v", second.root, err)
 	}
 	if out := first.at(t).capstan("get", "clusters"); !strings.Contains(out, "one") {
 		t.Errorf("the first plane lost its cluster: %s", out)
+	}
+}
+
+// logsAreJSON expects a JSON document in each line of logs.
+func (i *installation) logsAreJSON(components ...string) {
+	i.t.Helper()
+	for _, name := range components {
+		data, err := os.ReadFile(embedded.Layout{Root: i.root}.Log(name))
+		if err != nil || len(data) == 0 {
+			i.t.Errorf("wanted a log of %s, found %d bytes, %v", name, len(data), err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if !json.Valid([]byte(line)) {
+				i.t.Errorf("%s: wanted a line of JSON, found %q", name, line)
+			}
+		}
 	}
 }
 

@@ -28,7 +28,6 @@ spec:
 `), 0o600); err != nil {
 		i.t.Fatal(err)
 	}
-	i.t.Setenv("PLANTED", planted+"-environment")
 	i.kubectl("create", "secret", "generic", "planted", "--from-literal", "password="+planted+"-secret")
 	i.kubectl("annotate", "cluster", "one", "example.com/planted="+planted+"-annotation")
 	i.kubectl("apply", "-f", manifest)

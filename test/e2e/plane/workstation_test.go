@@ -205,6 +205,7 @@ func (i *installation) testWorkstation() {
 	if out := w.capstan("__complete", "get", "kubeconfig", ""); !strings.HasPrefix(out, "day\n") {
 		i.t.Errorf("completed names: %q", out)
 	}
+	w.isPluginOfKubectl()
 	if out := w.capstan("get", "kubeconfig", "day"); !strings.Contains(out, "client-certificate-data") {
 		i.t.Errorf("kubeconfig: %s", out)
 	}
@@ -219,6 +220,33 @@ func (i *installation) testWorkstation() {
 	w.capstan("delete", "cluster", "day")
 	if left := i.kubectl("get", "machines,capstanmachines", "-n", "team-a", "-o", "name"); left != "" {
 		i.t.Errorf("left after the deletion: %s", left)
+	}
+}
+
+// isPluginOfKubectl: with the two links of docs/workstation.md, kubectl runs the program and completes its arguments.
+func (w *workstation) isPluginOfKubectl() {
+	t := w.i.t
+	t.Helper()
+	links := filepath.Join(filepath.Dir(w.i.root), "links") // not t.TempDir: the user must be able to enter it
+	if err := os.Mkdir(links, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(links) })
+	for _, name := range []string{"kubectl-capstan", "kubectl_complete-capstan"} {
+		if err := os.Symlink(filepath.Join(w.i.bin, "capstan"), filepath.Join(links, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubectl := filepath.Join(w.i.bin, "kubernetes", harness.KubernetesVersion, "kubectl")
+	for want, args := range map[string][]string{
+		"Usage:\n  kubectl capstan get": {"capstan", "get", "--help"},
+		"day":                           {"capstan", "get", "clusters", "--context", "team-a", "-n", "team-a"},
+		"day\n":                         {"__complete", "capstan", "--context", "team-a", "get", "kubeconfig", ""},
+	} {
+		out, err := run("nsenter", w.arguments("PATH="+links+":"+os.Getenv("PATH"), append([]string{kubectl}, args...)...)...)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("kubectl %v: wanted %q, found %q, %v", args, want, out, err)
+		}
 	}
 }
 
