@@ -279,12 +279,25 @@ func TestRepairedMachine(t *testing.T) {
 	if _, open := cp.Annotations[controlplanev1.RemediationInProgressAnnotation]; open {
 		t.Error("the repair has not ended")
 	}
+	w.untilEvent("Remediated", killed.Name+": no Node for 5m")
+}
+
+// untilEvent waits for an event whose note contains a text.
+func (w *simulation) untilEvent(reason, text string) {
+	w.t.Helper()
+	w.until("an event "+reason+": "+text, func() bool {
+		list := &eventsv1.EventList{}
+		if err := env.Client.List(context.Background(), list, client.InNamespace(w.cluster.Namespace)); err != nil {
+			return false
+		}
+		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Reason == reason && strings.Contains(e.Note, text) })
+	})
 }
 
 func unhealthy(w *simulation, m *clusterv1.Machine) {
 	w.t.Helper()
 	w.cluster.ChangeStatus(m, func() {
-		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse, Reason: "Test"})
+		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse, Reason: "Test", Message: "no Node for 5m"})
 		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.MachineOwnerRemediatedWaitingForRemediationReason})
 	})
 }
@@ -374,15 +387,7 @@ func TestQuorumLost(t *testing.T) {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, "1 of 3 voting members work") &&
 			conditions.GetReason(cp, controlplanev1.EtcdClusterHealthyCondition) == controlplanev1.QuorumLostReason
 	})
-	w.until("an event reports the lost quorum", func() bool {
-		list := &eventsv1.EventList{}
-		if err := env.Client.List(context.Background(), list, client.InNamespace(w.cluster.Namespace)); err != nil {
-			return false
-		}
-		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
-			return e.Reason == controlplanev1.QuorumLostReason && strings.Contains(e.Note, "1 of 3 voting members work")
-		})
-	})
+	w.untilEvent(controlplanev1.QuorumLostReason, "1 of 3 voting members work")
 	for i := range names {
 		m := clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[i]}}
 		unhealthy(w, &m)

@@ -63,7 +63,8 @@ func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) 
 		return err
 	}
 	machine := p.Machine.Machine
-	ctrl.LoggerFrom(ctx).Info("Remediating Machine", "Machine", klog.KObj(machine), "retries", p.Record.Retries)
+	why := cmp.Or(conditions.GetMessage(machine, clusterv1.MachineHealthCheckSucceededCondition), conditions.GetReason(machine, clusterv1.MachineHealthCheckSucceededCondition))
+	ctrl.LoggerFrom(ctx).Info("Remediating Machine", "Machine", klog.KObj(machine), "retries", p.Record.Retries, "why", why)
 	if err := r.setMachineConditions(ctx, machine, ownerRemediated(controlplanev1.RemediationMachineDeletingReason, "Machine is deleting")); err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) 
 	if err := r.deleteMachine(ctx, s, machine, "Remediate"); err != nil {
 		return err
 	}
-	r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replacing the unhealthy Machine %s", machine.Name)
+	r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replacing the unhealthy Machine %s: %s", machine.Name, why)
 	return nil
 }
 

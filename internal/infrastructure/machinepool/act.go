@@ -95,17 +95,17 @@ func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
 const maxNamePrefix = 63 - 6
 
 // deleteMembers deletes machines through their owner Machines, so that core drains their Nodes first. A machine
-// that core has made no Machine for has nothing on any host: it waits for its Machine.
-func (r *Reconciler) deleteMembers(ctx context.Context, s *scope, remove []string) error {
+// that core has made no Machine for has nothing on any host: it waits for its Machine. why is part of the event.
+func (r *Reconciler) deleteMembers(ctx context.Context, s *scope, remove []string, why string) error {
 	if len(remove) == 0 {
 		return nil
 	}
-	ctrl.LoggerFrom(ctx).Info("Deleting machines", "CapstanMachines", remove)
+	ctrl.LoggerFrom(ctx).Info("Deleting machines", "CapstanMachines", remove, "why", why)
 	byName := map[string]member{}
 	for _, m := range s.members {
 		byName[m.capstan.Name] = m
 	}
-	r.event(s, "MachinesDeleted", "Delete", "Deleting %d machines", len(remove))
+	r.event(s, "MachinesDeleted", "Delete", "Deleting %d machines: %s", len(remove), why)
 	return forEach(remove, func(name string) error { return r.deleteMember(ctx, byName[name]) })
 }
 

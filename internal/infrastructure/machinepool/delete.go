@@ -37,7 +37,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 		return err
 	}
 	// Machines are watched: the deletion of the last one triggers this reconcile again.
-	return r.deleteMembers(ctx, s, remove)
+	return r.deleteMembers(ctx, s, remove, "the pool is deleted")
 }
 
 // setDeleting keeps the status true while the machines go.

@@ -160,7 +160,7 @@ func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	if err := r.deleteMachines(ctx, append(orphans, strays(live.members)...)); err != nil {
 		return err
 	}
-	if err := r.deleteMembers(ctx, live, p.remove); err != nil {
+	if err := r.deleteMembers(ctx, live, p.remove, p.causes.String()); err != nil {
 		return err
 	}
 	if err := r.createMembers(ctx, live, p.create); err != nil {

@@ -2,8 +2,10 @@ package machinepool
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 	"time"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -73,6 +75,23 @@ type plan struct {
 	create []string
 	// remove has the names of the machines to delete, in the order of the choice.
 	remove []string
+	causes causes
+}
+
+// causes are the numbers of machines to delete by the cause of their deletion.
+type causes struct{ surplus, outdated, unhealthy int }
+
+func (c causes) String() string {
+	var all []string
+	for _, cause := range []struct {
+		n    int
+		name string
+	}{{c.surplus, "more than replicas"}, {c.outdated, "outdated"}, {c.unhealthy, "unhealthy"}} {
+		if cause.n > 0 {
+			all = append(all, fmt.Sprintf("%d %s", cause.n, cause.name))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 func (p plan) empty() bool { return len(p.create) == 0 && len(p.remove) == 0 }
@@ -171,6 +190,7 @@ func (s *state) spare() int { return s.available - s.want.minAvailable() }
 func (s *state) shrink() {
 	for len(s.active) > s.allowed() {
 		s.remove(s.first(func(i instance) bool { return !i.available || s.spare() > 0 || i.marked }))
+		s.plan.causes.surplus++
 	}
 }
 
@@ -184,6 +204,7 @@ func (s *state) replaceOutdated() {
 			return
 		}
 		s.remove(victim)
+		s.plan.causes.outdated++
 	}
 }
 
@@ -197,6 +218,7 @@ func (s *state) remediate() {
 			return
 		}
 		s.remove(victim)
+		s.plan.causes.unhealthy++
 	}
 }
 

@@ -48,6 +48,7 @@ func TestMakePlan(t *testing.T) {
 		create   int
 		in       []string
 		remove   []string
+		why      string
 	}{
 		{name: "nothing to do", replicas: 2, budget: surge, pool: pool("a:a", "b:a")},
 		{name: "no machines wanted, none there", replicas: 0, budget: surge},
@@ -68,7 +69,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "the fullest domain shrinks first", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:a/x", "b:a/y", "c:a/y"), remove: []string{"b"}},
 
 		// Fewer replicas: the machines that are removed.
-		{name: "to zero", replicas: 0, budget: surge, pool: pool("a:a", "b", "c:f"), remove: []string{"c", "b", "a"}},
+		{name: "to zero", replicas: 0, budget: surge, pool: pool("a:a", "b", "c:f"), remove: []string{"c", "b", "a"}, why: "3 more than replicas"},
 		{name: "who leaves already counts", replicas: 2, budget: surge, pool: pool("a:a", "b:l", "c:a", "d:a"), remove: []string{"a"}},
 		{name: "enough leave already", replicas: 2, budget: surge, pool: pool("a:a", "b:l", "c:a", "d:l")},
 		{name: "marked first", replicas: 2, budget: surge, pool: pool("a:f", "b:a", "c:am"), remove: []string{"c"}},
@@ -86,7 +87,7 @@ func TestMakePlan(t *testing.T) {
 		// Rolling update.
 		{name: "surge: a new one first", replicas: 3, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), create: 1},
 		{name: "surge: the old ones stay until the new one serves", replicas: 3, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d")},
-		{name: "surge: then one goes", replicas: 3, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d:a"), remove: []string{"a"}},
+		{name: "surge: then one goes", replicas: 3, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d:a"), remove: []string{"a"}, why: "1 outdated"},
 		{name: "surge: and the next is made when it is gone", replicas: 3, budget: surge, pool: pool("a:l", "b:ao", "c:ao", "d:a")},
 		{name: "surge: next", replicas: 3, budget: surge, pool: pool("b:ao", "c:ao", "d:a"), create: 1},
 		{name: "surge: the last one goes", replicas: 3, budget: surge, pool: pool("c:ao", "d:a", "e:a", "f:a"), remove: []string{"c"}},
@@ -101,8 +102,8 @@ func TestMakePlan(t *testing.T) {
 		{name: "blind: no Node is seen, nothing is replaced in one go", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o"), create: 1},
 		{name: "blind, with the new one on its way", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o", "d")},
 		{name: "update and scale up at once", replicas: 5, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), create: 3},
-		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0},
-		{name: "scaled down in the middle of an update", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d"), remove: []string{"a"}},
+		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0, why: "2 more than replicas"},
+		{name: "scaled down in the middle of an update", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d"), remove: []string{"a"}, why: "1 more than replicas"},
 		{name: "back to zero in the middle of an update", replicas: 0, budget: surge, pool: pool("a:ao", "b:o", "c:a", "d"), remove: []string{"b", "a", "d", "c"}},
 		{name: "no surge is left for an update while machines drain", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:l", "d:l")},
 
@@ -111,10 +112,10 @@ func TestMakePlan(t *testing.T) {
 		{name: "frozen: it may shrink", replicas: 1, budget: surge, frozen: true, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}},
 
 		// Remediation.
-		{name: "remediated: deleted and replaced", replicas: 3, budget: surge, pool: pool("a:a", "b:r", "c:a"), remove: []string{"b"}, create: 1},
+		{name: "remediated: deleted and replaced", replicas: 3, budget: surge, pool: pool("a:a", "b:r", "c:a"), remove: []string{"b"}, create: 1, why: "1 unhealthy"},
 		{name: "remediated: one at a time", replicas: 3, budget: surge, pool: pool("a:r", "b:r", "c:a"), remove: []string{"a"}, create: 1},
 		{name: "remediated: the next when the replacement serves", replicas: 3, budget: surge, pool: pool("b:r", "c:a", "d")},
-		{name: "remediated: two at a time", replicas: 3, budget: budget{maxSurge: 1, maxUnavailable: 1}, pool: pool("a:r", "b:r", "c:r"), remove: []string{"a", "b"}, create: 1},
+		{name: "remediated: two at a time", replicas: 3, budget: budget{maxSurge: 1, maxUnavailable: 1}, pool: pool("a:r", "b:r", "c:r"), remove: []string{"a", "b"}, create: 1, why: "2 unhealthy"},
 		{name: "remediated and one too many", replicas: 2, budget: surge, pool: pool("a:r", "b:a", "c:a"), remove: []string{"a"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -125,6 +126,9 @@ func TestMakePlan(t *testing.T) {
 			}
 			if !slices.Equal(got.remove, tc.remove) {
 				t.Errorf("remove %q, want %q", got.remove, tc.remove)
+			}
+			if why := got.causes.String(); tc.why != "" && why != tc.why || len(got.remove) != got.causes.surplus+got.causes.outdated+got.causes.unhealthy {
+				t.Errorf("causes of %d deletions: %q, want %q", len(got.remove), why, tc.why)
 			}
 		})
 	}
