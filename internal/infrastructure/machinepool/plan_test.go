@@ -102,7 +102,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "blind: no Node is seen, nothing is replaced in one go", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o"), create: 1},
 		{name: "blind, with the new one on its way", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o", "d")},
 		{name: "update and scale up at once", replicas: 5, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), create: 3},
-		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0, why: "2 more than replicas"},
+		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0, why: "1 more than replicas, 1 outdated"},
 		{name: "scaled down in the middle of an update", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d"), remove: []string{"a"}, why: "1 more than replicas"},
 		{name: "back to zero in the middle of an update", replicas: 0, budget: surge, pool: pool("a:ao", "b:o", "c:a", "d"), remove: []string{"b", "a", "d", "c"}},
 		{name: "no surge is left for an update while machines drain", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:l", "d:l")},
