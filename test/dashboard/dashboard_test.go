@@ -240,6 +240,8 @@ func TestPage(t *testing.T) {
 	}
 	t.Run("no horizontal scrolling", func(t *testing.T) { b.of(t).narrow() })
 	b.view(1440, 1000, false, "light")
+	t.Run("content", func(t *testing.T) { b.of(t).content() })
+	t.Run("picture of clusters", func(t *testing.T) { b.of(t).clusters() })
 	t.Run("hostile texts", func(t *testing.T) { b.of(t).inert() })
 	t.Run("keyboard", func(t *testing.T) { b.of(t).keyboard() })
 	t.Run("changes", func(t *testing.T) { b.of(t).changes() })
@@ -364,6 +366,12 @@ func (b *browser) tenant(kubeconfig string) {
 func (b *browser) screenshot(name string) {
 	b.Helper()
 	b.do(script("scrollTo(0, 0)"))
+	b.picture(name)
+}
+
+// picture is a screenshot of the part of the page that is visible.
+func (b *browser) picture(name string) {
+	b.Helper()
 	picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		b.Fatal(err)
@@ -439,6 +447,58 @@ func (b *browser) inert() {
 	if !evaluate[bool](b, fmt.Sprintf("document.getElementById('events').innerText.includes(%q) && document.getElementById('clusters').innerText.includes(%q)", hostile, hostile)) {
 		b.Error("the hostile text is not shown as text")
 	}
+}
+
+// content checks what the sections show of the objects.
+func (b *browser) content() {
+	b.Helper()
+	for what, test := range map[string]struct {
+		rows string // an expression for the texts of all rows
+		want []string
+	}{
+		"pools with their numbers": {
+			`[...document.querySelectorAll('#pools .pool')].map((p) => p.querySelector('.name').textContent + ': ' + [...p.querySelectorAll('.counts span')].map((s) => s.textContent).join(', '))`,
+			[]string{"rack-lan: 212 free, 42 used, of 254", "ledger-net: 0 free, 13 used, 2 claims wait, of 13"},
+		},
+		"used addresses": {
+			`[...document.querySelectorAll('#pools .addresses li')].map((a) => a.textContent)`,
+			[]string{"10.64.6.2team-b/ledger-0", "10.64.6.6team-b/ledger-4"},
+		},
+		"conditions with their reasons": {
+			`[...document.querySelectorAll('#clusters .conditions li.bad')].map((c) => ['.condition', '.reason', '.message'].map((part) => c.querySelector(part)?.textContent).join(' | '))`,
+			[]string{"WorkersAvailable | NotAvailable | MachineDeployment ledger-md-0: 1 of 3 machines is available"},
+		},
+		"topology: groups of a cluster with their machines and hosts": {
+			`[...document.querySelectorAll('#clusters .cluster')].flatMap((c) => [...c.querySelectorAll('.group')].map((g) => [c, g].map((x) => x.querySelector('.name').textContent).join(' > ') + ': ' +
+				[...g.querySelectorAll('.machine')].map((m) => m.querySelector('.name').textContent + ' on ' + m.querySelector('.host').textContent).sort().join(', ')))`,
+			[]string{
+				"ledger > ledger-md-0: ledger-md-0-9qf4z on no host, ledger-md-0-h3n5t on rack-b-1, ledger-md-0-w6g8d on rack-b-2",
+				"shop > shop: shop-cp-1 on rack-a-1, shop-cp-2 on rack-b-1, shop-cp-3 on rack-a-1",
+			},
+		},
+		"ongoing operations": {
+			`[...document.querySelectorAll('#waiting .update .what')].map((u) => u.textContent)`,
+			[]string{"Update of team-a/search-cp-1 to v1.36.3 UpdateRunning" + "control plane of search · step kubelet · 1 not up to date"},
+		},
+	} {
+		rows := evaluate[[]string](b, test.rows)
+		for _, want := range test.want {
+			if !slices.Contains(rows, want) {
+				b.Errorf("%s: wanted the row %q, found %q", what, want, rows)
+			}
+		}
+	}
+}
+
+// clusters stores a picture of the clusters with open conditions.
+func (b *browser) clusters() {
+	b.Helper()
+	open := func(open bool) chromedp.Action[chromedp.Void] {
+		return script(fmt.Sprintf(`document.querySelectorAll('#clusters .cluster[open] .conditions').forEach((c) => { c.open = %v; })`, open))
+	}
+	b.do(open(true), script("document.getElementById('clusters').scrollIntoView()"))
+	b.picture("clusters")
+	b.do(open(false))
 }
 
 // policy checks that the policy of the page refuses what its script never does.
