@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -153,7 +154,9 @@ func (a *app) report(e event, text string) {
 		return
 	}
 	e.Time, e.ElapsedSeconds = time.Now().UTC(), time.Since(a.start).Round(time.Millisecond).Seconds()
-	_ = json.NewEncoder(a.errOut).Encode(e) // fails if nobody reads the events any more
+	if err := json.NewEncoder(a.errOut).Encode(e); err != nil {
+		slog.Debug("Nobody reads the events", "error", err)
+	}
 }
 
 // step reports the next step of a command whose steps become known one by one.
