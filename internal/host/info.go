@@ -6,7 +6,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -31,20 +30,44 @@ const Driver = "runc"
 // Version of capstand, stamped by the build.
 var Version = "v0.0.0-dev"
 
-var memTotal = regexp.MustCompile(`(?m)^MemTotal:\s+(\d+) kB$`)
-
 // hostMemory reads the host's memory, in bytes.
 func hostMemory() (int64, error) {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
-	found := memTotal.FindSubmatch(data)
-	if found == nil {
-		return 0, fmt.Errorf("expected a MemTotal line in /proc/meminfo, found none")
+	return meminfoBytes(string(data), "MemTotal")
+}
+
+// meminfoBytes returns a value of /proc/meminfo in bytes.
+func meminfoBytes(meminfo, name string) (int64, error) {
+	for line := range strings.Lines(meminfo) {
+		value, found := strings.CutPrefix(line, name+":")
+		if !found {
+			continue
+		}
+		kb, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		return kb << 10, err
 	}
-	kb, err := strconv.ParseInt(string(found[1]), 10, 64)
-	return kb << 10, err
+	return 0, fmt.Errorf("expected a line %s in /proc/meminfo, found none", name)
+}
+
+// swapLimit returns the swap that a machine with this memory may use, in bytes: the machine's share of the host's swap, in whole MiB.
+// It returns nil on cgroup v1: not every kernel can limit swap there, and the kubelet gives none to pods.
+func swapLimit(cgroupVersion int, meminfo string, memoryBytes int64) (*int64, error) {
+	if cgroupVersion != 2 {
+		return nil, nil
+	}
+	memory, err := meminfoBytes(meminfo, "MemTotal")
+	if err != nil {
+		return nil, err
+	}
+	swap, err := meminfoBytes(meminfo, "SwapTotal")
+	if err != nil {
+		return nil, err
+	}
+	share := int64(float64(swap)*min(1, float64(memoryBytes)/float64(max(memory, 1)))) >> 20 << 20
+	return &share, nil
 }
 
 // installed returns the versions of Kubernetes, those of the last time if the assets cannot be read: a capstand that has no free

@@ -163,17 +163,18 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 	if err != nil {
 		return "", err
 	}
+	p, err := m.limits(spec)
+	if err != nil {
+		return "", err
+	}
+	p.HostMounts, p.Devices, p.Volumes = mounts, nodes, m.volumeMounts()
+	p.ContainerImages = m.containerImages()
+	p.Backups, p.BackupsIn = backups, filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster)
+	p.Namespace, p.NetworkID, p.NetNS = m.spec.Namespace, m.spec.Network.Id, m.host.box.NetNS(m.spec.Id)
+	p.Hostname, p.Rootfs, p.Assets, p.Run = m.spec.Name, m.rootfs(), m.host.config.Assets, m.runDir()
+	p.Capabilities, p.System = m.host.capabilities, system
 	bundle = filepath.Join(m.dir, "bundle")
-	return bundle, writeBundle(bundle, func(s *oci.Spec) error { return m.host.cdi.Inject(s, m.cdiDevices()) }, runc.Params{
-		HostMounts: mounts, Devices: nodes,
-		ContainerImages: m.containerImages(),
-		Backups:         backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
-		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
-		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
-		Views: m.viewsDir(), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
-		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec),
-		Capabilities: m.host.capabilities, System: system, Volumes: m.volumeMounts(),
-	})
+	return bundle, writeBundle(bundle, func(s *oci.Spec) error { return m.host.cdi.Inject(s, m.cdiDevices()) }, p)
 }
 
 // noteStart records the start before it happens.

@@ -186,7 +186,7 @@ func writeBundle(bundle string, edit func(*oci.Spec) error, p runc.Params) error
 	if err != nil {
 		return err
 	}
-	if err := runc.WriteViews(p.Views, p.CPUs, p.MemoryBytes, string(cpuinfo)); err != nil {
+	if err := runc.WriteViews(p, string(cpuinfo)); err != nil {
 		return fmt.Errorf("writing the files with the machine's size: %w", err)
 	}
 	spec := runc.Spec(p)

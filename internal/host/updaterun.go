@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/machineapi"
@@ -194,7 +195,10 @@ func (m *machine) growDisk(ctx context.Context, u *updateRecord) error {
 
 // applyLimits changes the limits of the running machine, and the files with which programs in it read its size.
 func (m *machine) applyLimits(ctx context.Context, spec *hostpb.MachineSpec) error {
-	params := m.limits(spec)
+	params, err := m.limits(spec)
+	if err != nil {
+		return err
+	}
 	if err := m.host.runc.Update(ctx, m.spec.Id, params); err != nil {
 		return fmt.Errorf("changing the limits of the machine: %w", err)
 	}
@@ -202,12 +206,18 @@ func (m *machine) applyLimits(ctx context.Context, spec *hostpb.MachineSpec) err
 	if err != nil {
 		return err
 	}
-	return runc.UpdateViews(m.viewsDir(), spec.Cpus, spec.MemoryBytes, string(cpuinfo))
+	return runc.UpdateViews(params, string(cpuinfo))
 }
 
 // limits returns the parameters of the container that an update can change.
-func (m *machine) limits(spec *hostpb.MachineSpec) runc.Params {
-	return runc.Params{CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), Cgroup: m.cgroup()}
+func (m *machine) limits(spec *hostpb.MachineSpec) (runc.Params, error) {
+	p := runc.Params{CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), Cgroup: m.cgroup(), Views: m.viewsDir()}
+	meminfo, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return p, err
+	}
+	p.SwapBytes, err = swapLimit(cgroup.Version(), string(meminfo), spec.MemoryBytes)
+	return p, err
 }
 
 // deliverUpdate writes the metadata, the data and last the request into the folder that the machine shares with capstand.

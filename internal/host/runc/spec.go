@@ -55,6 +55,8 @@ type Params struct {
 	CPUs int32
 	// MemoryBytes limits the machine.
 	MemoryBytes int64
+	// SwapBytes limits the swap of the machine in addition to its memory; nil is no limit of its own, and a machine that sees no swap.
+	SwapBytes *int64
 	// PidsLimit is the largest number of processes and threads of the machine.
 	PidsLimit int64
 	// Capabilities of the machine by name: all capabilities of capstand.
@@ -153,6 +155,10 @@ func resources(p Params) *specs.LinuxResources {
 		Devices: []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}},
 		Memory:  &specs.LinuxMemory{Limit: &p.MemoryBytes},
 		Pids:    &specs.LinuxPids{Limit: &p.PidsLimit},
+	}
+	if p.SwapBytes != nil {
+		sum := p.MemoryBytes + *p.SwapBytes // runc subtracts the memory on cgroup v2.
+		r.Memory.Swap = &sum
 	}
 	if p.CPUs > 0 {
 		quota, period := int64(p.CPUs)*cpuPeriod, uint64(cpuPeriod)

@@ -24,6 +24,16 @@ func TestSpec(t *testing.T) {
 	if r := s.Linux.Resources; *r.Memory.Limit != 3<<30 || *r.CPU.Quota != 200_000 || *r.CPU.Period != 100_000 || *r.Pids.Limit != 2000 {
 		t.Errorf("limits %+v %+v", r.Memory, r.CPU)
 	}
+	if s.Linux.Resources.Memory.Swap != nil {
+		t.Error("a limit of swap without one in the parameters")
+	}
+	for _, swap := range []int64{0, 1 << 30} {
+		p := params()
+		p.SwapBytes = &swap
+		if got := Spec(p).Linux.Resources.Memory.Swap; got == nil || *got != 3<<30+swap {
+			t.Errorf("swap of %d bytes: memory and swap %v", swap, got)
+		}
+	}
 	if !s.Linux.Resources.Devices[0].Allow || s.Linux.Seccomp != nil || s.Linux.MaskedPaths != nil {
 		t.Error("a machine lacks the confinement of a pod")
 	}
@@ -149,8 +159,9 @@ cpu cores	: 2
 // The views match cadvisor's expressions.
 func TestViews(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "views")
+	p := Params{Views: dir, CPUs: 2, MemoryBytes: 3 << 30}
 	for range 2 { // The second run replaces the views.
-		if err := WriteViews(dir, 2, 3<<30, cpuinfo); err != nil {
+		if err := WriteViews(p, cpuinfo); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,7 +191,15 @@ func TestViews(t *testing.T) {
 			t.Errorf("%s has %v", parent, found)
 		}
 	}
-	if err := WriteViews(dir, 0, 1<<30, cpuinfo); err != nil {
+	swap := int64(1 << 30)
+	p.SwapBytes = &swap
+	if err := UpdateViews(p, cpuinfo); err != nil {
+		t.Fatal(err)
+	}
+	if m := regexp.MustCompile(`SwapTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); len(m) != 2 || m[1] != "1048576" {
+		t.Errorf("SwapTotal of the update %v", m)
+	}
+	if err := WriteViews(Params{Views: dir, MemoryBytes: 1 << 30}, cpuinfo); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, viewCPUInfo)); !os.IsNotExist(err) {

@@ -60,14 +60,15 @@ func reclaim(p Params) {
 	_ = os.WriteFile(filepath.Join(dir, "memory.reclaim"), fmt.Appendf(nil, "%d", used-p.MemoryBytes), 0)
 }
 
-// UpdateViews changes the views of a running machine to another size. It keeps the files, because they are bound into the machine.
+// UpdateViews changes the views of a running machine to other limits. It keeps the files, because they are bound into the machine.
 // A machine that started without a CPU limit has only the view of its memory until it starts again.
-func UpdateViews(dir string, cpus int32, memoryBytes int64, cpuinfo string) error {
+func UpdateViews(p Params, cpuinfo string) error {
+	cpus, dir := p.CPUs, p.Views
 	if cpus == 0 {
 		cpus = int32(runtime.NumCPU())
 	}
-	files := map[string]string{viewMeminfo: meminfo(memoryBytes), viewCPUInfo: limitCPUInfo(cpuinfo, cpus)}
-	cpuTree(files, cpus, memoryBytes)
+	files := map[string]string{viewMeminfo: meminfo(p), viewCPUInfo: limitCPUInfo(cpuinfo, cpus)}
+	cpuTree(files, cpus, p.MemoryBytes)
 	for name, content := range files {
 		path := filepath.Join(dir, name)
 		if now, err := os.ReadFile(path); err == nil && string(now) == content {

@@ -12,7 +12,7 @@ import (
 // A container sees the size of the whole host in /proc/meminfo, /proc/cpuinfo and /sys/devices/system. cadvisor in the
 // kubelet reads the resources of its Node from these files:
 //
-//   - MemoryCapacity is MemTotal of /proc/meminfo;
+//   - MemoryCapacity is MemTotal of /proc/meminfo, and SwapCapacity is SwapTotal;
 //   - NumCores is the number of cpu<N> folders in the node<N> folders of /sys/devices/system/node
 //     that /sys/devices/system/cpu/online lists and that have a topology;
 //   - the physical cores are the distinct core ids of /proc/cpuinfo.
@@ -33,13 +33,14 @@ func views(cpus int32) []string {
 	return []string{viewMeminfo, viewCPUInfo, viewCPUs, viewNodes}
 }
 
-// WriteViews writes the views of a machine of the given size into dir. cpuinfo is the host's file.
-func WriteViews(dir string, cpus int32, memoryBytes int64, cpuinfo string) error {
-	files := map[string]string{viewMeminfo: meminfo(memoryBytes)}
-	if cpus > 0 {
-		files[viewCPUInfo] = limitCPUInfo(cpuinfo, cpus)
-		cpuTree(files, cpus, memoryBytes)
+// WriteViews writes the views of a machine with these limits into p.Views. cpuinfo is the host's file.
+func WriteViews(p Params, cpuinfo string) error {
+	files := map[string]string{viewMeminfo: meminfo(p)}
+	if p.CPUs > 0 {
+		files[viewCPUInfo] = limitCPUInfo(cpuinfo, p.CPUs)
+		cpuTree(files, p.CPUs, p.MemoryBytes)
 	}
+	dir := p.Views
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
@@ -57,15 +58,18 @@ func WriteViews(dir string, cpus int32, memoryBytes int64, cpuinfo string) error
 
 // meminfo returns the /proc/meminfo of a machine that has just started. It does not show the current use, which programs in
 // containers read from the cgroup.
-func meminfo(bytes int64) string {
-	kb := bytes / 1024
+func meminfo(p Params) string {
+	kb, swap := p.MemoryBytes/1024, int64(0)
+	if p.SwapBytes != nil {
+		swap = *p.SwapBytes / 1024
+	}
 	var b strings.Builder
 	for _, line := range []struct {
 		name string
 		kb   int64
 	}{
 		{"MemTotal", kb}, {"MemFree", kb}, {"MemAvailable", kb}, {"Buffers", 0}, {"Cached", 0},
-		{"SwapCached", 0}, {"SwapTotal", 0}, {"SwapFree", 0},
+		{"SwapCached", 0}, {"SwapTotal", swap}, {"SwapFree", swap},
 	} {
 		fmt.Fprintf(&b, "%-16s%8d kB\n", line.name+":", line.kb)
 	}

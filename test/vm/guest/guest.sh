@@ -64,6 +64,9 @@ system() {
 	[[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]] || { echo "no unified cgroup v2"; return 1; }
 	[[ $(cat /sys/module/apparmor/parameters/enabled) == Y ]]
 	modprobe wireguard && modprobe ip_vs
+	fallocate -l 512M /swapfile && chmod 600 /swapfile && mkswap /swapfile
+	echo '/swapfile none swap sw 0 0' >>/etc/fstab
+	swapon -a
 	. /etc/os-release
 	uname -r && echo "$PRETTY_NAME"
 	[[ $(systemctl is-system-running) =~ running|starting|degraded ]]
@@ -114,6 +117,18 @@ limits() {
 	demo delete pod memory-hog fork-bomb --wait=false
 	grep -v max /sys/fs/cgroup/capstan/*/*/pids.max
 	grep -v max /sys/fs/cgroup/capstan/*/*/memory.max
+	swap
+}
+
+# Each machine has a share of the host's swap, and its kubelet reports this share.
+swap() {
+	local limits capacities
+	# A group without a limit of memory is not a machine.
+	limits=$(for group in /sys/fs/cgroup/capstan/*/*/; do grep -qx max "$group/memory.max" || cat "$group/memory.swap.max"; done | sort)
+	capacities=$(demo get nodes -o jsonpath='{range .items[*]}{.status.nodeInfo.swap.capacity}{"\n"}{end}' | sort)
+	echo "limits of swap: $limits; capacities of Nodes: $capacities"
+	[[ $limits == "$capacities" && $limits != *max* ]]
+	! grep -qx 0 <<<"$limits"
 }
 
 # The pods' processes have containerd's AppArmor profile.
