@@ -29,9 +29,9 @@ type settings struct {
 	pprof   string
 }
 
-// measure measures n claims: the floor without a manager, then the manager, then a restart. The floor and the manager
+// measureClaims measures n claims: the floor without a manager, then the manager, then a restart. The floor and the manager
 // use separate API servers, because objects of the one would slow down the other.
-func measure(ctx context.Context, s settings, n int) (result, error) {
+func measureClaims(ctx context.Context, s settings, n int) (result, error) {
 	r := result{claims: n}
 	if err := withServer(ctx, s, func(b *bench) error { return b.floor(ctx, n, &r) }); err != nil {
 		return r, fmt.Errorf("floor: %w", err)
@@ -186,19 +186,36 @@ func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
 	return b.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, status))
 }
 
-// claims creates n claims with the benchmark's concurrency and waits until all of them have an address.
+// claims measures n claims, and the manager that serves them.
 func (b *bench) claims(ctx context.Context, n int, r *result) error {
+	before, err := b.manager.stats()
+	if err != nil {
+		return err
+	}
+	cpu, managerCPU := cpuTime(), b.manager.cpuTime()
+	if err := b.serve(ctx, n, r); err != nil {
+		return err
+	}
+	after, err := b.manager.stats()
+	if err != nil {
+		return err
+	}
+	r.cpu = (cpuTime() - cpu) / time.Duration(n)
+	r.managerCPU = (b.manager.cpuTime() - managerCPU) / time.Duration(n)
+	r.claimWrites = float64(after.claimWrites()-before.claimWrites()) / float64(n)
+	r.recordCount = after.Record - before.Record
+	r.memory, r.serverMemory = after.RSS, serverMemory()
+	return nil
+}
+
+// serve creates n claims with the benchmark's concurrency and waits until all of them have an address.
+func (b *bench) serve(ctx context.Context, n int, r *result) error {
 	ready, stop, err := b.watch(ctx, b.namespace, n)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	before, err := b.manager.stats()
-	if err != nil {
-		return err
-	}
 	created := make([]time.Time, n)
-	cpu, managerCPU := cpuTime(), b.manager.cpuTime()
 	start := time.Now()
 	if err := b.each(n, func(i int) error {
 		created[i] = time.Now()
@@ -210,12 +227,6 @@ func (b *bench) claims(ctx context.Context, n int, r *result) error {
 	if err != nil {
 		return err
 	}
-	after, err := b.manager.stats()
-	if err != nil {
-		return err
-	}
-	r.cpu = (cpuTime() - cpu) / time.Duration(n)
-	r.managerCPU = (b.manager.cpuTime() - managerCPU) / time.Duration(n)
 	latencies := make([]time.Duration, n)
 	last := start
 	for i := range n {
@@ -228,9 +239,6 @@ func (b *bench) claims(ctx context.Context, n int, r *result) error {
 	slices.Sort(latencies)
 	r.perSecond = float64(n) / last.Sub(start).Seconds()
 	r.p50, r.p99 = latencies[n/2], latencies[min(n-1, n*99/100)]
-	r.claimWrites = float64(after.claimWrites()-before.claimWrites()) / float64(n)
-	r.recordCount = after.Record - before.Record
-	r.memory, r.serverMemory = after.RSS, serverMemory()
 	return nil
 }
 

@@ -42,12 +42,21 @@ func serverMemory() uint64 {
 		if err != nil || !strings.HasPrefix(string(status), "Name:\tkube-apiserver") {
 			continue
 		}
-		_, peak, _ := strings.Cut(string(status), "VmHWM:")
-		var kib uint64
-		_, _ = fmt.Sscan(peak, &kib)
-		return kib << 10
+		return peakMemory(dir)
 	}
 	return 0
+}
+
+// peakMemory returns the maximum memory of the process with this folder in /proc, in bytes.
+func peakMemory(dir string) uint64 {
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return 0 // The process has ended.
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	var kib uint64
+	_, _ = fmt.Sscan(peak, &kib)
+	return kib << 10
 }
 
 func (p *process) cpuTime() time.Duration {
