@@ -8,6 +8,7 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
@@ -241,6 +242,21 @@ func TestVolumeMoves(t *testing.T) {
 	update(b, v, func(v *infrav1.CapstanVolume) { v.Finalizers = nil })
 	b.gone(v)
 	b.Expect(b.fake.Volume(v.Spec.ID)).NotTo(BeNil())
+}
+
+// The deletion of a namespace is no decision about data with the policy Retain.
+func TestVolumeOfDeletedNamespace(t *testing.T) {
+	b := newBox(t).provisioned()
+	v := b.leftVolume(b.addDeployment(1))
+	b.delete(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v.Namespace}})
+	b.delete(v) // Nothing in this API server deletes the objects of a namespace.
+	b.Expect(b.condition(v, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring(infrav1.VolumeDeleteDataAnnotation))
+	b.Expect(b.fake.Volume(v.Spec.ID)).NotTo(BeNil())
+	update(b, v, func(v *infrav1.CapstanVolume) {
+		v.Annotations = map[string]string{infrav1.VolumeDeleteDataAnnotation: ""}
+	})
+	b.gone(v)
+	b.Expect(b.fake.Volume(v.Spec.ID)).To(BeNil())
 }
 
 // The owner of a volume with the policy Delete takes it along.

@@ -260,6 +260,8 @@ const (
 	// HostFinalizer keeps a CapstanHost while machines, networks or load balancers are on it.
 	HostFinalizer = "infrastructure.capstan.dev/capstanhost"
 
+	// VolumeDeleteDataAnnotation on a CapstanVolume with the policy Retain permits the deletion of its data together with its namespace.
+	VolumeDeleteDataAnnotation = "infrastructure.capstan.dev/delete-data"
 	// HostAbandonedAnnotation on a CapstanHost states that the host is permanently lost. Its machines, networks
 	// and load balancers count as removed: their deletion does not wait for the host, and nothing new is placed on
 	// it. Set it only if the host will not return. Processes that still run there become orphans.

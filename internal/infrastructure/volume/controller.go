@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -35,6 +36,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanvolumes/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanmachines,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
 
 // Reconciler shows the state of volumes and deletes them.
 type Reconciler struct {
@@ -165,6 +167,25 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, v *infrav1.CapstanVolu
 	return err
 }
 
+// retained reports whether a deleted namespace takes the volume along. This is no decision about data with the policy Retain, so the
+// volume, and with it the namespace, waits for one. A volume with the policy Delete has an owner.
+func (r *Reconciler) retained(ctx context.Context, v *infrav1.CapstanVolume) (bool, error) {
+	if _, permitted := v.Annotations[infrav1.VolumeDeleteDataAnnotation]; permitted || len(v.OwnerReferences) > 0 {
+		return false, nil
+	}
+	ns := &corev1.Namespace{}
+	// A cached Namespace can be older than the deletion.
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Name: v.Namespace}, ns); err != nil {
+		return false, fmt.Errorf("read Namespace %s: %w", v.Namespace, err)
+	}
+	if ns.DeletionTimestamp.IsZero() {
+		return false, nil
+	}
+	blocked(v, "Namespace %s is being deleted, and the volume has the policy Retain. To delete its data, annotate this CapstanVolume with %s",
+		v.Namespace, infrav1.VolumeDeleteDataAnnotation)
+	return true, nil
+}
+
 // deleteData makes the host delete the volume. It returns whether nothing of it is left, as far as Capstan is responsible.
 func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (gone bool, err error) {
 	if hostaccess.Abandoned(v) {
@@ -181,6 +202,9 @@ func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (
 		return false, err
 	case hostaccess.Abandoned(h):
 		return true, nil
+	}
+	if keep, err := r.retained(ctx, v); err != nil || keep {
+		return false, err
 	}
 	host := r.Pool.Get(name)
 	if host == nil || host.Connected() != nil {
