@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/templates"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -82,7 +83,7 @@ func externalTemplate(t *testing.T) string {
 // ccmArchive builds the image of the cloud controller manager.
 func ccmArchive(t *testing.T) string {
 	t.Helper()
-	dir, root := t.TempDir(), filepath.Join(harness.Bin(), "..")
+	dir, root := t.TempDir(), testenv.Root()
 	archive := filepath.Join(dir, "ccm.tar")
 	for _, command := range []struct {
 		dir  string

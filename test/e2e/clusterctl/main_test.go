@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 
 // release runs hack/release.sh.
 func release(what, version string) error {
-	script := filepath.Join(harness.Bin(), "..", "hack", "release.sh")
+	script := filepath.Join(testenv.Root(), "hack", "release.sh")
 	_, err := harness.Command(context.Background(), []string{"KUBECTL=" + harness.Kubectl()}, script, what, version, dist)
 	return err
 }
