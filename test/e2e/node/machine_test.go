@@ -217,15 +217,15 @@ func (h *host) start(data []byte) {
 func (h *host) spec() *specs.Spec {
 	capabilities, err := runc.OwnCapabilities()
 	must(h.t, err)
-	views := filepath.Join(h.dir, "views", h.name)
-	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
-	must(h.t, err)
-	must(h.t, runc.WriteViews(views, 2, h.memory, string(cpuinfo)))
-	spec := runc.Spec(runc.Params{
-		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: views,
+	p := runc.Params{
+		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: filepath.Join(h.dir, "views", h.name),
 		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory, PidsLimit: 16384,
 		Capabilities: capabilities, System: runc.HostSystem(), ContainerImages: h.images,
-	})
+	}
+	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
+	must(h.t, err)
+	must(h.t, runc.WriteViews(p, string(cpuinfo)))
+	spec := runc.Spec(p)
 	for _, name := range []string{"kubernetes", "node", "images"} {
 		spec.Mounts = append(spec.Mounts, specs.Mount{
 			Source: filepath.Join(h.assets, name), Destination: "/opt/capstan/" + name, Type: "bind", Options: []string{"rbind", "rprivate", "ro"},
