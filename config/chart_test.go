@@ -87,9 +87,9 @@ func TestChart(t *testing.T) {
 			labels := want.GetLabels()
 			labels[clusterctlv1.ClusterctlLabel] = ""
 			want.SetLabels(labels)
-			if want.GetKind() == "CustomResourceDefinition" {
-				annotations := want.GetAnnotations()
-				annotations["helm.sh/resource-policy"] = "keep"
+			if slices.Contains([]string{"CustomResourceDefinition", "Namespace"}, want.GetKind()) { // They contain clusters and credentials of hosts.
+				annotations := map[string]string{"helm.sh/resource-policy": "keep"}
+				maps.Copy(annotations, want.GetAnnotations())
 				want.SetAnnotations(annotations)
 			}
 			if diff := cmp.Diff(want, got[want.GetKind()+" "+want.GetName()]); diff != "" {

@@ -90,8 +90,8 @@ repository() {
 }
 
 # chart packs the components as a Helm chart. Each variable of clusterctl, ${CAPSTAN_LOG_LEVEL:=0}, becomes a value, .Values.logLevel.
-# As clusterctl does, the chart labels all objects, so that clusterctl moves clusters. Helm keeps the definitions of the kinds, and
-# with them all clusters, when a release is uninstalled.
+# As clusterctl does, the chart labels all objects, so that clusterctl moves clusters. When a release is uninstalled, Helm keeps the
+# definitions of the kinds, and with them all clusters, and the namespaces, which contain the credentials of the hosts.
 chart() {
 	local p value
 	work=$(mktemp -d)
@@ -107,6 +107,7 @@ chart() {
 				-e ':a; s/(\{\{ \.Values\.[A-Za-z]*)_([a-z])/\1\u\2/; ta' \
 				-e "s|image: $REGISTRY/manager:.*|image: {{ .Values.image.repository }}:$version|" \
 				-e 's|^    cluster.x-k8s.io/provider: .*|    clusterctl.cluster.x-k8s.io: ""\n&|' \
+				-e '/^kind: Namespace$/ { n; s|^metadata:$|&\n  annotations:\n    helm.sh/resource-policy: keep| }' \
 				-e 's|^    controller-gen.kubebuilder.io/version: .*|&\n    helm.sh/resource-policy: keep|' "$assets/$p-components.yaml"
 			echo '{{- end }}'
 		} >"$work/capstan/templates/$p.yaml"
