@@ -37,7 +37,7 @@ var layerOf = map[string]string{
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/conversion": "library", "internal/manager/replace": "library",
 	"internal/changes": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/logging": "library", "internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/stall": "library", "internal/thread": "library", "internal/tracing": "library", "internal/wakeup": "library",
-	"internal/contentsource": "library", "internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/pki": "library",
+	"internal/contentsource": "library", "internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/imagearchive": "library", "internal/pki": "library",
 
 	// The two sides of a boundary share these packages: manager and host, manager and node, host and node.
 	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract", "internal/host/joining": "contract",

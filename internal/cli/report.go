@@ -177,7 +177,26 @@ func factsOf(o *unstructured.Unstructured) (out []fact) {
 			out = append(out, fact{f.Name, text})
 		}
 	}
+	if images := containerImages(o); images != "" {
+		out = append(out, fact{"Container images", images})
+	}
 	return out
+}
+
+// containerImages lists the images of a host for all its machines, and the archives that machines cannot use.
+func containerImages(o *unstructured.Unstructured) string {
+	archives, _, _ := unstructured.NestedSlice(o.Object, "status", "containerImages")
+	var texts []string
+	for _, a := range archives {
+		archive := &unstructured.Unstructured{}
+		archive.Object, _ = a.(map[string]any)
+		if problem := field(archive, "problem"); problem != "" {
+			texts = append(texts, fmt.Sprintf("none of %s (%s)", field(archive, "archive"), oneLine(problem)))
+		} else if names := field(archive, "names"); names != "" {
+			texts = append(texts, names)
+		}
+	}
+	return strings.Join(texts, ", ")
 }
 
 // field returns the value at a path as text; "" without a value.

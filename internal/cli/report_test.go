@@ -105,6 +105,23 @@ Last events:
 	}
 }
 
+// A host has the names of its container images, and the archives without any.
+func TestDescribeContainerImages(t *testing.T) {
+	host := parseObject(t, `
+kind: CapstanHost
+metadata: {name: rack-1}
+status:
+  containerImages:
+  - {archive: a.tar, names: ["registry.example.org/a:v1", "registry.example.org/a:v2"]}
+  - {archive: b.tar, problem: "no\narchive"}
+  - {archive: c.tar, names: ["registry.example.org/c:v1"]}
+`)
+	want := []fact{{"Container images", "registry.example.org/a:v1, registry.example.org/a:v2, none of b.tar (no archive), registry.example.org/c:v1"}}
+	if got := diagnose(host, nil, nil).Facts; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 func TestTopTable(t *testing.T) {
 	cluster := func(name, conditions string) *unstructured.Unstructured {
 		return parseObject(t, "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Cluster\nmetadata: {name: "+name+", namespace: team}\nstatus: {phase: Provisioned, controlPlane: {desiredReplicas: 3}, conditions: ["+conditions+"]}")

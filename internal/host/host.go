@@ -187,6 +187,7 @@ func (h *Host) recover() error {
 		h.log.Error("Networks without a record were not removed", "error", err)
 	}
 	h.running.Go(func() { h.machines.keepImages(h.ctx) })
+	h.running.Go(func() { h.machines.keepContainerImages(h.ctx) })
 	h.running.Go(func() { h.machines.keepDevices(h.ctx) })
 	h.running.Go(func() { h.machines.keepVersions(h.ctx) })
 	h.running.Go(func() { h.machines.keepLinks(h.ctx) })

@@ -152,6 +152,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.Images, info.MachineImages = ms.imageInfo()
+	info.ContainerArchives = ms.containerArchives
 	info.HostMounts, info.Devices = true, ms.deviceKinds()
 	info.HostPorts, info.Lans = true, true
 	if ms.config.Reboot != nil {

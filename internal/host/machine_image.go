@@ -2,10 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/events"
@@ -75,30 +71,6 @@ func (ms *machines) imageInfo() (names []string, all []*hostpb.MachineImage) {
 		}
 	}
 	return names, all
-}
-
-// containerImages returns the folder with the archives that the machine imports, or "" without such a folder. It also returns "" if a
-// user other than root can change the folder or an archive: an image runs with the rights of the pods that use its name.
-func (m *machine) containerImages() string {
-	dir := m.host.config.ContainerImages
-	if dir == "" {
-		return ""
-	}
-	files, err := os.ReadDir(dir)
-	if err == nil {
-		err = machineimage.CheckPrivate(dir)
-	}
-	for _, file := range files {
-		err = errors.Join(err, machineimage.CheckPrivate(filepath.Join(dir, file.Name())))
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return ""
-	}
-	if err != nil {
-		m.log.Error("The machine starts without the container images of the host", "error", err)
-		return ""
-	}
-	return dir
 }
 
 // chooseImage returns the programs of the machine: those of its image, or of the host. It records the image at the first start,

@@ -35,6 +35,8 @@ type machines struct {
 	versions []string
 	// linkMTUs are those of network.LinkMTUs at the last look.
 	linkMTUs map[string]int32
+	// containerArchives were found at the last look.
+	containerArchives []*hostpb.ContainerArchive
 }
 
 // add registers a machine that is recorded on disk; mu is held.

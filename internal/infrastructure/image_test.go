@@ -1,6 +1,8 @@
 package infrastructure_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,6 +12,47 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
+
+// The status of a host lists its container images. A host that reports nonsense does not fill the status, and does not prevent it.
+func TestContainerImagesOfAHost(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	status := func() []infrav1.HostContainerImages {
+		b.get(b.host)
+		return b.host.Status.ContainerImages
+	}
+	b.fake.SetInfo(func(i *hostpb.HostInfo) {
+		i.ContainerArchives = []*hostpb.ContainerArchive{{Name: "a.tar", Images: []string{"registry.example.org/a:v1", "registry.example.org/a:v2"}}, {Name: "b.tar", Problem: "no archive"}}
+	})
+	b.Eventually(status).Should(Equal([]infrav1.HostContainerImages{
+		{Archive: "a.tar", Names: []string{"registry.example.org/a:v1", "registry.example.org/a:v2"}}, {Archive: "b.tar", Problem: "no archive"},
+	}))
+	b.fake.SetInfo(func(i *hostpb.HostInfo) {
+		long := strings.Repeat("x", 2000)
+		i.ContainerArchives = []*hostpb.ContainerArchive{{Name: ""}, {Name: long}, {Name: "a\x1b[31m.tar"}, {Name: "same", Problem: long}, {Name: "same"}, {Name: "images", Images: []string{"", long, "a b", "a\nb", "good"}}}
+		for n := range 100 {
+			archive := &hostpb.ContainerArchive{Name: fmt.Sprintf("%04d-%s", n, strings.Repeat("x", 250)), Problem: long}
+			for n := range 40 {
+				archive.Images = append(archive.Images, fmt.Sprintf("%03d-%s", n, strings.Repeat("x", 252)))
+			}
+			i.ContainerArchives = append(i.ContainerArchives, archive)
+		}
+	})
+	b.Eventually(func() int { return len(status()) }).Should(Equal(64))
+	got := status()
+	b.Expect(got[0]).To(Equal(infrav1.HostContainerImages{Archive: "same", Problem: strings.Repeat("x", 256)}))
+	b.Expect(got[1]).To(Equal(infrav1.HostContainerImages{Archive: "images", Names: []string{"good"}}))
+	names := 0
+	for _, archive := range got {
+		names += len(archive.Names)
+	}
+	b.Expect(names).To(Equal(64))
+	stored, err := json.Marshal(got)
+	b.Expect(err).NotTo(HaveOccurred())
+	b.Expect(len(stored)).To(BeNumerically("<", 60_000))
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.ContainerArchives = nil })
+	b.Eventually(status).Should(BeEmpty())
+}
 
 // A machine waits until a host has its image. The status of the host lists the images that the API accepts.
 func TestMachineWaitsForItsImage(t *testing.T) {

@@ -366,6 +366,13 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Images []HostImage `json:"images,omitempty"`
 
+	// containerImages lists the archives with the container images that each new machine of the host imports.
+	// +optional
+	// +listType=map
+	// +listMapKey=archive
+	// +kubebuilder:validation:MaxItems=64
+	ContainerImages []HostContainerImages `json:"containerImages,omitempty"`
+
 	// nodeInfo contains the architecture and operating system of the host.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
@@ -437,6 +444,29 @@ func (h *CapstanHost) RebootPending() bool {
 // RebootBegun returns whether the status records the present request.
 func (h *CapstanHost) RebootBegun() bool {
 	return h.Status.Reboot.RequestedAt.Equal(&h.Spec.RebootRequestedAt)
+}
+
+// HostContainerImages are the container images of an archive.
+type HostContainerImages struct {
+	// archive is the name of the file.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=255
+	Archive string `json:"archive,omitempty"`
+
+	// names of the images: the first 16 of the archive, and at most 64 of all archives.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=256
+	Names []string `json:"names,omitempty"`
+
+	// problem is the reason why machines do not get the images.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	Problem string `json:"problem,omitempty"`
 }
 
 // HostImage is a root file system for machines.

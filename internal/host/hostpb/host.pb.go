@@ -203,7 +203,7 @@ func (x Event_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Type.Descriptor instead.
 func (Event_Type) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14, 0}
+	return file_host_proto_rawDescGZIP(), []int{15, 0}
 }
 
 type PublishedPort_Protocol int32
@@ -252,7 +252,7 @@ func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishedPort_Protocol.Descriptor instead.
 func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23, 0}
+	return file_host_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type UpdateStatus_Phase int32
@@ -310,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45, 0}
+	return file_host_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type MachineStatus_Phase int32
@@ -368,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47, 0}
+	return file_host_proto_rawDescGZIP(), []int{48, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -423,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47, 1}
+	return file_host_proto_rawDescGZIP(), []int{48, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -566,9 +566,11 @@ type HostInfo struct {
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
 	LinkMtus map[string]int32 `protobuf:"bytes,50,rep,name=link_mtus,json=linkMtus,proto3" json:"link_mtus,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// host_ports is true if the host can publish Services at ports of its own addresses. Older capstands would refuse them.
-	HostPorts     bool `protobuf:"varint,60,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HostPorts bool `protobuf:"varint,60,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
+	// container_archives contain the container images that new machines import.
+	ContainerArchives []*ContainerArchive `protobuf:"bytes,61,rep,name=container_archives,json=containerArchives,proto3" json:"container_archives,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -832,6 +834,73 @@ func (x *HostInfo) GetHostPorts() bool {
 	return false
 }
 
+func (x *HostInfo) GetContainerArchives() []*ContainerArchive {
+	if x != nil {
+		return x.ContainerArchives
+	}
+	return nil
+}
+
+type ContainerArchive struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // of its file
+	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`   // their full names
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"` // why machines do not get the images; empty: they do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerArchive) Reset() {
+	*x = ContainerArchive{}
+	mi := &file_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerArchive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerArchive) ProtoMessage() {}
+
+func (x *ContainerArchive) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerArchive.ProtoReflect.Descriptor instead.
+func (*ContainerArchive) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ContainerArchive) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerArchive) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *ContainerArchive) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // DeviceKind is a kind of devices that the host has CDI specifications for. A device belongs to one machine at a time.
 type DeviceKind struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -844,7 +913,7 @@ type DeviceKind struct {
 
 func (x *DeviceKind) Reset() {
 	*x = DeviceKind{}
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +925,7 @@ func (x *DeviceKind) String() string {
 func (*DeviceKind) ProtoMessage() {}
 
 func (x *DeviceKind) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +938,7 @@ func (x *DeviceKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceKind.ProtoReflect.Descriptor instead.
 func (*DeviceKind) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{3}
+	return file_host_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DeviceKind) GetName() string {
@@ -904,7 +973,7 @@ type MachineImage struct {
 
 func (x *MachineImage) Reset() {
 	*x = MachineImage{}
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +985,7 @@ func (x *MachineImage) String() string {
 func (*MachineImage) ProtoMessage() {}
 
 func (x *MachineImage) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +998,7 @@ func (x *MachineImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineImage.ProtoReflect.Descriptor instead.
 func (*MachineImage) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{4}
+	return file_host_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MachineImage) GetName() string {
@@ -963,7 +1032,7 @@ type Fencing struct {
 
 func (x *Fencing) Reset() {
 	*x = Fencing{}
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1044,7 @@ func (x *Fencing) String() string {
 func (*Fencing) ProtoMessage() {}
 
 func (x *Fencing) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1057,7 @@ func (x *Fencing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fencing.ProtoReflect.Descriptor instead.
 func (*Fencing) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{5}
+	return file_host_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Fencing) GetManagementCluster() string {
@@ -1015,7 +1084,7 @@ type SetFencingRequest struct {
 
 func (x *SetFencingRequest) Reset() {
 	*x = SetFencingRequest{}
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1096,7 @@ func (x *SetFencingRequest) String() string {
 func (*SetFencingRequest) ProtoMessage() {}
 
 func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1109,7 @@ func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingRequest.ProtoReflect.Descriptor instead.
 func (*SetFencingRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{6}
+	return file_host_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetFencingRequest) GetManagementCluster() string {
@@ -1065,7 +1134,7 @@ type SetFencingResponse struct {
 
 func (x *SetFencingResponse) Reset() {
 	*x = SetFencingResponse{}
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1146,7 @@ func (x *SetFencingResponse) String() string {
 func (*SetFencingResponse) ProtoMessage() {}
 
 func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1159,7 @@ func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingResponse.ProtoReflect.Descriptor instead.
 func (*SetFencingResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{7}
+	return file_host_proto_rawDescGZIP(), []int{8}
 }
 
 type RebootRequest struct {
@@ -1102,7 +1171,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1183,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1196,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{8}
+	return file_host_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RebootRequest) GetBootId() string {
@@ -1145,7 +1214,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1226,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1239,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{9}
+	return file_host_proto_rawDescGZIP(), []int{10}
 }
 
 type ListContactsRequest struct {
@@ -1182,7 +1251,7 @@ type ListContactsRequest struct {
 
 func (x *ListContactsRequest) Reset() {
 	*x = ListContactsRequest{}
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1263,7 @@ func (x *ListContactsRequest) String() string {
 func (*ListContactsRequest) ProtoMessage() {}
 
 func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1276,7 @@ func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsRequest.ProtoReflect.Descriptor instead.
 func (*ListContactsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10}
+	return file_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListContactsRequest) GetNetworkId() string {
@@ -1229,7 +1298,7 @@ type ListContactsResponse struct {
 
 func (x *ListContactsResponse) Reset() {
 	*x = ListContactsResponse{}
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1310,7 @@ func (x *ListContactsResponse) String() string {
 func (*ListContactsResponse) ProtoMessage() {}
 
 func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1323,7 @@ func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsResponse.ProtoReflect.Descriptor instead.
 func (*ListContactsResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11}
+	return file_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListContactsResponse) GetContacts() []*Contact {
@@ -1289,7 +1358,7 @@ type Contact struct {
 
 func (x *Contact) Reset() {
 	*x = Contact{}
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1370,7 @@ func (x *Contact) String() string {
 func (*Contact) ProtoMessage() {}
 
 func (x *Contact) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1383,7 @@ func (x *Contact) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contact.ProtoReflect.Descriptor instead.
 func (*Contact) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{12}
+	return file_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Contact) GetHost() string {
@@ -1364,7 +1433,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1445,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1458,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13}
+	return file_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchRequest) GetManagementCluster() string {
@@ -1414,7 +1483,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1495,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1508,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14}
+	return file_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Event) GetType() Event_Type {
@@ -1531,7 +1600,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1612,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1625,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{15}
+	return file_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Network) GetId() string {
@@ -1633,7 +1702,7 @@ type LAN struct {
 
 func (x *LAN) Reset() {
 	*x = LAN{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1714,7 @@ func (x *LAN) String() string {
 func (*LAN) ProtoMessage() {}
 
 func (x *LAN) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1727,7 @@ func (x *LAN) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LAN.ProtoReflect.Descriptor instead.
 func (*LAN) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LAN) GetBridge() string {
@@ -1687,7 +1756,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1768,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1781,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Overlay) GetVni() uint32 {
@@ -1756,7 +1825,7 @@ type SetPeersRequest struct {
 
 func (x *SetPeersRequest) Reset() {
 	*x = SetPeersRequest{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1837,7 @@ func (x *SetPeersRequest) String() string {
 func (*SetPeersRequest) ProtoMessage() {}
 
 func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1850,7 @@ func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
 func (*SetPeersRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetPeersRequest) GetNetworkId() string {
@@ -1837,7 +1906,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1918,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1931,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Peer) GetAddresses() []string {
@@ -1887,7 +1956,7 @@ type SetPeersResponse struct {
 
 func (x *SetPeersResponse) Reset() {
 	*x = SetPeersResponse{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +1968,7 @@ func (x *SetPeersResponse) String() string {
 func (*SetPeersResponse) ProtoMessage() {}
 
 func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +1981,7 @@ func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
 func (*SetPeersResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 type SetServicesRequest struct {
@@ -1930,7 +1999,7 @@ type SetServicesRequest struct {
 
 func (x *SetServicesRequest) Reset() {
 	*x = SetServicesRequest{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2011,7 @@ func (x *SetServicesRequest) String() string {
 func (*SetServicesRequest) ProtoMessage() {}
 
 func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2024,7 @@ func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
 func (*SetServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetServicesRequest) GetNetworkId() string {
@@ -2005,7 +2074,7 @@ type PublishedService struct {
 
 func (x *PublishedService) Reset() {
 	*x = PublishedService{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2086,7 @@ func (x *PublishedService) String() string {
 func (*PublishedService) ProtoMessage() {}
 
 func (x *PublishedService) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2099,7 @@ func (x *PublishedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
 func (*PublishedService) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PublishedService) GetName() string {
@@ -2086,7 +2155,7 @@ type PublishedPort struct {
 
 func (x *PublishedPort) Reset() {
 	*x = PublishedPort{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2167,7 @@ func (x *PublishedPort) String() string {
 func (*PublishedPort) ProtoMessage() {}
 
 func (x *PublishedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2180,7 @@ func (x *PublishedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
 func (*PublishedPort) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
@@ -2144,7 +2213,7 @@ type SetServicesResponse struct {
 
 func (x *SetServicesResponse) Reset() {
 	*x = SetServicesResponse{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2225,7 @@ func (x *SetServicesResponse) String() string {
 func (*SetServicesResponse) ProtoMessage() {}
 
 func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2238,7 @@ func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
 func (*SetServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
@@ -2187,7 +2256,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2268,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2281,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 type ListServicesResponse struct {
@@ -2224,7 +2293,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2305,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2318,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListServicesResponse) GetLists() []*SetServicesRequest {
@@ -2271,7 +2340,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2352,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2365,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -2332,7 +2401,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2413,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2426,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -2389,7 +2458,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2470,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2483,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 type LoadBalancer struct {
@@ -2443,7 +2512,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2524,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2537,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2558,7 +2627,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2639,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2652,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2619,7 +2688,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2700,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2713,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Backend) GetName() string {
@@ -2680,7 +2749,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2692,7 +2761,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2705,7 +2774,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2737,7 +2806,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2818,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2831,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 type MachineSpec struct {
@@ -2796,7 +2865,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2808,7 +2877,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2821,7 +2890,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2964,7 +3033,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2976,7 +3045,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2989,7 +3058,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Volume) GetId() string {
@@ -3032,7 +3101,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3113,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3126,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -3089,7 +3158,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3170,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3183,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 type VolumeMount struct {
@@ -3127,7 +3196,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3208,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3221,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeMount) GetId() string {
@@ -3180,7 +3249,7 @@ type MachineDevice struct {
 
 func (x *MachineDevice) Reset() {
 	*x = MachineDevice{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3261,7 @@ func (x *MachineDevice) String() string {
 func (*MachineDevice) ProtoMessage() {}
 
 func (x *MachineDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3274,7 @@ func (x *MachineDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineDevice.ProtoReflect.Descriptor instead.
 func (*MachineDevice) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MachineDevice) GetName() string {
@@ -3234,7 +3303,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3315,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3328,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HostMount) GetSource() string {
@@ -3294,7 +3363,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3375,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3388,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Address) GetAddress() string {
@@ -3357,7 +3426,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3438,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3451,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -3424,7 +3493,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3505,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3518,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -3495,7 +3564,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3576,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3589,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -3577,7 +3646,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3658,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3671,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -3645,7 +3714,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +3726,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +3739,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3782,7 +3851,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +3863,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +3876,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3844,7 +3913,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +3925,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +3938,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3916,7 +3985,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3928,7 +3997,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3941,7 +4010,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3959,7 +4028,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4040,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4053,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 type ListMachinesResponse struct {
@@ -3996,7 +4065,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4077,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4090,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -4043,7 +4112,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4055,7 +4124,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4068,7 +4137,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -4104,7 +4173,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4116,7 +4185,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4129,7 +4198,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -4166,7 +4235,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4178,7 +4247,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4191,7 +4260,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{55}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -4232,7 +4301,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +4313,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +4326,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{56}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -4278,7 +4347,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4290,7 +4359,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4303,7 +4372,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{57}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -4330,7 +4399,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4342,7 +4411,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4355,7 +4424,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{58}
+	return file_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -4377,7 +4446,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4458,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4471,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{59}
+	return file_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -4442,7 +4511,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4454,7 +4523,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4467,7 +4536,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{60}
+	return file_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4492,7 +4561,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4573,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4586,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{61}
+	return file_host_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -4608,7 +4677,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +4689,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +4702,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{62}
+	return file_host_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4681,7 +4750,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[63]
+	mi := &file_host_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4762,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[63]
+	mi := &file_host_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4775,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{63}
+	return file_host_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4738,7 +4807,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[64]
+	mi := &file_host_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4750,7 +4819,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[64]
+	mi := &file_host_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4763,7 +4832,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{64}
+	return file_host_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4869,8 +4938,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xb6\n" +
-	"\n" +
+	"\x0eGetInfoRequest\"\x88\v\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4908,10 +4976,15 @@ const file_host_proto_rawDesc = "" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
 	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
 	"\n" +
-	"host_ports\x18< \x01(\bR\thostPorts\x1a;\n" +
+	"host_ports\x18< \x01(\bR\thostPorts\x12P\n" +
+	"\x12container_archives\x18= \x03(\v2!.capstan.host.v1.ContainerArchiveR\x11containerArchives\x1a;\n" +
 	"\rLinkMtusEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"T\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"X\n" +
+	"\x10ContainerArchive\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06images\x18\x02 \x03(\tR\x06images\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"T\n" +
 	"\n" +
 	"DeviceKind\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -5267,7 +5340,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -5278,172 +5351,174 @@ var file_host_proto_goTypes = []any{
 	(*Refusal)(nil),                    // 6: capstan.host.v1.Refusal
 	(*GetInfoRequest)(nil),             // 7: capstan.host.v1.GetInfoRequest
 	(*HostInfo)(nil),                   // 8: capstan.host.v1.HostInfo
-	(*DeviceKind)(nil),                 // 9: capstan.host.v1.DeviceKind
-	(*MachineImage)(nil),               // 10: capstan.host.v1.MachineImage
-	(*Fencing)(nil),                    // 11: capstan.host.v1.Fencing
-	(*SetFencingRequest)(nil),          // 12: capstan.host.v1.SetFencingRequest
-	(*SetFencingResponse)(nil),         // 13: capstan.host.v1.SetFencingResponse
-	(*RebootRequest)(nil),              // 14: capstan.host.v1.RebootRequest
-	(*RebootResponse)(nil),             // 15: capstan.host.v1.RebootResponse
-	(*ListContactsRequest)(nil),        // 16: capstan.host.v1.ListContactsRequest
-	(*ListContactsResponse)(nil),       // 17: capstan.host.v1.ListContactsResponse
-	(*Contact)(nil),                    // 18: capstan.host.v1.Contact
-	(*WatchRequest)(nil),               // 19: capstan.host.v1.WatchRequest
-	(*Event)(nil),                      // 20: capstan.host.v1.Event
-	(*Network)(nil),                    // 21: capstan.host.v1.Network
-	(*LAN)(nil),                        // 22: capstan.host.v1.LAN
-	(*Overlay)(nil),                    // 23: capstan.host.v1.Overlay
-	(*SetPeersRequest)(nil),            // 24: capstan.host.v1.SetPeersRequest
-	(*Peer)(nil),                       // 25: capstan.host.v1.Peer
-	(*SetPeersResponse)(nil),           // 26: capstan.host.v1.SetPeersResponse
-	(*SetServicesRequest)(nil),         // 27: capstan.host.v1.SetServicesRequest
-	(*PublishedService)(nil),           // 28: capstan.host.v1.PublishedService
-	(*PublishedPort)(nil),              // 29: capstan.host.v1.PublishedPort
-	(*SetServicesResponse)(nil),        // 30: capstan.host.v1.SetServicesResponse
-	(*ListServicesRequest)(nil),        // 31: capstan.host.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),       // 32: capstan.host.v1.ListServicesResponse
-	(*RefusedAddress)(nil),             // 33: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 34: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 35: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 36: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 37: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 38: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 39: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 40: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 41: capstan.host.v1.MachineSpec
-	(*Volume)(nil),                     // 42: capstan.host.v1.Volume
-	(*DeleteVolumeRequest)(nil),        // 43: capstan.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 44: capstan.host.v1.DeleteVolumeResponse
-	(*VolumeMount)(nil),                // 45: capstan.host.v1.VolumeMount
-	(*MachineDevice)(nil),              // 46: capstan.host.v1.MachineDevice
-	(*HostMount)(nil),                  // 47: capstan.host.v1.HostMount
-	(*Address)(nil),                    // 48: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 49: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 50: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 51: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 52: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 53: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 54: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 55: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 56: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 57: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 58: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 59: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 60: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 61: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 62: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 63: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 64: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 65: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 66: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 67: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 68: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 69: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 70: capstan.host.v1.ExecResponse
-	nil,                                // 71: capstan.host.v1.HostInfo.LinkMtusEntry
-	nil,                                // 72: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 73: google.protobuf.Timestamp
+	(*ContainerArchive)(nil),           // 9: capstan.host.v1.ContainerArchive
+	(*DeviceKind)(nil),                 // 10: capstan.host.v1.DeviceKind
+	(*MachineImage)(nil),               // 11: capstan.host.v1.MachineImage
+	(*Fencing)(nil),                    // 12: capstan.host.v1.Fencing
+	(*SetFencingRequest)(nil),          // 13: capstan.host.v1.SetFencingRequest
+	(*SetFencingResponse)(nil),         // 14: capstan.host.v1.SetFencingResponse
+	(*RebootRequest)(nil),              // 15: capstan.host.v1.RebootRequest
+	(*RebootResponse)(nil),             // 16: capstan.host.v1.RebootResponse
+	(*ListContactsRequest)(nil),        // 17: capstan.host.v1.ListContactsRequest
+	(*ListContactsResponse)(nil),       // 18: capstan.host.v1.ListContactsResponse
+	(*Contact)(nil),                    // 19: capstan.host.v1.Contact
+	(*WatchRequest)(nil),               // 20: capstan.host.v1.WatchRequest
+	(*Event)(nil),                      // 21: capstan.host.v1.Event
+	(*Network)(nil),                    // 22: capstan.host.v1.Network
+	(*LAN)(nil),                        // 23: capstan.host.v1.LAN
+	(*Overlay)(nil),                    // 24: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 25: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 26: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 27: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 28: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 29: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 30: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 31: capstan.host.v1.SetServicesResponse
+	(*ListServicesRequest)(nil),        // 32: capstan.host.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),       // 33: capstan.host.v1.ListServicesResponse
+	(*RefusedAddress)(nil),             // 34: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 35: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 36: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 37: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 38: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 39: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 40: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 41: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 42: capstan.host.v1.MachineSpec
+	(*Volume)(nil),                     // 43: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 44: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 45: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 46: capstan.host.v1.VolumeMount
+	(*MachineDevice)(nil),              // 47: capstan.host.v1.MachineDevice
+	(*HostMount)(nil),                  // 48: capstan.host.v1.HostMount
+	(*Address)(nil),                    // 49: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 50: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 51: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 52: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 53: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 54: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 55: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 56: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 57: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 58: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 59: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 60: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 61: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 62: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 63: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 64: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 65: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 66: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 67: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 68: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 69: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 70: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 71: capstan.host.v1.ExecResponse
+	nil,                                // 72: capstan.host.v1.HostInfo.LinkMtusEntry
+	nil,                                // 73: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 74: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
-	11, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
-	10, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	73, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
-	9,  // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
-	71, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
-	18, // 6: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
-	11, // 7: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
-	1,  // 8: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	52, // 9: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	36, // 10: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	8,  // 11: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	23, // 12: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	22, // 13: capstan.host.v1.Network.lan:type_name -> capstan.host.v1.LAN
-	25, // 14: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	72, // 15: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	28, // 16: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	29, // 17: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 18: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	33, // 19: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	27, // 20: capstan.host.v1.ListServicesResponse.lists:type_name -> capstan.host.v1.SetServicesRequest
-	38, // 21: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	37, // 22: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	21, // 23: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	48, // 24: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	45, // 25: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	47, // 26: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
-	46, // 27: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
-	41, // 28: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	41, // 29: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 30: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	73, // 31: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	73, // 32: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	41, // 33: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	53, // 34: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 35: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 36: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	55, // 37: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	73, // 38: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	54, // 39: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	51, // 40: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	73, // 41: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	73, // 42: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	52, // 43: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	68, // 44: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	69, // 45: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 46: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	19, // 47: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	21, // 48: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	34, // 49: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	24, // 50: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	27, // 51: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	31, // 52: capstan.host.v1.Host.ListServices:input_type -> capstan.host.v1.ListServicesRequest
-	36, // 53: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	39, // 54: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	49, // 55: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	56, // 56: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	57, // 57: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	59, // 58: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	60, // 59: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	61, // 60: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	50, // 61: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	42, // 62: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	43, // 63: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	12, // 64: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	16, // 65: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	14, // 66: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	63, // 67: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	65, // 68: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	67, // 69: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 70: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	20, // 71: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	21, // 72: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	35, // 73: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	26, // 74: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	30, // 75: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	32, // 76: capstan.host.v1.Host.ListServices:output_type -> capstan.host.v1.ListServicesResponse
-	36, // 77: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	40, // 78: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	52, // 79: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	52, // 80: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	58, // 81: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	62, // 82: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	52, // 83: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	52, // 84: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	52, // 85: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	42, // 86: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	44, // 87: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	13, // 88: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	17, // 89: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	15, // 90: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	64, // 91: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	66, // 92: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	70, // 93: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	70, // [70:94] is the sub-list for method output_type
-	46, // [46:70] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	12, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
+	11, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
+	74, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	10, // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
+	72, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
+	9,  // 6: capstan.host.v1.HostInfo.container_archives:type_name -> capstan.host.v1.ContainerArchive
+	19, // 7: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	12, // 8: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 9: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	53, // 10: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	37, // 11: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 12: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	24, // 13: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	23, // 14: capstan.host.v1.Network.lan:type_name -> capstan.host.v1.LAN
+	26, // 15: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	73, // 16: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	29, // 17: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	30, // 18: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 19: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	34, // 20: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	28, // 21: capstan.host.v1.ListServicesResponse.lists:type_name -> capstan.host.v1.SetServicesRequest
+	39, // 22: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	38, // 23: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	22, // 24: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	49, // 25: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	46, // 26: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	48, // 27: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	47, // 28: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	42, // 29: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	42, // 30: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 31: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	74, // 32: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	74, // 33: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	42, // 34: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	54, // 35: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 36: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 37: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	56, // 38: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	74, // 39: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	55, // 40: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	52, // 41: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	74, // 42: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	74, // 43: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	53, // 44: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	69, // 45: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	70, // 46: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 47: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	20, // 48: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	22, // 49: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	35, // 50: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	25, // 51: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	28, // 52: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	32, // 53: capstan.host.v1.Host.ListServices:input_type -> capstan.host.v1.ListServicesRequest
+	37, // 54: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	40, // 55: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	50, // 56: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	57, // 57: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	58, // 58: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	60, // 59: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	61, // 60: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	62, // 61: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	51, // 62: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	43, // 63: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	44, // 64: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	13, // 65: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	17, // 66: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	15, // 67: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	64, // 68: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	66, // 69: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	68, // 70: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 71: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	21, // 72: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	22, // 73: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	36, // 74: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	27, // 75: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	31, // 76: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	33, // 77: capstan.host.v1.Host.ListServices:output_type -> capstan.host.v1.ListServicesResponse
+	37, // 78: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	41, // 79: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	53, // 80: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	53, // 81: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	59, // 82: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	63, // 83: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	53, // 84: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	53, // 85: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	53, // 86: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	43, // 87: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	45, // 88: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	14, // 89: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	18, // 90: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	16, // 91: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	65, // 92: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	67, // 93: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	71, // 94: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	71, // [71:95] is the sub-list for method output_type
+	47, // [47:71] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -5451,18 +5526,18 @@ func file_host_proto_init() {
 	if File_host_proto != nil {
 		return
 	}
-	file_host_proto_msgTypes[14].OneofWrappers = []any{
+	file_host_proto_msgTypes[15].OneofWrappers = []any{
 		(*Event_Machine)(nil),
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[61].OneofWrappers = []any{
+	file_host_proto_msgTypes[62].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[64].OneofWrappers = []any{
+	file_host_proto_msgTypes[65].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -5474,7 +5549,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   67,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -242,6 +243,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
+	s.ContainerImages = containerImages(info)
 	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
 	s.System = infrav1.HostSystem{
 		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
@@ -269,6 +271,42 @@ func images(info *hostpb.HostInfo) (out []infrav1.HostImage) {
 		}
 		names[name] = true
 		out = append(out, infrav1.HostImage{Name: name, Digest: i.GetDigest(), Problem: limited(i.GetProblem())})
+	}
+	return out
+}
+
+// Limits of the API, and of the names of container images in one status: etcd stores at most 60 KB of a host that reports nonsense.
+const (
+	maxArchives     = 64
+	maxArchiveName  = 255
+	maxArchiveNames = 16
+	maxImageNames   = 64
+	maxImageName    = 256
+)
+
+// printable matches names of archives and images: administrators read them on terminals.
+var printable = regexp.MustCompile(`^[!-~]+$`)
+
+// containerImages returns the archives of a host that the API accepts.
+func containerImages(info *hostpb.HostInfo) (out []infrav1.HostContainerImages) {
+	seen, left := map[string]bool{}, maxImageNames
+	for _, a := range info.GetContainerArchives() {
+		name := a.GetName()
+		if len(out) == maxArchives {
+			break
+		}
+		if seen[name] || len(name) > maxArchiveName || !printable.MatchString(name) {
+			continue
+		}
+		seen[name] = true
+		archive := infrav1.HostContainerImages{Archive: name, Problem: limited(a.GetProblem())}
+		for _, image := range a.GetImages() {
+			if len(archive.Names) < min(maxArchiveNames, left) && len(image) <= maxImageName && printable.MatchString(image) {
+				archive.Names = append(archive.Names, image)
+			}
+		}
+		left -= len(archive.Names)
+		out = append(out, archive)
 	}
 	return out
 }

@@ -8,10 +8,9 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-)
 
-// maxFiles is the largest number of files of an archive. An image has at most 127 layers.
-const maxFiles = 10_000
+	"capstan.dev/capstan/internal/imagearchive"
+)
 
 // inspected passes an archive on while it checks the names in it.
 type inspected struct {
@@ -60,8 +59,8 @@ func copyChecked(out io.Writer, archive io.Reader) error {
 			return fmt.Errorf("expected a tar archive of images, found something else: %w", err)
 		case err != nil:
 			return fmt.Errorf("reading the archive: %w", err)
-		case n == maxFiles:
-			return fmt.Errorf("expected at most %d files in the archive, found more", maxFiles)
+		case n == imagearchive.MaxFiles:
+			return fmt.Errorf("expected at most %d files in the archive, found more", imagearchive.MaxFiles)
 		case !filepath.IsLocal(file.Name):
 			return fmt.Errorf("expected names inside of the archive, found %.200q", file.Name)
 		case filepath.IsAbs(file.Linkname), file.Typeflag == tar.TypeSymlink && !filepath.IsLocal(filepath.Dir(file.Name)+"/"+file.Linkname):

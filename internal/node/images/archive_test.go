@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/imagearchive"
 )
 
 func archiveOf(t *testing.T, files ...tar.Header) []byte {
@@ -30,7 +32,7 @@ func archiveOf(t *testing.T, files ...tar.Header) []byte {
 func TestInspect(t *testing.T) {
 	good := archiveOf(t, tar.Header{Name: "blobs/sha256/a", Size: 70_000}, tar.Header{Name: "./index.json", Size: 3},
 		tar.Header{Name: "a/layer.tar", Typeflag: tar.TypeSymlink, Linkname: "../b/layer.tar"})
-	many := bytes.Repeat(archiveOf(t, tar.Header{Name: "a"})[:512], maxFiles+1)
+	many := bytes.Repeat(archiveOf(t, tar.Header{Name: "a"})[:512], imagearchive.MaxFiles+1)
 	for name, test := range map[string]struct {
 		archive []byte
 		wrong   string

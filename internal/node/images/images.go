@@ -24,6 +24,8 @@ import (
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"capstan.dev/capstan/internal/imagearchive"
 )
 
 // Socket of the machine's containerd.
@@ -127,7 +129,7 @@ func imagesOf(ctx context.Context, store content.Store, index ocispec.Descriptor
 	}
 	var found []core.Image
 	for _, manifest := range list.Manifests {
-		if name := manifest.Annotations[core.AnnotationImageName]; name != "" {
+		if name := imagearchive.Name(manifest.Annotations); name != "" {
 			found = append(found, core.Image{Name: name, Target: manifest})
 		}
 	}

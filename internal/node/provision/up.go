@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"capstan.dev/capstan/internal/imagearchive"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
@@ -300,7 +301,7 @@ const pullPause = 10 * time.Second
 // pullImages imports the images of the host and pulls those that the machine needs before its kubelet. It tries again until ctx ends,
 // because a registry may be away for a while. Its error contains that of the last attempt.
 func (n *node) pullImages(ctx context.Context) error {
-	archives, err := images.Archives(machine.ContainerImagesDir)
+	archives, err := imagearchive.Folder(machine.ContainerImagesDir)
 	if err != nil {
 		n.log.Error("Some container images of the host are not imported", "error", err)
 	}

@@ -5,6 +5,7 @@ package clusterctl
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -87,13 +88,19 @@ func replaceWorker(t *testing.T, c *harness.Cluster) {
 	volume, former := dataVolume(t, c), worker(t, c)
 	mustClusterctl(t, nil, "alpha", "rollout", "restart", "machinedeployment/"+c.Name+"-md-0", "--namespace", c.Namespace, "--kubeconfig", admin(c.Plane))
 	harness.Eventually(t, "the successor of "+former.Name, 3*time.Minute, func(ctx context.Context) error {
-		if err := c.Plane.Client.Get(ctx, client.ObjectKeyFromObject(&former), &infrav1.CapstanMachine{}); client.IgnoreNotFound(err) != nil || err == nil {
-			return fmt.Errorf("the former machine exists, %w", err)
+		machines, sets := &infrav1.CapstanMachineList{}, &clusterv1.MachineSetList{}
+		if err := c.Plane.Client.List(ctx, machines, client.InNamespace(c.Namespace)); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(machines.Items, func(m infrav1.CapstanMachine) bool { return m.Name == former.Name }) {
+			return errors.New("the former machine exists")
 		}
 		// clusterctl fails if core deletes the former MachineSet during a move.
-		sets := &clusterv1.MachineSetList{}
-		if err := c.Plane.Client.List(ctx, sets, client.InNamespace(c.Namespace)); err != nil || len(sets.Items) != 1 {
-			return fmt.Errorf("%d MachineSets, %w", len(sets.Items), err)
+		if err := c.Plane.Client.List(ctx, sets, client.InNamespace(c.Namespace)); err != nil {
+			return err
+		}
+		if len(sets.Items) != 1 {
+			return fmt.Errorf("%d MachineSets, %d machines", len(sets.Items), len(machines.Items))
 		}
 		return nil
 	})

@@ -3,13 +3,21 @@
 package node
 
 import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// hostImages returns a folder with an archive, and with one that is damaged.
+// hostImages returns a folder with an archive, with one as skopeo makes it, and with one that is damaged.
 func hostImages(t *testing.T, w *testNetwork) string {
 	t.Helper()
 	archive, err := os.ReadFile(filepath.Join(w.assets, "images/echo.tar"))
@@ -18,7 +26,39 @@ func hostImages(t *testing.T, w *testNetwork) string {
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, os.WriteFile(filepath.Join(dir, "a-damaged.tar"), archive[:len(archive)/2], 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "echo.tar"), archive, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "skopeo.tar"), bySkopeo(t, archive), 0o600))
 	return dir
+}
+
+// bySkopeo returns an OCI archive with the same image, whose name is in the annotation of OCI only.
+func bySkopeo(t *testing.T, archive []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	from, to := tar.NewReader(bytes.NewReader(archive)), tar.NewWriter(&out)
+	for {
+		header, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		content, err := io.ReadAll(from)
+		must(t, err)
+		if path.Clean(header.Name) == "index.json" {
+			var index ocispec.Index
+			must(t, json.Unmarshal(content, &index))
+			for i := range index.Manifests {
+				index.Manifests[i].Annotations = map[string]string{ocispec.AnnotationRefName: "registry.capstan.dev/echo:skopeo"}
+			}
+			content, err = json.Marshal(index)
+			must(t, err)
+			header.Size = int64(len(content))
+		}
+		must(t, to.WriteHeader(header))
+		_, err = to.Write(content)
+		must(t, err)
+	}
+	must(t, to.Close())
+	return out.Bytes()
 }
 
 // testHostImages: the worker has the image of its host without a pull, although another archive is damaged. The control plane machine,
@@ -26,8 +66,10 @@ func hostImages(t *testing.T, w *testNetwork) string {
 func testHostImages(t *testing.T, cp, worker *host) {
 	for h, want := range map[*host]bool{worker: true, cp: false} {
 		out, err := h.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "list", "-q")
-		if err != nil || strings.Contains(out, "registry.capstan.dev/echo:v1") != want {
-			t.Errorf("%s has %q, %v, want the image: %t", h.name, out, err, want)
+		for _, image := range []string{"registry.capstan.dev/echo:v1", "registry.capstan.dev/echo:skopeo"} {
+			if err != nil || strings.Contains(out, image) != want {
+				t.Errorf("%s has %q, %v, want the image %s: %t", h.name, out, err, image, want)
+			}
 		}
 	}
 	cp.apply(strings.Replace(pullPod("of-the-host", "worker", "registry.capstan.dev/echo:v1"), "Always", "Never", 1))

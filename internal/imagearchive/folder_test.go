@@ -1,4 +1,4 @@
-package images
+package imagearchive
 
 import (
 	"errors"
@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-func TestArchives(t *testing.T) {
+func TestFolder(t *testing.T) {
 	dir := t.TempDir()
-	if got, err := Archives(filepath.Join(dir, "missing")); got != nil || err != nil {
+	if got, err := Folder(filepath.Join(dir, "missing")); got != nil || err != nil {
 		t.Errorf("a missing folder: %v, %v", got, err)
 	}
 	for _, name := range []string{"b.tar", "a.tar", ".half.tar", "notes.txt", "c.tar.gz"} {
@@ -24,15 +24,15 @@ func TestArchives(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{filepath.Join(dir, "a.tar"), filepath.Join(dir, "b.tar")}
-	if got, err := Archives(dir); err != nil || !slices.Equal(got, want) {
+	if got, err := Folder(dir); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
-	for i := range maxArchives {
+	for i := range MaxArchives {
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("x%d.tar", i)), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := Archives(dir); len(got) != maxArchives || err == nil || !strings.Contains(err.Error(), "expected at most 64 archives") {
+	if got, err := Folder(dir); len(got) != MaxArchives || err == nil || !strings.Contains(err.Error(), "expected at most 64 archives") {
 		t.Errorf("%d, %v", len(got), err)
 	}
 }
