@@ -51,6 +51,7 @@ const (
 	oidc       = `{contentFrom: {secret: {name: oidc, key: authentication.yaml}}}`
 	audit      = `{content: "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"}`
 	labelled   = `{labels: {tier: front, example.com/gpu: ""}, taints: [{key: example.com/only, value: gpu, effect: NoSchedule}]}`
+	volumes    = `[{name: data, path: /srv/data, sizeGiB: 20, reclaimPolicy: Delete}]`
 	ownPool    = `{kind: GlobalCapstanIPPool, name: machines}`
 	sameInAPI  = `{apiGroup: ipam.capstan.dev, kind: GlobalCapstanIPPool, name: machines}`
 )
@@ -60,6 +61,7 @@ var classRows = []classRow{
 	{"workerMachine", `{cpus: 4, memory: 1Gi, disk: 6Gi}`, map[string]string{
 		"worker.cpus": "4", "worker.memory": "1Gi", "worker.disk.size": "6Gi", "pool.cpus": "4", "pool.memory": "1Gi", "pool.disk.size": "6Gi",
 	}},
+	{"workerVolumes", volumes, map[string]string{"worker.volumes": volumes, "pool.volumes": volumes}},
 	{"podNetwork", "None", map[string]string{"controlPlane.config.cluster.podNetwork": "None"}},
 	{"kubeProxy", "None", map[string]string{"controlPlane.config.cluster.kubeProxy": "None"}},
 	{"dns", "None", map[string]string{"controlPlane.config.cluster.dns": "None"}},
@@ -96,6 +98,7 @@ var invalidValues = []struct{ variable, value, want string }{
 	{"controlPlaneNode", `{labels: {tier: "a b"}}`, "controlPlaneNode].value.labels.tier"},
 	{"manifests", "[{name: cni}]", "manifests].value.[0]"},
 	{"dns", "BIND", "dns].value"},
+	{"workerVolumes", "[{name: data, path: /etc, sizeGiB: 1}]", "workerVolumes].value.[0].path"},
 }
 
 // ownSettings are settings in a user's copy of the class for which the class has no variable.
