@@ -34,6 +34,9 @@ func TestInvalidInput(t *testing.T) {
 		{"more memory than the host has", "memory: 2Gi", "memory: 4Ti", []string{"4Ti", "memory"}},
 		{"the host's own loopback", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  network:\n    machineCIDR: 127.0.0.0/8\nmetadata:", []string{"127.0.0.0/8", "loopback"}},
 		{"machine network that the host routes already", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  network:\n    machineCIDR: 10.250.0.0/22\nmetadata:", []string{"10.250.0.0/22", "10.250.1.0/24"}},
+		{"an image that no host has", "memory: 1Gi", "memory: 1Gi\n      image: nowhere", []string{"nowhere", "image"}},
+		{"a folder of the host that is not allowed", "memory: 1Gi", "memory: 1Gi\n      hostMounts: [{source: /etc/ssl, path: /mnt/ssl}]", []string{"/etc/ssl", "allowedMounts"}},
+		{"a proxy that is no URL", "      labels:\n        cluster.x-k8s.io/cluster-name: wrong", "      labels:\n        cluster.x-k8s.io/cluster-name: wrong\n    spec:\n      proxy: {https: \"squid:3128\"}", []string{"squid:3128", "http"}},
 		{"balancer port 0", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  loadBalancer:\n    port: 70000\nmetadata:", []string{"port", "65535"}},
 	} {
 		t.Run(wrong.name, func(t *testing.T) {
