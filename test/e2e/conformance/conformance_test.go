@@ -6,6 +6,7 @@ package conformance
 
 import (
 	"context"
+	"html"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -66,9 +67,17 @@ func TestSubset(t *testing.T) {
 	for _, name := range subset {
 		names = append(names, regexp.QuoteMeta(name))
 	}
-	specs := run(t, subsetImages, conformance.Run{Focus: strings.Join(names, "|"), Processes: 4, Timeout: 15 * time.Minute, Reports: t.TempDir()})
+	reports := t.TempDir()
+	specs := run(t, subsetImages, conformance.Run{Focus: strings.Join(names, "|"), Processes: 4, Timeout: 15 * time.Minute, Reports: reports})
 	if err := conformance.Missing(specs, subset); err != nil {
 		t.Error(err)
+	}
+	report, err := os.ReadFile(filepath.Join(reports, "junit.xml"))
+	must(t, err)
+	for _, name := range subset {
+		if !strings.Contains(html.UnescapeString(string(report)), name) {
+			t.Errorf("the report for other tools does not contain %q", name)
+		}
 	}
 }
 
