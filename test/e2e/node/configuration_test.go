@@ -59,24 +59,41 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			SSHAuthorizedKeys: []string{annsKey, `no-pty ` + annsKey + "2"},
 		}, {Name: "bob", PrimaryGroup: "staff"}},
 		Proxy:     proxy,
-		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}},
-		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}},
+		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}, Env: marked("kubelet")},
+		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}, Env: marked("kube-proxy")},
 		Files: []bootstrapv1.File{{Path: "/etc/containerd/conf.d/own.toml", Permissions: "0600", Content: `version = 3
 [metrics]
   address = "0.0.0.0:1338"
 [plugins."io.containerd.cri.v1.images"]
   max_concurrent_downloads = 7
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second.options]
+  BinaryName = "/opt/capstan/node/bin/runc"
 `}, {Path: "/srv/people/ann/notes", Content: "of ann", Owner: "ann:adm", Permissions: "0640"}},
 		PreCommands: []string{"id -u ann"},
 	}
 	proxy.ControlPlane = ptr.To(true)
 	return map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec{
 		nodeconfig.RoleWorker: worker,
-		nodeconfig.RoleInit: {Proxy: proxy, Cluster: bootstrapv1.ClusterConfiguration{LocalVolumes: bootstrapv1.LocalVolumesStorageClass, CoreDNS: bootstrapv1.CoreDNSSpec{
-			Upstreams:   []string{upstreamAddress},
-			StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.test", Servers: []string{stubAddress}}},
-		}}},
+		nodeconfig.RoleInit: {Proxy: proxy, Cluster: bootstrapv1.ClusterConfiguration{
+			LocalVolumes:        bootstrapv1.LocalVolumesDefaultStorageClass,
+			EncryptionAlgorithm: "RSA-2048",
+			CoreDNS: bootstrapv1.CoreDNSSpec{
+				Upstreams:   []string{upstreamAddress},
+				StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.test", Servers: []string{stubAddress}}},
+			},
+			APIServer:         bootstrapv1.APIServerSpec{Env: marked("kube-apiserver")},
+			ControllerManager: bootstrapv1.ComponentSpec{Env: marked("kube-controller-manager")},
+			Scheduler:         bootstrapv1.ComponentSpec{Env: marked("kube-scheduler")},
+			Etcd:              bootstrapv1.EtcdSpec{Env: marked("etcd")},
+		}},
 	}
+}
+
+// marked returns an environment variable that has the name of a component as its value.
+func marked(component string) []bootstrapv1.EnvVar {
+	return []bootstrapv1.EnvVar{{Name: "MARK", Value: component}}
 }
 
 var registryCA = bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}
@@ -118,11 +135,13 @@ func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
 	testPulls(t, o, cp)
 	testProxyUse(t, o, cp, worker)
 	testComponentSettings(t, cp, worker)
+	testEnvironment(t, cp, worker)
+	testRuntimeHandler(t, cp)
 	testDNSOptions(t, cp)
 	testImports(t, worker)
 	testRegistrySecrets(t, cp, worker)
 	testChangedConfiguration(t, cp, worker)
-	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "preloaded", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted")
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "preloaded", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted", "second")
 }
 
 // push copies an image into the registry that no pod of other tests has: the kubelet allows no pod to use an image without a pull
@@ -267,6 +286,36 @@ func testComponentSettings(t *testing.T, cp, worker *host) {
 	must(t, err)
 	if !strings.Contains(config, `"syncPeriod":"41s"`) || !strings.Contains(config, `"mode":"nftables"`) {
 		t.Errorf("kube-proxy runs with %s", config)
+	}
+}
+
+// testEnvironment: each component has its own variable, and keys have the chosen algorithm.
+func testEnvironment(t *testing.T, cp, worker *host) {
+	for component, h := range map[string]*host{"kubelet": worker, "kube-proxy": worker, "kube-apiserver": cp, "kube-controller-manager": cp, "kube-scheduler": cp, "etcd": cp} {
+		if env := environment(t, h, component); !strings.Contains("\n"+env, "\nMARK="+component+"\n") {
+			t.Errorf("the environment of %s:\n%s", component, env)
+		}
+	}
+	out, err := cp.exec("openssl", "x509", "-in", nodeconfig.PKIDir+"/apiserver.crt", "-noout", "-text")
+	if err != nil || !strings.Contains(out, "Public-Key: (2048 bit)") || !strings.Contains(out, "rsaEncryption") {
+		t.Errorf("the certificate of the API server: %s, %v", out, err)
+	}
+}
+
+const runtimeClass = `apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: second}
+handler: second
+---
+`
+
+// testRuntimeHandler: a pod runs with a runtime of the user's file.
+func testRuntimeHandler(t *testing.T, cp *host) {
+	pod := strings.Replace(pullPod("second", "worker", "registry.capstan.dev/echo:v1"), "spec:", "spec:\n  runtimeClassName: second", 1)
+	cp.apply(runtimeClass + strings.Replace(pod, "Always", "Never", 1))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/second", "--timeout=1m")
+	if got := cp.mustKubectl("get", "node", "worker", "-o", "jsonpath={.status.runtimeHandlers[*].name}"); !slices.Contains(strings.Fields(got), "second") {
+		t.Errorf("the worker has the runtimes %s", got)
 	}
 }
 

@@ -35,12 +35,12 @@ spec:
   - metadata: {name: data}
     spec: {storageClassName: capstan-local, accessModes: [ReadWriteOnce], resources: {requests: {storage: 16Mi}}}
 `
-	// The claim and its pod, with a name and a size.
+	// The claim and its pod, with a name and a size. The class is the default one.
 	claimAndPod = `
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %[1]s}
-spec: {storageClassName: capstan-local, accessModes: [ReadWriteOnce], resources: {requests: {storage: %[2]s}}}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: %[2]s}}}
 ---
 apiVersion: v1
 kind: Pod
