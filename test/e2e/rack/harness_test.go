@@ -97,6 +97,8 @@ type box struct {
 	mtu int32
 	// dualStack gives the cluster's network IPv6 addresses too.
 	dualStack bool
+	// lan attaches the machine to the network of the clients.
+	lan bool
 	// elects lets the machine take part in the election of the virtual address.
 	elects bool
 }
@@ -157,12 +159,30 @@ const (
 	machines  = "10.231.16."
 	// machinesIPv6 is the network of machines that have IPv6 addresses too.
 	machinesIPv6 = "fd00:231:16::"
+	// clients is the network of the clients, with the address of the router.
+	clients, clientsRouter = "203.0.113.", "203.0.113.254"
 )
 
-func (b *box) address() string { return fmt.Sprint(machines, 9+b.Number) }
-func (b *box) name() string    { return fmt.Sprint("rack-", b.Number) }
+func (b *box) name() string { return fmt.Sprint("rack-", b.Number) }
+
+func (b *box) address() string {
+	if b.lan {
+		return fmt.Sprint(clients, 19+b.Number)
+	}
+	return fmt.Sprint(machines, 9+b.Number)
+}
+
+// joinLAN moves the address of the box in the network of the clients to a bridge, to which the machine is attached.
+func (b *box) joinLAN() {
+	b.lan = true
+	address := fmt.Sprint(clients, b.Number, "/24")
+	b.Run("ip link add br-lab type bridge; ip link set br-lab up; ip addr del " + address + " dev lan; ip link set lan master br-lab; ip addr add " + address + " dev br-lab")
+}
 
 func (b *box) network() *hostpb.Network {
+	if b.lan {
+		return &hostpb.Network{Id: clusterID, Namespace: "default", Name: "rack", Cidr: clients + "0/24", Lan: &hostpb.LAN{Bridge: "br-lab"}}
+	}
 	n := &hostpb.Network{
 		Id: clusterID, Namespace: "default", Name: "rack", Cidr: machines + "0/24",
 		Overlay: &hostpb.Overlay{Vni: 70001, Address: b.Tunnel(), Mtu: b.mtu},
@@ -178,6 +198,9 @@ func (b *box) machine() *hostpb.MachineSpec {
 		Id: fmt.Sprint(clusterID, "-", b.Number), Namespace: "default", Name: b.name(), Cluster: "rack", Network: b.network(),
 		Addresses: []*hostpb.Address{{Address: b.address(), Prefix: 24}},
 		Cpus:      1, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Image: "host", KubernetesVersion: version, ProviderId: "capstan://rack", ControlPlane: b.elects,
+	}
+	if b.lan {
+		m.Addresses[0].Gateway = clientsRouter
 	}
 	if b.dualStack {
 		m.Addresses = append(m.Addresses, &hostpb.Address{Address: fmt.Sprintf("%s%x", machinesIPv6, 9+b.Number), Prefix: 64})

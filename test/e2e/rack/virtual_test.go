@@ -72,20 +72,69 @@ func TestVirtualIPv6AddressMoves(t *testing.T) {
 	}
 }
 
-// electEndpoint creates a dual-stack network with a control plane machine, an elector and a load balancer on each box.
+// In a LAN, the virtual address is on the bridge of its holder. A client and the machines of both boxes reach it there, also after it moved
+// to the other box, because the network of its holder was cut.
+func TestLANEndpointMoves(t *testing.T) {
+	boxes, router := newRack(t, 2, standIns(t))
+	router.Run("ip addr add " + clientsRouter + "/24 dev lan")
+	for _, b := range boxes {
+		b.joinLAN()
+	}
+	electEndpoint(t, router, boxes)
+	const endpoint = rack.VirtualAddress + ":6443"
+	answers := func() error { _, err := get(router, endpoint, "/name"); return err }
+	reached := func(b *box) {
+		t.Helper()
+		rack.Eventually(t, "the endpoint for machine "+b.name(), func() error { return b.machineReaches(endpoint) })
+	}
+
+	first := rack.HolderOf(t, racks(boxes), rack.VirtualAddress)
+	rack.Eventually(t, "an answer at the address", answers)
+	reached(boxes[0])
+	reached(boxes[1])
+	cut := time.Now()
+	first.Unplug(router)
+	second := rack.HolderOf(t, rack.Others(racks(boxes), first), rack.VirtualAddress)
+	if first.Has(rack.VirtualAddress) {
+		t.Error("two boxes have the address")
+	}
+	if links := second.Run("ip -o addr show to " + rack.VirtualAddress); !strings.Contains(links, "br-lab") {
+		t.Errorf("the address is not on the bridge of the LAN: %s", links)
+	}
+	rack.Eventually(t, "an answer at the address from its new holder", answers)
+	t.Logf("an answer %s after the cut", time.Since(cut).Round(time.Millisecond))
+	first.Plug(router)
+	reached(boxes[0])
+	reached(boxes[1])
+}
+
+// balancer is the load balancer of the cluster.
+func (b *box) balancer() *hostpb.LoadBalancer {
+	lb := &hostpb.LoadBalancer{
+		Id: clusterID, Namespace: "default", Name: "rack", NetworkId: clusterID, Listen: []string{":6443", "[" + machinesIPv6 + "1]:6443"},
+		Endpoint: "[" + rack.VirtualIPv6Address + "]:6443", VirtualAddress: &hostpb.VirtualAddress{Address: rack.VirtualIPv6Address},
+	}
+	if b.lan {
+		lb.Endpoint, lb.VirtualAddress.Address = rack.VirtualAddress+":6443", rack.VirtualAddress
+		lb.Listen = []string{lb.Endpoint}
+	}
+	return lb
+}
+
+// electEndpoint creates a network with a control plane machine, an elector and a load balancer on each box. It is dual stack, or in the
+// LAN of the clients.
 func electEndpoint(t *testing.T, router rack.Space, boxes []*box) {
 	t.Helper()
 	api := apiServer(t, router)
 	for _, b := range boxes {
-		b.dualStack, b.elects = true, true
+		b.dualStack, b.elects = !b.lan, true
 		b.make()
 	}
-	setPeers(t, boxes...)
+	if !boxes[0].lan {
+		setPeers(t, boxes...)
+	}
 	for _, b := range boxes {
-		lb := &hostpb.LoadBalancer{
-			Id: clusterID, Namespace: "default", Name: "rack", NetworkId: clusterID, Listen: []string{":6443", "[" + machinesIPv6 + "1]:6443"},
-			Endpoint: "[" + rack.VirtualIPv6Address + "]:6443", VirtualAddress: &hostpb.VirtualAddress{Address: rack.VirtualIPv6Address},
-		}
+		lb := b.balancer()
 		for _, m := range boxes {
 			lb.Backends = append(lb.Backends, &hostpb.Backend{Name: m.name(), Address: m.address() + ":6443"})
 		}
