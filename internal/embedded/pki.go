@@ -252,14 +252,38 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	type leaf struct {
-		by        *authority
-		component string
-		id        identity
-		owner     user
+	for _, leaf := range leaves(s, cluster, etcdCA, frontProxy, owner) {
+		if err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
+			return err
+		}
 	}
+	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, pki.NewEncodedKey); err != nil {
+		return err
+	}
+	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
+		return err
+	}
+	if err := ensureContent(l.auditPolicy(), []byte(auditPolicy), 0o600, owner); err != nil {
+		return err
+	}
+	if err := ensureTrust(l, cluster, etcdCA, frontProxy, owner); err != nil {
+		return err
+	}
+	return ensureKubeconfigs(l, s, cluster, owner)
+}
+
+// leaf is a leaf certificate of a component: its authority, its content, and the owner of its files.
+type leaf struct {
+	by        *authority
+	component string
+	id        identity
+	owner     user
+}
+
+// leaves returns the leaf certificates of the management plane.
+func leaves(s State, cluster, etcdCA, frontProxy *authority, owner user) []leaf {
 	root := user{os.Getuid(), os.Getgid()}
-	leaves := []leaf{
+	return []leaf{
 		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: pki.Both}, owner},
 		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: pki.Client}, owner},
 		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: pki.Server, host: s.apiHost()}, owner},
@@ -274,21 +298,11 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		// The only user that needs no role. It creates the binding of the group above.
 		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: pki.Client}, root},
 	}
-	for _, leaf := range leaves {
-		if err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
-			return err
-		}
-	}
-	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, pki.NewEncodedKey); err != nil {
-		return err
-	}
-	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
-		return err
-	}
-	if err := ensureContent(l.auditPolicy(), []byte(auditPolicy), 0o600, owner); err != nil {
-		return err
-	}
-	// The authorities that components trust. These are copies, because only root can enter the folder of the authorities.
+}
+
+// ensureTrust writes the authorities that components trust. These are copies, because only root can enter the folder of the
+// authorities.
+func ensureTrust(l Layout, cluster, etcdCA, frontProxy *authority, owner user) error {
 	for component, pem := range map[string][]byte{etcd: etcdCA.certPEM, apiServer: cluster.certPEM, controllerManager: cluster.certPEM, coreManager: cluster.certPEM, manager: cluster.certPEM} {
 		if err := ensureContent(filepath.Join(l.Component(component), "ca.crt"), pem, 0o644, owner); err != nil {
 			return err
@@ -299,7 +313,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 			return err
 		}
 	}
-	return ensureKubeconfigs(l, s, cluster, owner)
+	return nil
 }
 
 func ensureDirs(l Layout, owner user) error {

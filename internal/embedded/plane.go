@@ -78,13 +78,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 			return err
 		}
 	}
-	p := &plane{layout: l, state: state, spawner: newSpawner(), logging: supervisor.Logging}
-	p.board = newBoard(Status{
-		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, HostListenAddress: state.HostListenAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
-		Backup: state.Backup,
-		Server: loopback("https", state.port(portAPIServer)),
-	})
+	p := newPlane(l, state, supervisor)
 	server, err := p.board.serve(l.StatusSocket())
 	if err != nil {
 		return err
@@ -107,6 +101,18 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	helpers.Wait()
 	p.stop()
 	return nil
+}
+
+// newPlane returns a plane whose components do not run.
+func newPlane(l Layout, state State, supervisor Supervisor) *plane {
+	p := &plane{layout: l, state: state, spawner: newSpawner(), logging: supervisor.Logging}
+	p.board = newBoard(Status{
+		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, HostListenAddress: state.HostListenAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
+		Backup: state.Backup,
+		Server: loopback("https", state.port(portAPIServer)),
+	})
+	return p
 }
 
 // start starts all components. Independent ones start in parallel.
