@@ -204,7 +204,7 @@ func (p parts) controlPlaneObjects() []*unstructured.Unstructured {
 // write changes the selected objects of a cluster, and returns all of them as they should be. It tries again after a
 // conflict with another writer.
 func (m *management) write(ctx context.Context, key client.ObjectKey, to target, selected func(parts) []*unstructured.Unstructured) (changed parts, err error) {
-	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	try := func() error {
 		p, err := m.parts(ctx, key)
 		if err != nil {
 			return err
@@ -213,7 +213,9 @@ func (m *management) write(ctx context.Context, key client.ObjectKey, to target,
 			return err
 		}
 		return m.patch(ctx, selected(p), selected(changed))
-	})
+	}
+	// RetryOnConflict returns no error if the time of the context ends.
+	_ = retry.RetryOnConflict(retry.DefaultBackoff, func() error { err = try(); return err })
 	return changed, err
 }
 

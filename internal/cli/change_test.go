@@ -1,12 +1,31 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
+
+// lateClient answers after the time of the command has ended.
+type lateClient struct{ client.WithWatch }
+
+// Get implements client.Client.
+func (lateClient) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return fmt.Errorf("no answer: %w", context.DeadlineExceeded)
+}
+
+// A change whose time ends before its first request is an error, and not a success without objects.
+func TestWriteWithoutTime(t *testing.T) {
+	m := &management{client: lateClient{}}
+	if _, err := m.write(t.Context(), client.ObjectKey{Name: "a"}, target{}, parts.controlPlaneObjects); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wanted the end of the time, found %v", err)
+	}
+}
 
 const (
 	plainCluster    = "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Cluster\nmetadata: {name: a}\nspec: {controlPlaneRef: {kind: CapstanControlPlane, name: a}}"
