@@ -285,7 +285,7 @@ const (
 )
 
 // printable matches names of archives and images: administrators read them on terminals.
-var printable = regexp.MustCompile(`^[!-~]+$`)
+var printable = regexp.MustCompile(`^[[:graph:]]+$`)
 
 // containerImages returns the archives of a host that the API accepts.
 func containerImages(info *hostpb.HostInfo) (out []infrav1.HostContainerImages) {
