@@ -52,7 +52,7 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return ctrl.Result{}, fmt.Errorf("reading the Services of host %s: %s", req.Name, connections.Message(err))
 	}
 	for _, list := range lists {
-		ours, e := w.ours(ctx, conn, list.GetNetworkId())
+		ours, e := w.ours(ctx, conn, list)
 		if ours && e == nil {
 			e = w.withdrawFrom(ctx, conn, list)
 		}
@@ -63,18 +63,19 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 
 // ours reports whether a network belongs to this management cluster. A host can have networks of several of them, each with a CapstanHost
 // of its own.
-func (w withdrawal) ours(ctx context.Context, conn *connections.Host, network string) (bool, error) {
+func (w withdrawal) ours(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest) (bool, error) {
 	id, err := hostaccess.ManagementCluster(ctx, w.Client)
 	if err != nil {
 		return false, err
 	}
 	for _, m := range conn.Machines() {
-		if m.GetSpec().GetNetwork().GetId() == network && m.GetStatus().GetManagementCluster() == id {
+		if m.GetSpec().GetNetwork().GetId() == list.GetNetworkId() && m.GetStatus().GetManagementCluster() == id {
 			return true, nil
 		}
 	}
 	clusters := &infrav1.CapstanClusterList{}
-	err = w.Client.List(ctx, clusters, client.MatchingFields{"spec.id": network}, client.UnsafeDisableDeepCopy)
+	// A tenant can write the id of a network of another management cluster into a CapstanCluster.
+	err = w.Client.List(ctx, clusters, client.InNamespace(list.GetNamespace()), client.MatchingFields{"spec.id": list.GetNetworkId()}, client.UnsafeDisableDeepCopy)
 	return len(clusters.Items) > 0, err
 }
 
