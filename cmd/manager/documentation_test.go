@@ -24,7 +24,8 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// foreignKinds are kinds in examples whose definitions the tests do not install. Their examples are only parsed.
+// foreignKinds are kinds in examples whose definitions this test does not install. make test-flux and make test-argocd apply the
+// examples of Flux and Argo CD to the real programs.
 var foreignKinds = []string{
 	"Kustomization.kustomize.toolkit.fluxcd.io", "Application.argoproj.io", "HelmChartProxy.addons.cluster.x-k8s.io",
 }
