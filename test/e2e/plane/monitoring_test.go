@@ -33,6 +33,11 @@ kind: CapstanMachine
 metadata: {name: updated, namespace: default}
 spec: {}
 ---
+apiVersion: infrastructure.capstan.dev/v1beta2
+kind: CapstanVolume
+metadata: {name: data, namespace: default}
+spec: {id: volume-data, hostName: local, clusterName: one, owner: MachineDeployment/one, volumeName: data, sizeGiB: 1}
+---
 apiVersion: ipam.capstan.dev/v1beta2
 kind: CapstanIPPool
 metadata: {name: panels, namespace: default}
