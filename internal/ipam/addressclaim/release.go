@@ -79,11 +79,12 @@ func (r *Reconciler) giveBack(ctx context.Context, s *state, ip *capiipamv1.IPAd
 	return r.removeAddress(ctx, ip)
 }
 
-// removeAddress removes the finalizer of an IPAddress and deletes it.
+// removeAddress removes the finalizer of an IPAddress and deletes it. The deletion is of this version: another manager can restore the
+// finalizer meanwhile, and then the IPAddress would stay although its address counts as free.
 func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress) error {
 	rest := without(ip.Finalizers, ipamv1.AddressFinalizer)
+	obj := ip.DeepCopy()
 	if len(rest) != len(ip.Finalizers) {
-		obj := ip.DeepCopy()
 		err := reconciling.DropFinalizer(ctx, r.Client, obj, ipamv1.AddressFinalizer)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("removing the finalizer of IPAddress %s/%s: %w", ip.Namespace, ip.Name, err)
@@ -93,8 +94,7 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 			return nil // The IPAddress only waited for the finalizer.
 		}
 	}
-	uid := ip.UID
-	err := r.Client.Delete(ctx, ip, client.Preconditions{UID: &uid})
+	err := r.Client.Delete(ctx, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting IPAddress %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
