@@ -1,13 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/testenv/testlogs"
 )
 
 // asInit makes this test program capstan-init.
@@ -32,18 +32,10 @@ func TestLastErrorIsJSON(t *testing.T) {
 		{[]string{"--logging-format=json", "node", "up", "nonsense"}, true},
 		{[]string{"--logging-format=json", "service", "start"}, false},
 	} {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], test.args...)
-		cmd.Env = append(os.Environ(), asInit+"=1")
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			t.Fatalf("%q succeeded:\n%s", test.args, out)
-		}
-		var last struct{ Msg, Error string }
-		isJSON := true
-		for line := range strings.Lines(string(out)) {
-			isJSON = isJSON && json.Unmarshal([]byte(line), &last) == nil
-		}
-		if isJSON != test.json || test.json && (last.Msg != "capstan-init ends" || last.Error == "") || !test.json && !strings.HasPrefix(string(out), "capstan-init: ") {
+		out := testlogs.Failed(t, asInit, test.args...)
+		if test.json {
+			testlogs.EndsInJSON(t, out, "capstan-init ends")
+		} else if !strings.HasPrefix(out, "capstan-init: ") {
 			t.Errorf("%q ended with:\n%s", test.args, out)
 		}
 	}

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/testenv/testlogs"
 )
 
 // asCapstand makes this test program run capstand.
@@ -27,21 +27,7 @@ func TestLogsAreJSON(t *testing.T) {
 		{"--nonsense"},
 		{"hollow", "nonsense"},
 	} {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--logging-format=json"}, args...)...)
-		cmd.Env = append(os.Environ(), asCapstand+"=1")
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			t.Fatalf("%q succeeded:\n%s", args, out)
-		}
-		var last struct{ Msg, Error string }
-		for line := range strings.Lines(string(out)) {
-			if err := json.Unmarshal([]byte(line), &last); err != nil {
-				t.Errorf("%q: %q: %v", args, line, err)
-			}
-		}
-		if last.Msg != "capstand ends" || last.Error == "" {
-			t.Errorf("%q ended with:\n%s", args, out)
-		}
+		testlogs.EndsInJSON(t, testlogs.Failed(t, asCapstand, append([]string{"--logging-format=json"}, args...)...), "capstand ends")
 	}
 }
 

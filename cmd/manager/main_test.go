@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -20,6 +17,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/testlogs"
 )
 
 // The last line of the manager is JSON too, also for an invalid command line.
@@ -29,21 +27,7 @@ func TestLastErrorIsJSON(t *testing.T) {
 		{"infrastructure", "--logging-format=json", "nonsense"},
 		{"all", "--logging-format=json", "--kubeconfig=/nonexistent"},
 	} {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-		cmd.Env = append(os.Environ(), asManager+"=1")
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			t.Fatalf("%q succeeded:\n%s", args, out)
-		}
-		var last struct{ Msg, Error string }
-		for line := range strings.Lines(string(out)) {
-			if err := json.Unmarshal([]byte(line), &last); err != nil {
-				t.Errorf("%q: %q: %v", args, line, err)
-			}
-		}
-		if last.Msg != "The manager ends" || last.Error == "" {
-			t.Errorf("%q ended with:\n%s", args, out)
-		}
+		testlogs.EndsInJSON(t, testlogs.Failed(t, asManager, args...), "The manager ends")
 	}
 }
 
