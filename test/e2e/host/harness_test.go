@@ -161,12 +161,22 @@ func (c *capstand) start() {
 
 func (c *capstand) end(sig syscall.Signal) {
 	c.t.Helper()
+	c.signal(sig)
+	c.awaitEnd()
+}
+
+func (c *capstand) signal(sig syscall.Signal) {
+	c.t.Helper()
 	_ = c.conn.Close()
 	check(c.t, c.cmd.Process.Signal(sig))
+}
+
+func (c *capstand) awaitEnd() {
+	c.t.Helper()
 	select {
 	case <-c.exited:
 	case <-time.After(patience):
-		c.t.Fatalf("capstand does not end on %v", sig)
+		c.t.Fatal("capstand does not end on a signal")
 	}
 }
 

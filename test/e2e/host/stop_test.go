@@ -90,10 +90,10 @@ func TestHostShutsDown(t *testing.T) {
 	c.start()
 	state("stopping")
 	inside(t, blue.address(10), "touch /tmp/hold")
-	pods := make(chan error, 1)
-	go func() { pods <- releasePods(process) }()
-	c.end(syscall.SIGTERM)
-	check(t, <-pods)
+	c.signal(syscall.SIGTERM)
+	eventually(t, "capstand asks the machine to stop its pods", func() error { _, err := os.Stat(process + "/root/tmp/asked"); return err })
+	check(t, os.Remove(process+"/root/tmp/hold")) // It fails if the machine has ended before its pods.
+	c.awaitEnd()
 	eventually(t, "the end of the machine", func() error { return gone(process) })
 	asked, stopped := strings.Index(c.output.String(), "stopping its machines"), strings.Index(c.output.String(), "Machine stopped")
 	if asked < 0 || stopped < asked {
@@ -104,23 +104,4 @@ func TestHostShutsDown(t *testing.T) {
 	c.await(before.Spec.Id, func(m *hostpb.Machine) bool {
 		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Pid != before.Status.Pid
 	})
-}
-
-// releasePods waits until capstand has asked a machine to stop its pods. Then it checks that the machine still runs, and lets the pods end.
-func releasePods(process string) error {
-	deadline := time.Now().Add(patience)
-	for {
-		asked, err := os.ReadFile(process + "/root/tmp/asked")
-		if err == nil && len(asked) > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("capstand did not ask the machine to stop its pods: %w", err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if err := os.Remove(process + "/root/tmp/hold"); err != nil {
-		return fmt.Errorf("the machine ended before its pods: %w", err)
-	}
-	return nil
 }
