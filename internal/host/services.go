@@ -61,18 +61,16 @@ func (ns *networks) recordServices(req *hostpb.SetServicesRequest) error {
 
 // ListServices returns the recorded Services of all networks. A record that cannot be read is left out: nothing of it is published.
 func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
-	out := &hostpb.ListServicesResponse{}
+	var all []*hostpb.SetServicesRequest
 	for _, id := range h.networkIDs() {
 		req, err := h.recordedServices(id)
 		if err != nil {
 			h.log.Error("Cannot read the record of published Services", "id", id, "error", err)
 			continue
 		}
-		if len(req.GetServices()) > 0 {
-			out.Lists = append(out.Lists, req)
-		}
+		all = append(all, req)
 	}
-	return out, nil
+	return hostpb.ServiceLists(slices.Values(all)), nil
 }
 
 // boxServices converts a request that admission.Services has checked.

@@ -239,13 +239,7 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := &hostpb.ListServicesResponse{}
-	for _, r := range h.services {
-		if len(r.GetServices()) > 0 {
-			out.Lists = append(out.Lists, r)
-		}
-	}
-	return out, nil
+	return hostpb.ServiceLists(maps.Values(h.services)), nil
 }
 
 // Peers returns the last accepted peers of a network, or nil.
