@@ -51,8 +51,12 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading the Services of host %s: %s", req.Name, connections.Message(err))
 	}
+	id, err := hostaccess.ManagementCluster(ctx, w.Client)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	for _, list := range lists {
-		ours, e := w.ours(ctx, conn, list)
+		ours, e := w.ours(ctx, conn, id, list)
 		if ours && e == nil {
 			e = w.withdrawFrom(ctx, conn, list)
 		}
@@ -61,13 +65,9 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	return ctrl.Result{}, err
 }
 
-// ours reports whether a network belongs to this management cluster. A host can have networks of several of them, each with a CapstanHost
+// ours reports whether a network belongs to this management cluster, which has the id. A host can have networks of several of them, each with a CapstanHost
 // of its own.
-func (w withdrawal) ours(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest) (bool, error) {
-	id, err := hostaccess.ManagementCluster(ctx, w.Client)
-	if err != nil {
-		return false, err
-	}
+func (w withdrawal) ours(ctx context.Context, conn *connections.Host, id string, list *hostpb.SetServicesRequest) (bool, error) {
 	for _, m := range conn.Machines() {
 		if m.GetSpec().GetNetwork().GetId() == list.GetNetworkId() && m.GetStatus().GetManagementCluster() == id {
 			return true, nil
@@ -75,7 +75,7 @@ func (w withdrawal) ours(ctx context.Context, conn *connections.Host, list *host
 	}
 	clusters := &infrav1.CapstanClusterList{}
 	// A tenant can write the id of a network of another management cluster into a CapstanCluster.
-	err = w.Client.List(ctx, clusters, client.InNamespace(list.GetNamespace()), client.MatchingFields{"spec.id": list.GetNetworkId()}, client.UnsafeDisableDeepCopy)
+	err := w.Client.List(ctx, clusters, client.InNamespace(list.GetNamespace()), client.MatchingFields{"spec.id": list.GetNetworkId()}, client.UnsafeDisableDeepCopy)
 	return len(clusters.Items) > 0, err
 }
 
