@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -98,7 +96,7 @@ func inPlane(ctx context.Context, capstan *measure.Capstan, s settings, f func(*
 	return f(b, plane{capstan.Root()})
 }
 
-// plane is a running management plane. All its programs have its root folder in their arguments.
+// plane is a running management plane.
 type plane struct{ root string }
 
 // usage is the processor time of each program of a plane, and of this process, by name.
@@ -106,7 +104,7 @@ type usage map[string]time.Duration
 
 func (p plane) usage() usage {
 	all := usage{}
-	for dir, name := range p.programs() {
+	for dir, name := range measure.Programs(p.root) {
 		if _, cpu, err := readStat(dir + "/stat"); err == nil {
 			all[name] += cpu
 		}
@@ -117,24 +115,9 @@ func (p plane) usage() usage {
 	return all
 }
 
-// programs returns the folders in /proc of the plane's programs, with the name of each.
-func (p plane) programs() map[string]string {
-	found := map[string]string{}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		command, err := os.ReadFile(dir + "/cmdline")
-		if err != nil || !bytes.Contains(command, []byte(p.root)) {
-			continue // It has ended, or is not of this plane.
-		}
-		program, _, _ := strings.Cut(string(command), "\x00")
-		found[dir] = filepath.Base(program)
-	}
-	return found
-}
-
 // serverMemory returns the maximum memory of the API server, in bytes.
 func (p plane) serverMemory() uint64 {
-	for dir, name := range p.programs() {
+	for dir, name := range measure.Programs(p.root) {
 		if name == "kube-apiserver" {
 			return peakMemory(dir)
 		}

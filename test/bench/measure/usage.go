@@ -96,16 +96,25 @@ func isWrite(labels string) bool {
 	return false
 }
 
+// Programs returns the running programs of a plane, whose arguments contain its root folder: their names by their folders in /proc.
+func Programs(root string) map[string]string {
+	found := map[string]string{}
+	dirs, _ := filepath.Glob("/proc/[0-9]*") // It fails only for a malformed pattern.
+	for _, dir := range dirs {
+		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err != nil || !bytes.Contains(command, []byte(root)) {
+			continue // It has ended, or is not of this plane.
+		}
+		program, _, _ := strings.Cut(string(command), "\x00")
+		found[dir] = filepath.Base(program)
+	}
+	return found
+}
+
 // manager reads the resources that the manager of the plane has used.
 func (m Meter) manager() (cpu time.Duration, rss int64, err error) {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		args := strings.Split(string(cmdline), "\x00")
-		if err != nil || filepath.Base(args[0]) != "manager" || !strings.Contains(string(cmdline), m.Root) {
+	for dir, name := range Programs(m.Root) {
+		if name != "manager" {
 			continue
 		}
 		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
