@@ -47,7 +47,7 @@ var ownDomains = regexp.MustCompile(`^([a-z0-9-]+\.)*(cluster\.x-k8s\.io|capstan
 var plainValue = regexp.MustCompile(`^[A-Za-z0-9._:/-]{0,63}$`)
 
 // redactObject returns a copy of an object without the texts that can be secret: contents of files, commands, arguments,
-// variables, annotations of others, and known secrets. The fields keep their names, whatever the known secrets are.
+// variables, annotations that other programs define, and known secrets. The names of fields stay, also if a known secret equals one.
 func redactObject(o *unstructured.Unstructured, known *knownValues) *unstructured.Unstructured {
 	out := o.DeepCopy()
 	out.SetManagedFields(nil)

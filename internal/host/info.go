@@ -46,7 +46,7 @@ func meminfoBytes(meminfo, name string) (int64, error) {
 		if !found {
 			continue
 		}
-		kb, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		return kb << 10, err
 	}
 	return 0, fmt.Errorf("expected a line %s in /proc/meminfo, found none", name)

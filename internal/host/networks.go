@@ -298,8 +298,8 @@ func (ns *networks) unserve(ctx context.Context, spec *hostpb.LoadBalancer) erro
 	return errors.Join(ns.box.Serve(spec.NetworkId, spec.Id, "", nil), ns.box.Redirect(ctx, spec.NetworkId, network.Redirect{Balancer: spec.Id}))
 }
 
-// redirect returns the redirection of the cluster's endpoint to a load balancer; mu is held. There is none in a LAN, where the load balancer
-// listens at the endpoint.
+// redirect returns the rule that sends connections to the cluster's endpoint to a load balancer; mu is held. A LAN needs no such rule:
+// the load balancer listens at the endpoint itself. The result then has no addresses.
 func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (network.Redirect, error) {
 	n := ns.byID[spec.NetworkId]
 	if n.Lan != nil {

@@ -29,7 +29,7 @@ const (
 type Config struct {
 	// Listen addresses, host:port.
 	Listen []string `json:"listen"`
-	// Roaming is the listen address that the host has at times only; empty if there is none.
+	// Roaming is the virtual address among the listen addresses: the host does not have it while another host has it. It can be empty.
 	Roaming  string    `json:"roaming,omitempty"`
 	Backends []Backend `json:"backends"`
 }

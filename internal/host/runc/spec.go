@@ -55,7 +55,7 @@ type Params struct {
 	CPUs int32
 	// MemoryBytes limits the machine.
 	MemoryBytes int64
-	// SwapBytes limits the swap of the machine in addition to its memory; nil is no limit of its own, and a machine that sees no swap.
+	// SwapBytes is the swap that the machine can use and sees, beside its memory. With nil, runc sets no limit, and the machine sees no swap.
 	SwapBytes *int64
 	// PidsLimit is the largest number of processes and threads of the machine.
 	PidsLimit int64

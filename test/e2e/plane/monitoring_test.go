@@ -27,7 +27,7 @@ import (
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// manifest gives the panels about pools an address that is used, and has a CapstanMachine without a Machine.
+// manifest gives the panels about pools an address that is used. It has a CapstanMachine without a Machine, and a CapstanVolume.
 const manifest = `apiVersion: infrastructure.capstan.dev/v1beta2
 kind: CapstanMachine
 metadata: {name: updated, namespace: default}
@@ -54,8 +54,8 @@ metadata: {name: panels, namespace: default}
 spec: {clusterName: one, poolRef: {apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: panels}}
 `
 
-// TestMonitoring: Debian's Prometheus scrapes the manager and the capstand of an embedded plane with a cluster and a pool, and kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
-// are silent.
+// TestMonitoring: Debian's Prometheus scrapes the manager and the capstand of an embedded plane with a cluster and a pool, and
+// kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire are silent.
 func TestMonitoring(t *testing.T) {
 	i := newInstallation(t)
 	i.capstan("up")
