@@ -4,6 +4,8 @@ package plane
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,11 +15,12 @@ import (
 )
 
 // TestTracing: one trace leads from the reconcile of a machine's object over the call of its host to the boot of the machine. The
-// spans contain no secrets.
+// spans contain no secrets. The plane also runs with a feature gate of Cluster API core, and then without it.
 func TestTracing(t *testing.T) {
 	receiver := otlpreceiver.Start(t)
 	i := newInstallation(t)
-	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure")
+	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
+	i.testTaintsOfMachines(true)
 	i.capstan("create", "cluster", "traced", "--workers", "0")
 	var trace map[string]otlpreceiver.Span
 	spans := receiver.Await(t, time.Minute, func(spans []otlpreceiver.Span) bool {
@@ -51,11 +54,28 @@ func TestTracing(t *testing.T) {
 		}
 	}
 	i.capstan("delete", "cluster", "traced")
-	i.capstan("up", "--tracing-endpoint", "none")
+	i.capstan("up", "--tracing-endpoint", "none", "--core-feature-gates", "none")
+	i.testTaintsOfMachines(false)
 	for _, c := range []string{"manager", "capstand"} {
 		if out, err := run("ps", "-o", "args=", "-p", strconv.Itoa(i.component(c).PID)); err != nil || strings.Contains(out, "--tracing") {
 			t.Errorf("%s after the end of traces: %s, %v", c, out, err)
 		}
+	}
+}
+
+// testTaintsOfMachines: the webhook of core accepts taints of a Machine only with the feature gate MachineTaintPropagation.
+func (i *installation) testTaintsOfMachines(accepted bool) {
+	i.t.Helper()
+	file := filepath.Join(i.t.TempDir(), "machine.json")
+	if err := os.WriteFile(file, []byte(`{"apiVersion":"cluster.x-k8s.io/v1beta2","kind":"Machine","metadata":{"name":"m","namespace":"default"},"spec":{"clusterName":"c",
+		"bootstrap":{"dataSecretName":"s"},"infrastructureRef":{"apiGroup":"a.b","kind":"C","name":"d"},
+		"taints":[{"key":"example.com/a","effect":"NoSchedule","propagation":"Always"}]}}`), 0o600); err != nil {
+		i.t.Fatal(err)
+	}
+	const refusal = "when the feature gate MachineTaintPropagation is disabled"
+	_, err := i.tryKubectl("create", "--dry-run=server", "-f", file)
+	if got := err == nil; got != accepted || !accepted && !strings.Contains(err.Error(), refusal) {
+		i.t.Errorf("core accepts taints of Machines: %v, want %v; %v", got, accepted, err)
 	}
 }
 
