@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,14 +36,15 @@ const (
 )
 
 // TestExternalEtcd_CP15 creates a cluster with an etcd of the user. It runs outside of the machines and requires client
-// certificates. A condition reports a missing or broken Secret, and no Machine is created until the user corrects it.
+// certificates. A condition reports a missing or broken Secret, and no Machine is created until the user corrects it. The cluster is
+// created with manifests, one of which the API server refuses.
 func TestExternalEtcd_CP15(t *testing.T) {
 	dir := t.TempDir()
 	etcdCertificates(t, dir)
 	template := plane.Must(t, "create", "cluster", "ext", "--dry-run", "--workers", "0")
 	for from, to := range map[string]string{
 		"kind: CapstanCluster\nmetadata:": "kind: CapstanCluster\nspec:\n  network:\n    machineCIDR: " + externalNetwork + "\nmetadata:",
-		"  replicas: 1\n  version: ":      fmt.Sprintf("  config: {cluster: {etcd: {external: {endpoints: [\"https://%s\"]}}}}\n  replicas: 1\n  version: ", net.JoinHostPort(externalHost, externalPort)),
+		"  replicas: 1\n  version: ":      fmt.Sprintf("  config: {cluster: {etcd: {external: {endpoints: [\"https://%s\"]}}}}\n%s  replicas: 1\n  version: ", net.JoinHostPort(externalHost, externalPort), firstManifests),
 	} {
 		if strings.Count(template, from) != 1 {
 			t.Fatalf("the template has not one %q:\n%s", from, template)
@@ -71,6 +73,7 @@ func TestExternalEtcd_CP15(t *testing.T) {
 	startEtcd(t, dir)
 	s.wantServing(t, 1)
 	s.Connect(t)
+	checkFirstManifests(t, s)
 	s.MustKubectl(t, "create", "configmap", "kept")
 	if out, err := etcdctl(t, dir, true, "get", "--keys-only", "/registry/configmaps/default/kept"); err != nil || !strings.Contains(out, "kept") {
 		t.Errorf("etcd does not contain the written object: %q, %v", out, err)
@@ -89,6 +92,46 @@ func TestExternalEtcd_CP15(t *testing.T) {
 	s.scale(t, 1)
 	s.wantServing(t, 1)
 	s.MustKubectl(t, "get", "configmap", "kept")
+}
+
+// firstManifests are in the template of the cluster. The API server refuses the second one, and the third one is valid.
+const firstManifests = `  manifests:
+  - name: team
+    content: "{apiVersion: v1, kind: Namespace, metadata: {name: team}}"
+  - name: settings
+    content: "{apiVersion: v1, kind: ConfigMap, metadata: {name: Not_a_Name, namespace: team}}"
+  - name: later
+    content: "{apiVersion: v1, kind: ServiceAccount, metadata: {name: later, namespace: team}}"
+`
+
+// checkFirstManifests: a new cluster has the objects of its manifests up to the refused one. The condition names that one, and the
+// rest follows when it is corrected.
+func checkFirstManifests(t *testing.T, s *subject) {
+	t.Helper()
+	says := func(status metav1.ConditionStatus, words ...string) {
+		t.Helper()
+		harness.Eventually(t, "ManifestsApplied "+string(status), limit, func(ctx context.Context) error {
+			cp, err := s.controlPlane(ctx)
+			if err != nil {
+				return err
+			}
+			c := conditions.Get(cp, controlplanev1.ManifestsAppliedCondition)
+			if c == nil || c.Status != status || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(c.Message, w) }) {
+				return fmt.Errorf("the condition is %+v, want the words %q", c, words)
+			}
+			return nil
+		})
+	}
+	says(metav1.ConditionFalse, "manifest settings: ", "ConfigMap", "Not_a_Name", "RFC 1123")
+	s.MustKubectl(t, "get", "namespace", "team")
+	if _, err := s.Kubectl(t, "get", "serviceaccount", "later", "--namespace=team"); err == nil {
+		t.Error("a manifest was applied before an earlier one")
+	}
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Manifests[1].Content = strings.Replace(cp.Spec.Manifests[1].Content, "Not_a_Name", "settings", 1)
+	})
+	says(metav1.ConditionTrue)
+	s.MustKubectl(t, "get", "--namespace=team", "configmap/settings", "serviceaccount/later")
 }
 
 // etcdCertificates creates the certificates of etcd and of its client below dir.
