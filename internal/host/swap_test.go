@@ -18,6 +18,7 @@ func TestSwapLimit(t *testing.T) {
 		"cgroup v1":                {1, meminfo, 4 << 30, -1, false},
 		"a quarter of the memory":  {2, meminfo, 4 << 30, 2 << 30, false},
 		"more than the host has":   {2, meminfo, 64 << 30, 8 << 30, false},
+		"whole MiB":                {2, "MemTotal: 3072 kB\nSwapTotal: 9999 kB\n", 1 << 20, 3 << 20, false},
 		"a host without swap":      {2, "MemTotal: 1024 kB\nSwapTotal: 0 kB\n", 1 << 20, 0, false},
 		"meminfo without a number": {2, "MemTotal: x kB\nSwapTotal: 0 kB\n", 1 << 20, 0, true},
 		"meminfo without swap":     {2, "MemTotal: 1024 kB\n", 1 << 20, 0, true},
