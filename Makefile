@@ -144,11 +144,12 @@ STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSI
 
 # No stamp file: Go's build cache detects changes, and links only then.
 .PHONY: build-capstan
-build-capstan: ## The project's own binaries: bin/{capstan,manager,capstand,capstan-init}.
-	@mkdir -p $(BIN)
+build-capstan: ## The project's own binaries: bin/{capstan,manager,capstand,capstan-init}, bin/node/bin/capstan-runc.
+	@mkdir -p $(BIN)/node/bin
 	@for c in $(patsubst cmd/%/main.go,%,$(wildcard $(COMMANDS:%=cmd/%/main.go))); do \
 		go build -ldflags '$(strip -s -w $(STAMP))' -o $(BIN)/$$c ./cmd/$$c; \
 	done
+	@go build -ldflags '-s -w' -o $(BIN)/node/bin/capstan-runc ./cmd/capstan-runc
 
 ##@ Develop
 

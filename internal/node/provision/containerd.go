@@ -57,7 +57,8 @@ state = "/run/containerd"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-  BinaryName = "{{ .Assets }}/node/bin/runc"
+  # runc, with the size of the machine in /proc of pods.
+  BinaryName = "{{ .Assets }}/node/bin/capstan-runc"
   SystemdCgroup = false
 `))
 

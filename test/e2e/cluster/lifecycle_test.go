@@ -39,6 +39,7 @@ func TestLifecycle(t *testing.T) {
 		{"nodes match their machines", checkNodes},
 		{"API server requires authentication", checkAnonymous},
 		{"pods can be reached by Service and DNS", checkWorkload},
+		{"pods see the size of their machine", checkPodViews},
 		{"secrets are encrypted at rest", checkEncryption},
 		{"users get their own certificates", checkUserCertificate},
 		{"private keys stay private", checkPrivateKeys},

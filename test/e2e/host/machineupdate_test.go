@@ -330,6 +330,11 @@ func (u *updated) hasLimits() {
 	if err != nil || got.Value() != u.spec.MemoryBytes {
 		u.t.Errorf("the Node has %s of memory (%v), want %d bytes", got.String(), err, u.spec.MemoryBytes)
 	}
+	// The sandbox of the pod is a process pause as well. It keeps the size of the host.
+	sees := u.inside("for p in $(pidof pause); do grep MemTotal /proc/$p/root/proc/meminfo; done")
+	if want := fmt.Sprintf(" %d kB", u.spec.MemoryBytes>>10); !strings.Contains(sees, want) {
+		u.t.Errorf("the processes of the pod see %q, want%s", sees, want)
+	}
 	var kib int64
 	_, err = fmt.Sscan(u.inside("df --output=size -k / | tail -1"), &kib)
 	if want := u.spec.DiskBytes >> 10; err != nil || kib > want || kib < want*85/100 {

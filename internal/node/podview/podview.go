@@ -1,0 +1,204 @@
+// Package podview shows the size of the machine in /proc of its pods. It adds mounts to the specification of a container
+// before runc reads it.
+//
+// Layer: node. Allowed imports: api, library, contract.
+package podview
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Files are the files of /proc over which capstand can bind a view of the machine. runc allows mounts over them.
+var Files = []string{"/proc/meminfo", "/proc/cpuinfo"}
+
+// visibleProc is a second mount of proc in privileged containers. The kernel lets a user namespace mount proc only if a mount without
+// other mounts on it exists. Container runtimes copy the devices of /dev, except for this folder.
+const visibleProc = "/dev/.lxc/proc"
+
+const procMagic = 0x9fa0
+
+// Views returns the files that are views on this machine. Without a view, a file is the kernel's.
+func Views() []string {
+	return slices.DeleteFunc(slices.Clone(Files), func(path string) bool {
+		var stat syscall.Statfs_t
+		return syscall.Statfs(path, &stat) != nil || stat.Type == procMagic
+	})
+}
+
+// Bundle returns the folder with the specification of the container that the arguments of runc create, or "".
+func Bundle(args []string) string {
+	create := slices.Index(args, "create")
+	if create < 0 {
+		return ""
+	}
+	for i, arg := range args[create:] {
+		if dir, found := strings.CutPrefix(arg, "--bundle="); found {
+			return dir
+		}
+		if rest := args[create+i+1:]; (arg == "--bundle" || arg == "-b") && len(rest) > 0 {
+			return rest[0]
+		}
+	}
+	return "."
+}
+
+// Update adds the views to the specification in a bundle.
+func Update(bundle string, views []string) error {
+	path := filepath.Join(bundle, "config.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	changed, err := add(data, views)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if bytes.Equal(changed, data) {
+		return nil
+	}
+	return replace(path, changed)
+}
+
+// replace writes a file so that an interruption leaves the old or the new content.
+func replace(path string, data []byte) error {
+	mode := fs.FileMode(0o600)
+	if info, err := os.Stat(path); err == nil {
+		mode = info.Mode().Perm()
+	}
+	next := path + ".capstan"
+	if err := os.WriteFile(next, data, mode); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+// kind is the treatment of a container.
+type kind int
+
+const (
+	// untouched containers keep the /proc of the kernel.
+	untouched kind = iota
+	// ordinary containers have masks over other files of /proc.
+	ordinary
+	// privileged containers have no masks.
+	privileged
+)
+
+type mount struct {
+	Destination string   `json:"destination"`
+	Type        string   `json:"type"`
+	Source      string   `json:"source"`
+	Options     []string `json:"options"`
+}
+
+// spec has the fields of a specification that decide.
+type spec struct {
+	Annotations map[string]string `json:"annotations"`
+	Mounts      []mount           `json:"mounts"`
+	Linux       struct {
+		MaskedPaths []string `json:"maskedPaths"`
+		Resources   struct {
+			Devices []struct {
+				Allow  bool   `json:"allow"`
+				Type   string `json:"type"`
+				Access string `json:"access"`
+			} `json:"devices"`
+		} `json:"resources"`
+	} `json:"linux"`
+}
+
+// kind decides about a container. The API promises a /proc "with no modifications" to "procMount: Unmasked". Such a container has no
+// masks, and in contrast to a privileged one not all devices.
+func (s spec) kind() kind {
+	sandbox := s.Annotations["io.kubernetes.cri.container-type"] == "sandbox"
+	switch proc := s.mountOn("/proc"); {
+	case sandbox, proc == nil, proc.Type != "proc":
+		return untouched
+	case len(s.Linux.MaskedPaths) > 0:
+		return ordinary
+	}
+	allDevices := false
+	for _, rule := range s.Linux.Resources.Devices {
+		allDevices = allDevices || rule.Allow && (rule.Type == "" || rule.Type == "a") && rule.Access == "rwm"
+	}
+	// A folder of the machine at /dev must not get the folder of visibleProc.
+	if dev := s.mountOn("/dev"); allDevices && dev != nil && dev.Type == "tmpfs" {
+		return privileged
+	}
+	return untouched
+}
+
+// mountOn returns the mount at a path, or nil.
+func (s spec) mountOn(path string) *mount {
+	for i, m := range s.Mounts {
+		if filepath.Clean(m.Destination) == path {
+			return &s.Mounts[i]
+		}
+	}
+	return nil
+}
+
+// mounts returns the additional mounts of a container. A mount of the user at the same path stays.
+func (s spec) mounts(views []string) []mount {
+	kind := s.kind()
+	if kind == untouched {
+		return nil
+	}
+	var all []mount
+	for _, view := range views {
+		if s.mountOn(view) == nil {
+			all = append(all, mount{Destination: view, Type: "bind", Source: view, Options: []string{"bind", "private", "ro", "nosuid", "nodev", "noexec"}})
+		}
+	}
+	if kind == privileged && len(all) > 0 {
+		all = append(all, mount{Destination: visibleProc, Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}})
+	}
+	return all
+}
+
+// add returns the specification with the mounts of the views, and keeps all else.
+func add(data []byte, views []string) ([]byte, error) {
+	var s spec
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, err
+	}
+	additional := s.mounts(views)
+	if len(additional) == 0 {
+		return data, nil
+	}
+	var whole map[string]json.RawMessage
+	if err := json.Unmarshal(data, &whole); err != nil {
+		return nil, err
+	}
+	var all []json.RawMessage
+	if err := json.Unmarshal(whole["mounts"], &all); err != nil {
+		return nil, err
+	}
+	// Later mounts of users, for example at a folder above, cover these.
+	defaults := 1 + max(s.index("/proc"), s.index("/dev"))
+	for i, m := range additional {
+		raw, err := json.Marshal(m)
+		if err != nil {
+			return nil, err
+		}
+		all = slices.Insert(all, defaults+i, json.RawMessage(raw))
+	}
+	mounts, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	whole["mounts"] = mounts
+	return json.Marshal(whole)
+}
+
+func (s spec) index(path string) int {
+	return slices.IndexFunc(s.Mounts, func(m mount) bool { return filepath.Clean(m.Destination) == path })
+}
