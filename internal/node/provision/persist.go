@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -32,7 +33,10 @@ type persistence struct {
 	log    *slog.Logger
 
 	furthest stall.Furthest
-	reported string
+
+	mu sync.Mutex
+	// stalledBy is why the last attempt ended; missing is why the machine does not have its images.
+	stalledBy, missing, reported string
 }
 
 // run calls do until it ends by itself. While services make progress, do has time. Otherwise its context ends, PID 1 gets its
@@ -51,8 +55,19 @@ func (p *persistence) run(ctx context.Context, do func(context.Context) error) e
 			return err
 		}
 		p.log.Warn("The start makes no progress and is tried again", "error", err)
-		p.reportChange(ctx, err.Error())
+		p.reportChange(ctx, func() { p.stalledBy = err.Error() })
 	}
+}
+
+// reportImages reports at once why the machine cannot pull its images: users can correct this. An empty reason withdraws it, and an
+// earlier stall: the pull was its cause.
+func (p *persistence) reportImages(ctx context.Context, reason string) {
+	p.reportChange(ctx, func() {
+		if reason == "" && p.missing != "" {
+			p.stalledBy = ""
+		}
+		p.missing = reason
+	})
 }
 
 // follow calls advance whenever a service makes progress, and withdraws the report of a stall.
@@ -60,7 +75,7 @@ func (p *persistence) follow(ctx context.Context, advance func()) {
 	err := p.watch(ctx, func(s initapi.Status) bool {
 		if p.furthest.Advance(ranks(s.Services)) {
 			advance()
-			p.reportChange(ctx, "")
+			p.reportChange(ctx, func() { p.stalledBy = "" })
 		}
 		return true
 	})
@@ -69,7 +84,11 @@ func (p *persistence) follow(ctx context.Context, advance func()) {
 	}
 }
 
-func (p *persistence) reportChange(ctx context.Context, reason string) {
+func (p *persistence) reportChange(ctx context.Context, change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+	reason := cmp.Or(p.missing, p.stalledBy)
 	if reason == p.reported {
 		return
 	}

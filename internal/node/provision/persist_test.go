@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,22 +126,55 @@ func TestPersistenceEnds(t *testing.T) {
 	})
 }
 
-// TestUntilPulled: a failed pull is repeated. When the start stalls, the reason is the error of the last attempt.
-func TestUntilPulled(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	attempts := 0
-	pull := func() error {
-		if attempts++; attempts < 3 {
-			return errors.New("no such registry")
+// TestImagesReported: the error of the first pull is reported at once. Progress of services does not withdraw it, and a repeated error
+// is no new report. The machine tries on, and its success withdraws the report.
+func TestImagesReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &slowStart{begun: time.Now(), states: map[time.Duration]initapi.State{15 * time.Second: initapi.StateReady}}
+		p := &persistence{watch: m.watch, report: m.report, log: slog.New(slog.DiscardHandler)}
+		n := &node{log: p.log, reportImages: p.reportImages}
+		attempts := 0
+		err := p.run(t.Context(), func(ctx context.Context) error {
+			return n.untilPulled(ctx, 10*time.Second, func() error {
+				switch attempts++; {
+				case attempts < 3:
+					return errors.New("certificate signed by unknown authority")
+				case attempts == 3:
+					return errors.New("no such image")
+				}
+				return nil
+			})
+		})
+		if err != nil || attempts != 4 {
+			t.Errorf("%d attempts, %v", attempts, err)
 		}
-		return nil
-	}
-	if err := untilPulled(ctx, time.Millisecond, slog.New(slog.DiscardHandler), pull); err != nil || attempts != 3 {
-		t.Errorf("%d attempts, %v", attempts, err)
-	}
-	attempts = 0
-	err := untilPulled(ctx, time.Hour, slog.New(slog.DiscardHandler), func() error { cancel(); return pull() })
-	if err == nil || !strings.Contains(err.Error(), "spec.images: no such registry") {
-		t.Errorf("got %v", err)
-	}
+		if diff := cmp.Diff([]string{"0s spec.images: certificate signed by unknown authority", "20s spec.images: no such image", "30s "}, m.reported); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestImagesStall: when a start without its images stalls, the report stays the error of the pull until a pull succeeds.
+func TestImagesStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &slowStart{begun: time.Now()}
+		p := &persistence{watch: m.watch, report: m.report, log: slog.New(slog.DiscardHandler)}
+		n := &node{log: p.log, reportImages: p.reportImages}
+		attempts := 0
+		err := p.run(t.Context(), func(ctx context.Context) error {
+			attempts++
+			return n.untilPulled(ctx, time.Hour, func() error {
+				if attempts == 1 {
+					return errors.New("no such registry")
+				}
+				return nil
+			})
+		})
+		if err != nil || attempts != 2 {
+			t.Errorf("%d attempts, %v", attempts, err)
+		}
+		if diff := cmp.Diff([]string{"0s spec.images: no such registry", "10m0s "}, m.reported); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -41,6 +41,8 @@ type node struct {
 	cgroupV1 bool
 	init     *initapi.Client
 	log      *slog.Logger
+	// reportImages reports why the machine does not have its images yet; an empty reason withdraws this.
+	reportImages func(ctx context.Context, reason string)
 	// initialCluster is the list of members that a joining etcd starts with.
 	initialCluster string
 }
@@ -71,7 +73,8 @@ func Run(ctx context.Context, log *slog.Logger) error {
 			return err
 		}
 	}
-	start := persistence{watch: n.init.Watch, report: n.init.Stalled, log: log}
+	start := &persistence{watch: n.init.Watch, report: n.init.Stalled, log: log}
+	n.reportImages = start.reportImages
 	return start.run(ctx, n.up)
 }
 
@@ -315,7 +318,7 @@ func (n *node) pullImages(ctx context.Context) error {
 	if len(n.Images) == 0 {
 		return ctx.Err()
 	}
-	return untilPulled(ctx, pullPause, n.log, func() error { return images.Pull(ctx, images.Socket, n.Images) })
+	return n.untilPulled(ctx, pullPause, func() error { return images.Pull(ctx, images.Socket, n.Images) })
 }
 
 // importArchives imports the container images of the host. An archive that cannot be used must not stop all machines of the host: the
@@ -331,16 +334,22 @@ func (n *node) importArchives(ctx context.Context, archives []string) {
 	}
 }
 
-func untilPulled(ctx context.Context, pause time.Duration, log *slog.Logger, pull func() error) error {
+// untilPulled repeats a pull and reports its error from the first attempt on.
+func (n *node) untilPulled(ctx context.Context, pause time.Duration, pull func() error) error {
 	for {
 		err := pull()
 		if err == nil {
+			n.reportImages(ctx, "")
 			return nil
 		}
-		log.Warn("Cannot pull the images of the configuration; the kubelet waits for them", "error", err, "retryIn", pause)
+		err = fmt.Errorf("spec.images: %w", err)
+		n.log.Warn("Cannot pull the images of the configuration; the kubelet waits for them", "error", err, "retryIn", pause)
+		if ctx.Err() == nil { // Otherwise the error is the end of the attempt.
+			n.reportImages(ctx, err.Error())
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("spec.images: %w", err)
+			return err
 		case <-time.After(pause):
 		}
 	}

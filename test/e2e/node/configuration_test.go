@@ -21,6 +21,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -98,15 +99,21 @@ func marked(component string) []bootstrapv1.EnvVar {
 
 var registryCA = bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}
 
-// rendered returns the bootstrap data of a machine with a CapstanConfig.
+// rendered returns the bootstrap data of a machine with its CapstanConfig.
 func (c *cluster) rendered(role nodeconfig.Role, o *outside) []byte {
+	c.t.Helper()
+	return c.renderedSpec(role, o, o.specs()[role])
+}
+
+// renderedSpec returns the bootstrap data of a machine with a CapstanConfig.
+func (c *cluster) renderedSpec(role nodeconfig.Role, o *outside, spec bootstrapv1.CapstanConfigSpec) []byte {
 	c.t.Helper()
 	in := render.Input{
 		ClusterName: "e2e", KubernetesVersion: version, Role: role, Endpoint: c.endpoint, APIServerPort: 6443,
 		Network: nodeconfig.Network{
 			PodCIDRs: []string{"10.244.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/16"}, ServiceDomain: "cluster.local", DNSServiceIP: "10.96.0.10",
 		},
-		Spec:          o.specs()[role],
+		Spec:          spec,
 		EncryptionKey: make([]byte, render.EncryptionKeySize),
 		Secrets: map[bootstrapv1.SecretKeyReference][]byte{
 			{Name: "login", Key: "username"}: []byte(registryUser), {Name: "login", Key: "password"}: []byte(registryPassword),
@@ -175,6 +182,34 @@ func pushPreloaded(t *testing.T, o *outside, cp *host) {
 	must(t, os.WriteFile(ca, o.ca, 0o600))
 	push(t, cp, ca, preloadedImage)
 	must(t, os.Remove(ca))
+}
+
+// testForeignAuthority: a machine has another authority for the registry of its images. It reports the answer of the first pull, tries
+// on, and becomes a Node when it has the right authority. Row IM-08.
+func testForeignAuthority(t *testing.T, c *cluster, o *outside, cp, foreign *host) {
+	start := time.Now()
+	foreign.start(c.renderedSpec(nodeconfig.RoleWorker, o, bootstrapv1.CapstanConfigSpec{
+		Registries: []bootstrapv1.Registry{{Host: registryAddress, Credentials: bootstrapv1.SecretReference{Name: "login"}, CA: bootstrapv1.Document{Content: string(o.otherCA)}}},
+		Images:     []string{preloadedImage},
+	}))
+	defer foreign.kill()
+	status := foreign.until("a refused pull", time.Minute, func(s initapi.Status) bool { return s.BootstrapMessage != "" })
+	t.Logf("reported after %s: %s", time.Since(start).Round(time.Millisecond), status.BootstrapMessage)
+	for _, want := range []string{"spec.images", preloadedImage, "x509: certificate signed by unknown authority"} {
+		if !strings.Contains(status.BootstrapMessage, want) {
+			t.Errorf("want %q in the report %q", want, status.BootstrapMessage)
+		}
+	}
+	if status.Bootstrap != initapi.Started || strings.Contains(status.BootstrapMessage, registryPassword) {
+		t.Errorf("bootstrap %s: %s", status.Bootstrap, status.BootstrapMessage)
+	}
+	ca := filepath.Join(foreign.root, "etc/capstan/registries/10.77.0.1_5000/ca.crt")
+	_, err := os.Stat(ca)
+	must(t, err)
+	must(t, os.WriteFile(ca, o.ca, 0o644))
+	foreign.until("no report", time.Minute, func(s initapi.Status) bool { return s.BootstrapMessage == "" || s.Bootstrap == initapi.Failed })
+	foreign.untilBootstrapped()
+	cp.mustKubectl("delete", "node", "foreign")
 }
 
 // testPreloaded: a pod that pulls no image runs, because the worker has pulled it before its kubelet started.

@@ -33,7 +33,7 @@ func TestMachines(t *testing.T) {
 	w := newTestNetwork(t)
 	c := newCluster(t, "10.77.0.2:6443")
 	o := newOutside(w)
-	cp, worker := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3")
+	cp, worker, foreign := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3"), w.newMachine("foreign", "10.77.0.4")
 
 	worker.images = hostImages(t, w)
 	bootCluster(t, c, o, cp, worker)
@@ -43,6 +43,7 @@ func TestMachines(t *testing.T) {
 	}{
 		{"data erased IM-08", testErased},
 		{"images of the host", testHostImages},
+		{"authority of another registry", func(t *testing.T, cp, _ *host) { testForeignAuthority(t, c, o, cp, foreign.with(t)) }},
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
 		{"local volumes", testLocalVolumes},
