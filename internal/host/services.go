@@ -110,7 +110,8 @@ func (ns *networks) portsUnpublished(listen, have []string) error {
 }
 
 // holdServices publishes the recorded Services at the start, and later again if an address is missing: another program
-// removed it, or another station had it. It announces the addresses at times, because an announcement can be lost.
+// removed it, or another station had it. It announces the addresses at times, because an announcement can be lost. Without a manager it
+// does not, and gives up those that another station has: a host that was away must not take connections from its successor.
 func (h *Host) holdServices(ctx context.Context) {
 	ticker := time.NewTicker(servicesPause)
 	defer ticker.Stop()
@@ -148,12 +149,19 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error 
 	if err != nil || req == nil {
 		return err
 	}
-	whole, err := h.box.HoldsServices(id, boxServices(req))
-	if err != nil || whole && !first {
-		return err
+	services, lost := boxServices(req), network.Refused(nil)
+	managed := h.fence.Watched()
+	if !managed { // A manager may have moved the addresses to another host.
+		if services, lost, err = h.box.YieldServices(ctx, id, services); err != nil {
+			return err
+		}
 	}
-	refused, err := h.box.SetServices(ctx, id, boxServices(req))
-	return errors.Join(append([]error{err}, refusals(refused)...)...)
+	whole, err := h.box.HoldsServices(id, services, managed)
+	if err != nil || whole && !first {
+		return errors.Join(append(refusals(lost), err)...)
+	}
+	refused, err := h.box.SetServices(ctx, id, services)
+	return errors.Join(slices.Concat(refusals(lost), refusals(refused), []error{err})...)
 }
 
 // refusals returns the reasons in the order of the places.

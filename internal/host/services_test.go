@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/testenv/testnetns"
@@ -96,6 +97,21 @@ func TestServicesAreRestored(t *testing.T) {
 	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
 	again.holdServicesOnce(t.Context(), false)
 	published("after another program removed the address", true)
+
+	must(t, netlink.LinkSetDown(uplink))
+	again.fence, err = fencing.Open(again.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), again.store.root, "/none/", again.log)
+	must(t, err)
+	disconnected := again.fence.Connected("plane")
+	again.holdServicesOnce(t.Context(), false)
+	published("without a network, with a manager", true)
+	disconnected()
+	again.holdServicesOnce(t.Context(), false)
+	if has, err := network.HasAddress(boxServices(req)[0].Address); err != nil || has {
+		t.Errorf("without a network and a manager, the box keeps the address: %v", err)
+	}
+	must(t, netlink.LinkSetUp(uplink))
+	again.holdServicesOnce(t.Context(), false)
+	published("after the network returned", true)
 
 	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
 	must(t, err)

@@ -25,10 +25,13 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// VirtualAddress and VirtualIPv6Address are in the network of the clients.
+// LAN is this box's interface in the network of the clients.
+const LAN = "rack-lan"
+
+// The networks of the clients. The boxes offer one address of each for endpoints, and one for Services.
 const (
-	VirtualAddress     = "203.0.113.100"
-	VirtualIPv6Address = "2001:db8:5::100"
+	VirtualAddress, ServiceAddress, ClientNetwork             = "203.0.113.100", "203.0.113.120", "203.0.113.0/24"
+	VirtualIPv6Address, ServiceIPv6Address, ClientIPv6Network = "2001:db8:5::100", "2001:db8:5::120", "2001:db8:5::/64"
 )
 
 // Register creates boxes with CapstanHosts, and gives the plane a way to them. The plane's own host gets no machines. args are
@@ -41,16 +44,23 @@ func Register(ctx context.Context, t T, plane *harness.Plane, size int, args ...
 		Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: harness.Bin(), Args: append([]string{"--socket-uid", managers.Uid, "--absence", "10s"}, args...),
 	})
 	Uplink(t, router)
-	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "rack-lan").Run() })
+	JoinLAN(t, router)
+	check(t, createHosts(ctx, plane.Client, boxes))
+	return boxes, router
+}
+
+// JoinLAN connects this box with the network of the clients.
+func JoinLAN(t T, router Space) {
+	t.Helper()
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", LAN).Run() })
 	out, err := exec.Command("/bin/sh", "-euc", `ip link add rack-lan type veth peer name plane-lan netns `+router.PID+`
 		ip addr add 203.0.113.254/24 dev rack-lan
+		ip addr add 2001:db8:5::fd/64 dev rack-lan nodad
 		ip link set rack-lan up`).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	router.Run("ip link set plane-lan master lan up")
-	check(t, createHosts(ctx, plane.Client, boxes))
-	return boxes, router
 }
 
 // Uplink connects this box, with the address 198.18.0.254, to the router.
@@ -93,8 +103,10 @@ func createHosts(ctx context.Context, c client.Client, boxes []*Box) error {
 func (b *Box) Host() *infrav1.CapstanHost {
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: b.Name()}}
 	host.Spec.Address, host.Spec.TunnelAddress = "unix://"+b.Socket(), b.Tunnel()
-	host.Spec.VirtualAddresses = []string{VirtualAddress + "/32"}
-	host.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: []string{"default"}}
+	host.Spec.VirtualAddresses = []string{VirtualAddress + "/32", VirtualIPv6Address + "/128"}
+	names := infrav1.AllowedNamespaces{Names: []string{"default"}}
+	host.Spec.AllowedNamespaces = &names
+	host.Spec.Services = &infrav1.HostServices{Addresses: []string{ServiceAddress + "/32", ServiceIPv6Address + "/128"}, AllowedNamespaces: names}
 	return host
 }
 

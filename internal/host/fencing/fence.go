@@ -111,6 +111,21 @@ func (f *Fence) Connected(managementCluster string) (end func()) {
 	}
 }
 
+// Watched reports whether a manager is connected.
+func (f *Fence) Watched() bool {
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, managers := range f.watching {
+		if managers > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Deadline returns the time until which a machine may run; ok is false if it is never stopped.
 func (f *Fence) Deadline(m Machine) (deadline time.Duration, ok bool) {
 	if f == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -316,9 +317,8 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 	return nil
 }
 
-// HoldsServices announces the addresses that this capstand has for the Services of a network, and returns whether it has all
-// of them.
-func (b Box) HoldsServices(networkID string, services []Service) (whole bool, err error) {
+// HoldsServices returns whether this capstand has all addresses of the Services of a network. It can announce those that it has.
+func (b Box) HoldsServices(networkID string, services []Service, announce bool) (whole bool, err error) {
 	whole = true
 	err = b.locked(func() error {
 		recorded, err := b.ownServices(networkID)
@@ -336,6 +336,9 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 				whole = false
 				continue
 			}
+			if !announce {
+				continue
+			}
 			if err := AnnounceVirtual(link, s.Address); err != nil {
 				return err
 			}
@@ -343,6 +346,33 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 		return nil
 	})
 	return whole, err
+}
+
+// YieldServices gives up the addresses that another station of their network has too, and those for which the network cannot be asked. It
+// returns the Services that stay, and the reasons against the others. A box without a manager does so:
+// while it was away from the network, another one may have got them.
+func (b Box) YieldServices(ctx context.Context, networkID string, services []Service) (kept []Service, lost Refused, err error) {
+	links, lost := map[netip.Addr]netlink.Link{}, Refused{}
+	if err := b.locked(func() error {
+		for _, s := range services {
+			if s.HostPorts {
+				continue
+			}
+			if link, held, why := b.serviceLink(networkID, s.Address); why == nil && held {
+				links[s.Address] = link
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil, nil, err
+	}
+	probeAll(ctx, slices.Collect(maps.Keys(links)), links, lost)
+	if err := ctx.Err(); err != nil || len(lost) == 0 {
+		return services, nil, err
+	}
+	kept = slices.DeleteFunc(slices.Clone(services), func(s Service) bool { return lost[s.place()] != "" })
+	_, err = b.SetServices(ctx, networkID, kept)
+	return kept, lost, err
 }
 
 // endFlows ends the tracked connections that the Services do not allow any more. Otherwise a client that keeps sending from

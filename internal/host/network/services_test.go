@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -368,6 +369,55 @@ func TestForsakenServices(t *testing.T) {
 	}
 }
 
+// A box gives up the addresses that another station has too, and takes them again when they are free. Other addresses stay.
+func TestServicesYield(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	all := []Service{service("203.0.113.100", nil), service("2001:db8::a00", nil), service("203.0.113.101", nil)}
+	l.publish(all...)
+	yields := func(want ...string) {
+		t.Helper()
+		var kept []Service
+		var lost Refused
+		l.must(in(l.box.ns, func() (err error) { kept, lost, err = l.box.YieldServices(t.Context(), "n", all); return err }))
+		if len(lost) != len(want) || len(kept) != len(all)-len(want) {
+			t.Errorf("kept %v, lost %v, want %v", kept, lost, want)
+		}
+		for _, address := range want {
+			if why := lost[Place{Address: netip.MustParseAddr(address)}]; !strings.Contains(why, "belongs to the station") {
+				t.Errorf("%s: %q", address, why)
+			}
+			if out := l.inBox("ip -o addr show dev uplink"); strings.Contains(out, address+"/") {
+				t.Errorf("the box has %s: %s", address, out)
+			}
+		}
+	}
+	yields()
+	l.must(in(l.client, func() error { return up("eth0", "203.0.113.100/32", "2001:db8::a00/128") }))
+	yields("203.0.113.100", "2001:db8::a00")
+	l.answers("the address that only the box has", l.client, "tcp", "", "203.0.113.101:80", "machine-")
+	if refused := l.publish(all...); len(refused) != 2 {
+		t.Errorf("refused: %v", refused)
+	}
+	l.must(in(l.client, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		for _, text := range []string{"203.0.113.100/32", "2001:db8::a00/128"} {
+			a, _ := netlink.ParseAddr(text)
+			err = errors.Join(err, netlink.AddrDel(link, a))
+		}
+		return err
+	}))
+	if refused := l.publish(all...); len(refused) > 0 {
+		t.Errorf("refused after the station left: %v", refused)
+	}
+	yields()
+}
+
 // A capstand that starts again keeps the addresses. After a reboot, and when another program removed an address, they return.
 func TestServicesReturn(t *testing.T) {
 	if !testnetns.Run(t) {
@@ -376,7 +426,7 @@ func TestServicesReturn(t *testing.T) {
 	l := newLAN(t)
 	s := service("203.0.113.100", nil)
 	whole := func() (whole bool) {
-		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", []Service{s}); return err }))
+		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", []Service{s}, true); return err }))
 		return whole
 	}
 	if whole() {

@@ -44,41 +44,70 @@ type scene struct {
 	cluster      *harness.Cluster
 	boxes        []*rack.Box
 	router       rack.Space
+	stack        stack
 	writer       *writer
 	addresses    *addresses
+}
+
+// stack contains the addresses of a cluster for its clients: the virtual one of the endpoint, that of a Service, and their network.
+type stack struct{ endpoint, service, network string }
+
+var (
+	ipv4Stack = stack{rack.VirtualAddress, rack.ServiceAddress, rack.ClientNetwork}
+	ipv6Stack = stack{rack.VirtualIPv6Address, rack.ServiceIPv6Address, rack.ClientIPv6Network}
+)
+
+// part is a part of a long test.
+type part struct {
+	name string
+	play func(*scene)
 }
 
 // IM-02, CP-16, CP-15, CTL-12: what a rack must survive, in one long run: see `make test-rack`. Each part prints the longest time
 // without a write and the time until the cluster was well again. No part loses an acknowledged write or gives an address to two
 // machines.
 func TestScenarios(t *testing.T) {
-	s := newScene(t)
-	for _, part := range []struct {
-		name string
-		play func(*scene)
-	}{
-		{"loss of each host", (*scene).eachHost},
-		{"cut between two hosts", (*scene).cut},
-		{"loss of the management plane with a host", (*scene).planeAndHost},
-		{"slow host", (*scene).slowHost},
-		{"full hosts", (*scene).fullHosts},
-		{"Kubernetes upgrade", (*scene).upgrade},
-		{"rotation of the certificate authority", (*scene).rotate},
-		{"move to another management plane", (*scene).move},
-		{"return of a host whose machines were replaced", (*scene).replaced},
-	} {
-		if !t.Run(part.name, func(t *testing.T) { part.play(s.in(t)) }) {
-			t.Fatalf("%s failed: the following parts need a cluster that is well", part.name)
+	from, err := versions.FormerMinor(harness.Bin(), harness.KubernetesVersion)
+	check(t, err)
+	newScene(t, ipv4Stack, "--kubernetes-version", from).play(
+		part{"loss of each host", (*scene).eachHost},
+		part{"cut between two hosts", (*scene).cut},
+		part{"loss of the management plane with a host", (*scene).planeAndHost},
+		part{"slow host", (*scene).slowHost},
+		part{"full hosts", (*scene).fullHosts},
+		part{"loss of the host of a Service", (*scene).serviceMoves},
+		part{"Kubernetes upgrade", (*scene).upgrade},
+		part{"rotation of the certificate authority", (*scene).rotate},
+		part{"move to another management plane", (*scene).move},
+		part{"return of a host whose machines were replaced", (*scene).replaced},
+	)
+}
+
+// IC-10, CTL-12: a cluster with IPv6 only, whose endpoint is an IPv6 virtual address.
+func TestIPv6Scenarios(t *testing.T) {
+	t.Setenv("CAPSTAN_MACHINE_IPV6_CIDR", "fd00:231:17::/64")
+	newScene(t, ipv6Stack, "--flavor", "ipv6").play(
+		part{"loss of the host with the endpoint", (*scene).endpointMoves},
+		part{"loss of the host of a Service", (*scene).serviceMoves},
+		part{"move to another management plane", (*scene).move},
+	)
+}
+
+// play plays the parts, each with the cluster of the previous one.
+func (s *scene) play(parts ...part) {
+	for _, p := range parts {
+		if !s.Run(p.name, func(t *testing.T) { p.play(s.in(t)) }) {
+			s.Fatalf("%s failed: the following parts need a cluster that is well", p.name)
 		}
-		s.writer.t = t
+		s.writer.t = s.T
 		s.writer.check()
-		s.addresses.check(t)
+		s.addresses.check(s.T)
 	}
 }
 
-func newScene(t *testing.T) *scene {
+func newScene(t *testing.T, of stack, args ...string) *scene {
 	t.Helper()
-	s := &scene{T: t, addresses: &addresses{owners: map[string]string{}}}
+	s := &scene{T: t, stack: of, addresses: &addresses{owners: map[string]string{}}}
 	for _, start := range []struct {
 		plane **harness.Plane
 		args  []string
@@ -92,9 +121,8 @@ func newScene(t *testing.T) *scene {
 	}
 	s.boxes, s.router = rack.Register(t.Context(), t, s.plane, 3, "--reserve-memory", reserve(t, "8Gi"))
 	emptyAtTheEnd(t, s.boxes)
-	from, err := versions.FormerMinor(harness.Bin(), harness.KubernetesVersion)
-	check(t, err)
-	s.cluster = s.plane.CreateCluster(t, "default", name, "--control-plane-machines", "3", "--workers", "3", "--kubernetes-version", from, "--timeout", "9m")
+	s.cluster = s.plane.CreateCluster(t, "default", name, append([]string{"--control-plane-machines", "3", "--workers", "3", "--timeout", "9m"}, args...)...)
+	s.endpointIs(of.endpoint)
 	s.writer = newWriter(t, s.cluster)
 	s.addresses.watch(t, s)
 	s.well("creation", time.Now())
@@ -116,6 +144,22 @@ func (s *scene) in(t *testing.T) *scene {
 	part.T = t
 	part.writer.t = t
 	return &part
+}
+
+// endpointIs expects the host of the endpoint.
+func (s *scene) endpointIs(want string) {
+	s.Helper()
+	capstan := &infrav1.CapstanCluster{}
+	check(s.T, s.cluster.Plane.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: name}, capstan))
+	if host := capstan.Spec.ControlPlaneEndpoint.Host; host != want {
+		s.Fatalf("the endpoint is %s, want the virtual address %s", host, want)
+	}
+}
+
+// holder waits until one of the boxes has the endpoint.
+func (s *scene) holder() *rack.Box {
+	s.Helper()
+	return rack.HolderOf(s, s.boxes, s.stack.endpoint)
 }
 
 // well waits until all Nodes are Ready and the Cluster is available, and logs the time since an event.
@@ -140,8 +184,8 @@ func (s *scene) well(what string, since time.Time) {
 	s.Logf("%s: well again after %s", what, time.Since(since).Round(100*time.Millisecond))
 }
 
-// writing writes until a change has its effect.
-func (s *scene) writing(what string, effect func()) {
+// writing writes until a change has its effect. It returns the longest time without a write.
+func (s *scene) writing(what string, effect func()) (longest time.Duration) {
 	s.Helper()
 	var done sync.WaitGroup
 	ctx, cancel := context.WithCancel(s.Context())
@@ -150,16 +194,37 @@ func (s *scene) writing(what string, effect func()) {
 	done.Wait()
 	check(s.T, err)
 	s.Logf("%s: %s", what, got)
+	return got.Longest
 }
 
 func (s *scene) eachHost() {
 	for _, b := range s.boxes {
-		endpoint := b == rack.Holder(s, s.boxes)
+		endpoint := b == s.holder()
 		b.Lose()
 		s.writer.write(fmt.Sprintf("loss of %s (endpoint: %v)", b.Name(), endpoint), 15*time.Second)
 		since := time.Now()
 		b.Return()
 		s.well("return of "+b.Name(), since)
+	}
+}
+
+// endpointMoves loses the host that has the endpoint. No other one has it too, and it stays where it is when the lost host returns.
+func (s *scene) endpointMoves() {
+	lost := s.holder()
+	lost.Lose()
+	longest := s.writer.write("loss of "+lost.Name()+" with the endpoint "+s.stack.endpoint, 15*time.Second)
+	if longest > 10*time.Second {
+		s.Errorf("%s without a write", longest)
+	}
+	second := s.holder()
+	if second == lost {
+		s.Errorf("%s is lost, and has the endpoint", lost.Name())
+	}
+	since := time.Now()
+	lost.Return()
+	s.well("return of "+lost.Name(), since)
+	if now := s.holder(); now != second || lost.Has(s.stack.endpoint) {
+		s.Errorf("the endpoint moved when its previous host returned: from %s to %s", second.Name(), now.Name())
 	}
 }
 
@@ -182,7 +247,7 @@ func (s *scene) planeAndHost() {
 		}
 	}
 	freeze(syscall.SIGSTOP)
-	lost := rack.Holder(s, s.boxes)
+	lost := s.holder()
 	lost.Lose()
 	s.writer.write("loss of the management plane and of "+lost.Name(), 20*time.Second)
 	since := time.Now()
@@ -192,7 +257,7 @@ func (s *scene) planeAndHost() {
 }
 
 func (s *scene) slowHost() {
-	slow := rack.Holder(s, s.boxes)
+	slow := s.holder()
 	mend := rack.Slow(s, s.router, slow, rack.Line{Delay: 50 * time.Millisecond, Loss: 0.02})
 	defer mend()
 	s.writer.write(slow.Name()+" delays by 50 ms each way and loses 2 % of its packets", 30*time.Second)
@@ -343,13 +408,16 @@ func (s *scene) move() {
 	config := filepath.Join(s.TempDir(), "clusterctl.yaml")
 	check(s.T, os.WriteFile(config, nil, 0o600))
 	move := func(from, to string, at *harness.Plane) {
-		s.writing("move", func() {
+		longest := s.writing("move", func() {
 			_, err := harness.Command(s.Context(), nil, filepath.Join(harness.Bin(), "clusterctl"), "move", "--config", config,
 				"--kubeconfig", from, "--to-kubeconfig", to, "--namespace", "default")
 			if err != nil {
 				s.Error(err)
 			}
 		})
+		if longest > 5*time.Second {
+			s.Errorf("%s without a write during the move", longest)
+		}
 		s.cluster.Plane = at
 		s.well("move", since)
 	}
@@ -357,9 +425,12 @@ func (s *scene) move() {
 	if after := s.identities(); !maps.Equal(before, after) {
 		s.Errorf("before %v, after %v", before, after)
 	}
-	lost := rack.Holder(s, s.boxes)
+	s.endpointIs(s.stack.endpoint)
+	lost := s.holder()
 	lost.Lose()
-	s.writer.write("loss of "+lost.Name()+" after the move", 10*time.Second)
+	if longest := s.writer.write("loss of "+lost.Name()+" after the move", 10*time.Second); longest > 10*time.Second {
+		s.Errorf("%s without a write", longest)
+	}
 	since = time.Now()
 	lost.Return()
 	s.well("return of "+lost.Name()+" after the move", since)
@@ -386,7 +457,7 @@ func (s *scene) identities() map[string]string {
 
 func (s *scene) replaced() {
 	replaceLostMachines(s.T, s.plane)
-	lost, since := rack.Holder(s, s.boxes), time.Now()
+	lost, since := s.holder(), time.Now()
 	lost.Lose()
 	s.writing("replacement of the machines of "+lost.Name(), func() {
 		harness.Eventually(s.T, "six Nodes Ready on two hosts", slowest, func(ctx context.Context) error {
