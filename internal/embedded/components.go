@@ -125,6 +125,10 @@ func apiServerComponent(l Layout, s State) component {
 			"--service-account-issuer=https://kubernetes.default.svc",
 			"--service-account-key-file=" + file("service-account.key"), "--service-account-signing-key-file=" + file("service-account.key"),
 			"--encryption-provider-config=" + l.EncryptionConfig(),
+			// The API server has a watch cache for each version of a kind, also for a version that nobody reads. It converts every
+			// object that is written for each of these caches, with a call of a webhook, and keeps all versions of some minutes. A
+			// plane has few watches, so etcd can serve them.
+			"--watch-cache=false",
 		}, auditArgs(l)...),
 		ready: httpProbe(loopback("https", s.port(portAPIServer))+"/readyz", file("ca.crt"), filepath.Join(l.Component(installer), "client")),
 	}
