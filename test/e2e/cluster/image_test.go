@@ -31,7 +31,8 @@ import (
 )
 
 // TestImages runs workers whose root file systems are images of an administrator: a folder and an OCI archive, with a few programs
-// and their libraries. The machines have nothing of the host's /usr. A machine that ends starts from its image again.
+// and their libraries. The machines have nothing of the host's /usr. A machine that ends starts from its image again. Another worker
+// has a folder and a device of the host.
 func TestImages(t *testing.T) {
 	hosts, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*"))
 	must(t, err)
@@ -50,7 +51,7 @@ func TestImages(t *testing.T) {
 
 	c := plane.CreateCluster(t, "default", "images", "--workers", "0")
 	for _, name := range []string{"folder", "archive"} {
-		addWorker(t, c, name)
+		addWorker(t, c, name, func(spec *infrav1.CapstanMachineSpec) { spec.Image = name })
 	}
 	harness.Eventually(t, "three Nodes Ready", 3*time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 3) })
 	for _, m := range c.Machines(t) {
@@ -58,6 +59,7 @@ func TestImages(t *testing.T) {
 			checkImage(t, c, &m)
 		}
 	}
+	t.Run("a folder and a device of the host", func(t *testing.T) { checkHostAccess(t, c) })
 }
 
 func must(t *testing.T, err error) {
@@ -134,12 +136,13 @@ func checkStatus(t *testing.T) {
 	})
 }
 
-// addWorker creates a MachineDeployment of one machine with an image.
-func addWorker(t *testing.T, c *harness.Cluster, image string) {
+// addWorker creates a MachineDeployment of one machine.
+func addWorker(t *testing.T, c *harness.Cluster, name string, change func(*infrav1.CapstanMachineSpec)) {
 	t.Helper()
-	meta := metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name + "-" + image}
+	meta := metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name + "-" + name}
 	infra, config := &infrav1.CapstanMachineTemplate{ObjectMeta: meta}, &bootstrapv1.CapstanConfigTemplate{ObjectMeta: meta}
-	infra.Spec.Template.Spec = infrav1.CapstanMachineSpec{CPUs: 1, Memory: ptr.To(resource.MustParse("768Mi")), Image: image}
+	infra.Spec.Template.Spec = infrav1.CapstanMachineSpec{CPUs: 1, Memory: ptr.To(resource.MustParse("768Mi"))}
+	change(&infra.Spec.Template.Spec)
 	config.Spec.Template.ObjectMeta.Labels = map[string]string{clusterv1.ClusterNameLabel: c.Name}
 	spec := clusterv1.MachineSpec{ClusterName: c.Name, Version: harness.KubernetesVersion}
 	spec.Bootstrap.ConfigRef = clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfigTemplate", Name: meta.Name}

@@ -3,49 +3,17 @@
 package node
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	plugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/test/e2e/harness"
 )
-
-// cdiPlugin is a device plugin that gives out devices by their CDI names, as those of vendors do.
-type cdiPlugin struct {
-	plugin.UnimplementedDevicePluginServer
-}
-
-func (cdiPlugin) GetDevicePluginOptions(context.Context, *plugin.Empty) (*plugin.DevicePluginOptions, error) {
-	return &plugin.DevicePluginOptions{}, nil
-}
-
-func (cdiPlugin) ListAndWatch(_ *plugin.Empty, stream grpc.ServerStreamingServer[plugin.ListAndWatchResponse]) error {
-	if err := stream.Send(&plugin.ListAndWatchResponse{Devices: []*plugin.Device{{ID: "0", Health: plugin.Healthy}}}); err != nil {
-		return err
-	}
-	<-stream.Context().Done()
-	return nil
-}
-
-func (cdiPlugin) Allocate(_ context.Context, req *plugin.AllocateRequest) (*plugin.AllocateResponse, error) {
-	out := &plugin.AllocateResponse{}
-	for range req.ContainerRequests {
-		out.ContainerResponses = append(out.ContainerResponses, &plugin.ContainerAllocateResponse{
-			CdiDevices: []*plugin.CDIDevice{{Name: "example.com/sample=0"}},
-		})
-	}
-	return out, nil
-}
 
 // testCDI: a pod that requests a device of the machine gets the device node and the variables by the CDI name of the device. capstand
 // gives the machine the device and its description; this test does so in its place.
@@ -64,7 +32,7 @@ func testCDI(t *testing.T, cp, worker *host) {
 	_, err = worker.exec("/bin/sh", "-c", "test -e /dev/sample0 || mknod /dev/sample0 c 1 5")
 	must(t, err)
 
-	servePlugin(t, filepath.Join(worker.root, plugin.DevicePluginPath))
+	harness.ServeDevicePlugin(t, worker.root, "example.com/sample", "example.com/sample=0")
 	eventually(t, time.Minute, func() error {
 		out, err := cp.kubectl("get", "node", "worker", "-o", `jsonpath={.status.allocatable.example\.com/sample}`)
 		if err == nil && out != "1" {
@@ -81,27 +49,4 @@ func testCDI(t *testing.T, cp, worker *host) {
 		t.Errorf("the pod has %q, %v", out, err)
 	}
 	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "sample")
-}
-
-// servePlugin registers the plugin with the kubelet whose folder of plugins is dir.
-func servePlugin(t *testing.T, dir string) {
-	t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(dir, "sample.sock"))
-	must(t, err)
-	server := grpc.NewServer()
-	plugin.RegisterDevicePluginServer(server, cdiPlugin{})
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-ended })
-	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	defer func() { _ = conn.Close() }()
-	eventually(t, time.Minute, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_, err := plugin.NewRegistrationClient(conn).Register(ctx, &plugin.RegisterRequest{
-			Version: plugin.Version, Endpoint: "sample.sock", ResourceName: "example.com/sample",
-		})
-		return err
-	})
 }
