@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -165,6 +166,7 @@ func TestPlane(t *testing.T) {
 
 	t.Run("again changes nothing", func(t *testing.T) { i.at(t).testUpAgain() })
 	t.Run("privileges", func(t *testing.T) { i.at(t).testPrivileges() })
+	t.Run("metrics of the host", func(t *testing.T) { i.at(t).testHostMetrics() })
 	t.Run("authentication", func(t *testing.T) { i.at(t).testAuthentication() })
 	t.Run("encryption at rest", func(t *testing.T) { i.at(t).testEncryption() })
 	t.Run("webhooks", func(t *testing.T) { i.at(t).testWebhooks() })
@@ -241,6 +243,24 @@ func (i *installation) testPrivileges() {
 				i.t.Errorf("%s listens on %s", c.Name, fields[3])
 			}
 		}
+	}
+}
+
+// testHostMetrics: capstand of a plane serves its metrics on the address of docs/metrics.md.
+func (i *installation) testHostMetrics() {
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.component("capstand").PID))
+	_, address, found := strings.Cut(string(args), "\x00--metrics-address=")
+	address, _, _ = strings.Cut(address, "\x00")
+	if err != nil || !found || !strings.HasPrefix(address, "127.0.0.1:") {
+		i.t.Fatalf("wanted capstand with --metrics-address=127.0.0.1:PORT, found %q, %v", args, err)
+	}
+	response, err := (&http.Client{Timeout: time.Minute}).Get("http://" + address + "/metrics")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if text, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(text, []byte("\ncapstand_machines{")) {
+		i.t.Errorf("metrics of capstand: %s, %v, %.500s", response.Status, err, text)
 	}
 }
 
