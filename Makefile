@@ -400,6 +400,13 @@ test-argocd: setup build argo-cd ## Create, scale and remove a cluster with Argo
 	hack/isolated.sh argocd go test -tags e2e,gitops ./test/e2e/gitops -run TestArgoCD -count=1 -v -timeout 30m
 
 # SCREENSHOTS=1 replaces the pictures of docs/images.
+.PHONY: test-ssh
+test-ssh: setup build-node build-kube ## Log in to a machine with Debian's SSH server, which is unpacked and not installed (not part of test).
+	@hack/setup.sh openssh-client
+	@mkdir -p $(BIN)/ssh
+	cd $(BIN)/ssh && apt-get -q download openssh-server libwrap0 && for p in *.deb; do dpkg -x $$p .; done
+	CAPSTAN_SSHD=$(CURDIR)/$(BIN)/ssh go test -tags e2e,ssh ./test/e2e/node -run TestSSH -count=1 -v -timeout 20m
+
 .PHONY: test-dashboard
 test-dashboard: setup build-kube build-capstan ## Test the page of capstan dashboard in a headless Chromium, one minute (not part of test).
 	@hack/setup.sh chromium fonts-inter fonts-jetbrains-mono
