@@ -105,12 +105,12 @@ type usage map[string]time.Duration
 func (p plane) usage() usage {
 	all := usage{}
 	for dir, name := range measure.Programs(p.root) {
-		if _, cpu, err := readStat(dir + "/stat"); err == nil {
-			all[name] += cpu
+		if p, err := measure.ReadStat(dir); err == nil {
+			all[name] += p.CPU
 		}
 	}
-	if _, cpu, err := readStat("/proc/self/stat"); err == nil {
-		all["client"] = cpu
+	if p, err := measure.ReadStat("/proc/self"); err == nil {
+		all["client"] = p.CPU
 	}
 	return all
 }

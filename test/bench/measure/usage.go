@@ -117,17 +117,8 @@ func (m Meter) manager() (cpu time.Duration, rss int64, err error) {
 		if name != "manager" {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
-		if err != nil {
-			return 0, 0, err
-		}
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		fields := strings.Fields(rest)
-		user, _ := strconv.ParseInt(fields[11], 10, 64)
-		system, _ := strconv.ParseInt(fields[12], 10, 64)
-		pages, _ := strconv.ParseInt(fields[21], 10, 64)
-		const ticks = 100 // USER_HZ, the same on all Linux systems
-		return time.Duration(user+system) * time.Second / ticks, pages * int64(os.Getpagesize()), nil
+		p, err := ReadStat(dir)
+		return p.CPU, p.RSS, err
 	}
 	return 0, 0, fmt.Errorf("no manager with --root %s", m.Root)
 }
