@@ -288,34 +288,38 @@ argo-cd:
 test: setup modules ## Set up, lint, verify, build and run all tests.
 	@$(MAKE) lint verify
 	@$(MAKE) build build-conformance gotestsum versitygw registry
-	@$(MAKE) --jobs --keep-going side-by-side-run-unit side-by-side-run-e2e-changes side-by-side-run-e2e-others
+	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,unit $(E2E_SERIES))
 
 .PHONY: test-e2e
 test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
-	@$(MAKE) --jobs --keep-going side-by-side-run-e2e-changes side-by-side-run-e2e-others
+	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(E2E_SERIES:%=series-%)
 
-# End-to-end tests wait more than they compute, so several series of tests run at a time, each in namespaces of its own.
+# Tests run in series: the unit tests are one, and each package with end-to-end tests is one. End-to-end tests wait more than
+# they compute, so several series run at a time, each in namespaces of its own. When one ends, make starts the next of the
+# list. The longest ones come first, so that the last ones end at about the same time. A package that is not in this list is
+# in the last series, others.
+E2E_PACKAGES := controlplane rack plane clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
+E2E_SERIES := $(E2E_PACKAGES) others
+TEST_JOBS := 4
+
 # The lines of a series start with its name.
-side-by-side-%:
-	@setpriv --pdeathsig TERM hack/isolated.sh $* $(MAKE) $* 2>&1 | sed -u 's/^/$(*:run-%=%): /'
+series-%:
+	@setpriv --pdeathsig TERM hack/isolated.sh $* $(MAKE) run-$* 2>&1 | sed -u 's/^/$*: /'
 
-# Two series of about the same length. A new package is in the second one.
-E2E_CHANGES := $(addprefix ./test/e2e/,controlplane clusterctl machinepool cluster ipam)
-e2e_others = $(filter-out $(E2E_CHANGES),$(patsubst $(CURDIR)/%,./%,$(shell go list -tags e2e -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./test/...)))
+e2e_others = $(filter-out $(E2E_PACKAGES:%=./test/e2e/%),$(patsubst $(CURDIR)/%,./%,$(shell go list -tags e2e -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./test/...)))
 
-.PHONY: run-e2e-changes
-run-e2e-changes:
-	$(call gotest,$(E2E_CHANGES)) -tags e2e -count=1 -p 1 -timeout 60m
+.PHONY: $(E2E_PACKAGES:%=run-%)
+$(E2E_PACKAGES:%=run-%): run-%:
+	$(call gotest,./test/e2e/$*) -tags e2e -count=1 -timeout 60m
 
-.PHONY: run-e2e-others
-run-e2e-others:
+.PHONY: run-others
+run-others:
 	$(call gotest,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
 
 .PHONY: run-unit
 run-unit:
 	@$(MAKE) test-unit
 	@$(MAKE) test-fuzz
-	$(call gotest,./internal/ipam/integration) -tags e2e -count=1 -run Heavy -timeout 30m
 
 # The validity of all certificates in this test, those of kube-controller-manager included. All are backdated by five
 # minutes, so their whole life is EXPIRY_LIFE + 5m. A third of that must be more than five minutes: after this time
@@ -453,6 +457,7 @@ test-fuzz: ## Fuzz the address allocator and the parsers of user input. FUZZTIME
 
 .PHONY: soak
 soak: setup build ## Random operations and faults for ten minutes. SOAK=8h for longer, SEED=7 to repeat a run.
+	go test -tags soak ./internal/ipam/integration -run TestNoDuplicatesHeavy -count=1 -v -timeout 30m
 	go run -tags e2e ./test/soak $(if $(SOAK),-duration $(SOAK)) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench

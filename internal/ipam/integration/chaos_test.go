@@ -97,10 +97,10 @@ func kubeconfig(t *testing.T) string {
 
 // No address is allocated twice: two managers run without leader election. SIGKILL ends them at random moments. Claims
 // of several namespaces are created and deleted in two pools. One of the pools is always full. The test watches every
-// IPAddress and every claim all the time. TestNoDuplicatesHeavy does the same with thousands of claims, and also pauses
-// managers.
+// IPAddress and every claim all the time. A manager is also paused once. TestNoDuplicatesHeavy of `make soak` does the same
+// with thousands of claims.
 func TestNoDuplicatesWithTwoKilledManagers(t *testing.T) {
-	testNoDuplicates(t, &churn{names: 27, claims: 45, kills: 3})
+	testNoDuplicates(t, &churn{names: 45, claims: 150, kills: 3, pauses: 1})
 }
 
 // testNoDuplicates runs until the given numbers of claims have been served, and of managers have been killed at work and
