@@ -171,10 +171,9 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 	limit = max(limit, patience)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
 	var last error // the last error of an attempt that the timeout did not interrupt
 	for {
+		start := time.Now()
 		err := try(ctx)
 		if err == nil {
 			return
@@ -185,9 +184,15 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: not within %v: %v", what, limit, last)
-		case <-tick.C:
+		case <-time.After(pause(time.Since(start))):
 		}
 	}
+}
+
+// pause returns the time between two attempts of which the first has taken some time. Attempts that start a program take a
+// large part of a processor, and other tests run meanwhile.
+func pause(took time.Duration) time.Duration {
+	return min(max(250*time.Millisecond, 2*took), 2*time.Second)
 }
 
 // Find returns the processes with a name in a machine, or on the host if machine is empty.
