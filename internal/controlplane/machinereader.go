@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -81,7 +82,7 @@ func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, e
 // infrastructure machines.
 func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
-	s.Changes, s.Updates = map[string][]inplace.Change{}, map[string]*model.Update{}
+	s.Changes, s.Updates, s.Volumes = map[string][]inplace.Change{}, map[string]*model.Update{}, map[string]bool{}
 	for _, machine := range s.Machines {
 		config, infraMachine, err := r.partsOf(ctx, machine)
 		if err != nil {
@@ -91,11 +92,30 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 			s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
 		}
 		s.Outdated[machine.Name] = model.Outdated(s.Object, machine, config, infraMachine, s.Now)
-		if err := r.findUpdate(ctx, s, machine, config, infraMachine); err != nil {
+		if err := errors.Join(r.findUpdate(ctx, s, machine, config, infraMachine), r.findVolumes(ctx, s, machine, infraMachine)); err != nil {
 			return err
 		}
 	}
 	return r.findOtherAuthorities(ctx, s)
+}
+
+// findVolumes finds a Machine with volumes that the machines of the template have too.
+func (r *machineReader) findVolumes(ctx context.Context, s *scope, machine *clusterv1.Machine, obj *unstructured.Unstructured) error {
+	if obj == nil {
+		return nil
+	}
+	infraMachine := capstanMachine(obj)
+	if infraMachine == nil || len(infraMachine.Spec.Volumes) == 0 {
+		return nil
+	}
+	parts := model.Parts{InfraMachine: infraMachine}
+	if err := r.desiredInfrastructure(ctx, s, obj, &parts); err != nil {
+		return err
+	}
+	if parts.LeavesVolumes() {
+		s.Volumes[machine.Name] = true
+	}
+	return nil
 }
 
 // partsOf returns the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be

@@ -334,7 +334,7 @@ type RolloutStrategy struct {
 // +kubebuilder:validation:MinProperties=1
 type RollingUpdate struct {
 	// maxSurge is the number of machines above replicas during a rollout: 1 (default) or 0. 0 requires at least
-	// three replicas.
+	// three replicas. It is 0 while an outdated machine has a volume that its successor needs.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="string(self) in ['0', '1']",message="maxSurge must be 0 or 1"
 	MaxSurge *intstr.IntOrString `json:"maxSurge,omitempty"`

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"maps"
 	"slices"
 	"sort"
 	"time"
@@ -40,6 +41,8 @@ type ControlPlane struct {
 	// Changes maps the name of each Machine to its differences from the spec, and Updates to its update in place.
 	Changes map[string][]inplace.Change
 	Updates map[string]*Update
+	// Volumes has the names of the Machines with volumes that a successor needs: it gets them when they are free.
+	Volumes map[string]bool
 	// InfrastructureDeletedAt maps the name of a Machine to the deletion timestamp of its infrastructure machine.
 	InfrastructureDeletedAt map[string]time.Time
 	// Authority is the Secret of the cluster's certificate authority; nil before it exists.
@@ -96,6 +99,7 @@ func (cp *ControlPlane) Target() Target {
 	if surge := cp.Object.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.Replicas >= 3 {
 		out.maxSurge = surge.IntValue()
 	}
+	out.inherits = slices.ContainsFunc(slices.Collect(maps.Keys(cp.Volumes)), func(name string) bool { return len(cp.Outdated[name]) > 0 })
 	return out
 }
 

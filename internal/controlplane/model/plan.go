@@ -11,6 +11,8 @@ import (
 // Target is the demand of the spec for the number of Machines.
 type Target struct {
 	Replicas, maxSurge int
+	// inherits: an outdated Machine has volumes that its successor gets after its deletion.
+	inherits bool
 	// initialized: the API server has answered once. From then on the cluster has data.
 	initialized bool
 	// held is the reason why no other version can be rolled out; "" when it can.
@@ -88,13 +90,16 @@ func planFirst(f Fleet, active []*Instance) Plan {
 	return waitFor("the first machine is not ready yet")
 }
 
-// rollOut replaces outdated Machines. With maxSurge 1 the new one is created first. A member that has been unhealthy for long
-// is removed before that, as the documentation of etcd recommends.
+// rollOut replaces outdated Machines. With maxSurge 1 the new one is created first, unless it needs the volumes of an old one. A
+// member that has been unhealthy for long is removed before that, as the documentation of etcd recommends.
 func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	for _, i := range outdated {
 		if f.Stacked && i.Member != nil && i.Member.voting && i.Member.unhealthyForLong && len(active) > 1 {
 			return f.drop(i)
 		}
+	}
+	if w.inherits {
+		w.maxSurge = 0
 	}
 	if w.held != "" {
 		w.maxSurge = 0 // Missing Machines are created, because a majority is more important than a backup.
@@ -104,6 +109,10 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	}
 	if w.held != "" {
 		return waitFor(w.held)
+	}
+	if w.inherits && len(active) == 1 {
+		return waitFor(fmt.Sprintf("Machine %s cannot be replaced: its successor needs its volumes, so it has to go first, and it is the only one: set spec.replicas to 3, and to 1 again after the rollout",
+			active[0].Name()))
 	}
 	return f.drop(f.victim(outdated, w.domains))
 }

@@ -4,6 +4,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 func (p Plan) String() string {
@@ -94,6 +100,60 @@ func TestPlan(t *testing.T) {
 				t.Errorf("got %s (%s), want %s (%s)", got, got.Why, c.want, c.why)
 			}
 		})
+	}
+}
+
+// TestPlanWithVolumes: a Machine whose volumes its successor needs goes first. The only Machine cannot, so the message has a remedy.
+func TestPlanWithVolumes(t *testing.T) {
+	for _, c := range []struct {
+		replicas       int
+		machines, want string
+		why            string
+	}{
+		{replicas: 3, machines: "a:vo b:vo c:vo", want: "remove a"},
+		{replicas: 3, machines: "b:vo c:vo", want: "create 1"},
+		{replicas: 3, machines: "b:vo c:vo d:l", want: "wait", why: "d has not joined"},
+		{replicas: 1, machines: "a:vo", want: "wait", why: "set spec.replicas to 3"},
+		{replicas: 3, machines: "a:vo", want: "create 2"},
+		{replicas: 1, machines: "a:vo b:v", want: "remove a"},
+	} {
+		got := PlanMachines(build(c.machines), Target{Replicas: c.replicas, maxSurge: 1, initialized: true, inherits: true})
+		if got.String() != c.want || !strings.Contains(got.Why, c.why) {
+			t.Errorf("%d of %s: got %s (%s), want %s (%s)", c.replicas, c.machines, got, got.Why, c.want, c.why)
+		}
+	}
+}
+
+// TestLeavesVolumes: only volumes that the template has too are left to a successor, and only those of outdated Machines matter.
+func TestLeavesVolumes(t *testing.T) {
+	with := func(names ...string) (spec infrav1.CapstanMachineSpec) {
+		for _, name := range names {
+			spec.Volumes = append(spec.Volumes, infrav1.MachineVolume{Name: name})
+		}
+		return spec
+	}
+	machine := func(names ...string) *infrav1.CapstanMachine { return &infrav1.CapstanMachine{Spec: with(names...)} }
+	for name, c := range map[string]struct {
+		parts Parts
+		want  bool
+	}{
+		"another template with one of them": {Parts{InfraMachine: machine("data", "logs"), Desired: ptr.To(with("logs"))}, true},
+		"another template with others":      {Parts{InfraMachine: machine("data"), Desired: ptr.To(with("logs"))}, false},
+		"another template with none":        {Parts{InfraMachine: machine("data"), Desired: ptr.To(with())}, false},
+		"a machine without volumes":         {Parts{InfraMachine: machine(), Desired: ptr.To(with("data"))}, false},
+		"the same template":                 {Parts{InfraMachine: machine("data")}, true},
+		"another provider's template":       {Parts{InfraMachine: machine("data"), Foreign: true}, false},
+	} {
+		if got := c.parts.LeavesVolumes(); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	cp := &ControlPlane{Object: &controlplanev1.CapstanControlPlane{}, Cluster: &clusterv1.Cluster{}, Volumes: map[string]bool{"a": true}}
+	for outdated, want := range map[string]bool{"a": true, "b": false} {
+		cp.Outdated = map[string][]string{"a": nil, outdated: {"another version"}}
+		if got := cp.Target().inherits; got != want {
+			t.Errorf("%s is outdated: %v", outdated, got)
+		}
 	}
 }
 

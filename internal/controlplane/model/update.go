@@ -3,6 +3,7 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,6 +113,20 @@ type Parts struct {
 	Desired *infrav1.CapstanMachineSpec
 	// Foreign: the infrastructure machine is no CapstanMachine, or the template is no CapstanMachineTemplate.
 	Foreign bool
+}
+
+// LeavesVolumes reports whether a machine of the template gets a volume of this one.
+func (p Parts) LeavesVolumes() bool {
+	if p.Foreign || p.InfraMachine == nil {
+		return false
+	}
+	wanted := p.InfraMachine.Spec.Volumes
+	if p.Desired != nil {
+		wanted = p.Desired.Volumes
+	}
+	return slices.ContainsFunc(p.InfraMachine.Spec.Volumes, func(v infrav1.MachineVolume) bool {
+		return slices.ContainsFunc(wanted, func(w infrav1.MachineVolume) bool { return w.Name == v.Name })
+	})
 }
 
 // Differences returns the differences between a Machine and the spec, each with its decision. The paths are those of the

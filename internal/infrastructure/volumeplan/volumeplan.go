@@ -185,8 +185,19 @@ func inUse(req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVo
 	if host != "" {
 		where = ", on host " + host + " where its other volume is"
 	}
-	return fmt.Sprintf("the machine waits for a free volume of %s%s, which wants %d machines and has a volume for each (CapstanVolume %s). A rollout must delete a machine before it creates its successor: set maxSurge 0 and maxUnavailable 1",
-		req.Owner, where, req.Replicas, strings.Join(found, "; "))
+	return fmt.Sprintf("the machine waits for a free volume of %s%s, which wants %d machines and has a volume for each (CapstanVolume %s). %s",
+		req.Owner, where, req.Replicas, strings.Join(found, "; "), remedy(req.Owner))
+}
+
+// remedy is what makes a volume free. Control planes and pools of Capstan delete machines with volumes before they create successors.
+func remedy(owner string) string {
+	switch kind, _, _ := strings.Cut(owner, "/"); kind {
+	case "CapstanControlPlane":
+		return "A volume becomes free when its machine is deleted. A control plane with one machine needs more volumes: set spec.replicas to 3, and to 1 again afterwards"
+	case "MachinePool":
+		return "A volume becomes free when its machine is deleted"
+	}
+	return "A rollout must delete a machine before it creates its successor: set maxSurge 0 and maxUnavailable 1"
 }
 
 // maxListed limits the volumes in a message.

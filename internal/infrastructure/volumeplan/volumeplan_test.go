@@ -91,3 +91,18 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+// The message about a machine that waits has a remedy that its owner has.
+func TestRemedy(t *testing.T) {
+	for owner, want := range map[string]string{
+		"MachineDeployment/db":   "set maxSurge 0 and maxUnavailable 1",
+		"MachinePool/db":         "free when its machine is deleted",
+		"CapstanControlPlane/db": "set spec.replicas to 3",
+	} {
+		taken := volume("data-1", "a", "old", of(owner))
+		_, err := Plan(Request{Machine: "me", Cluster: "c", Owner: owner, Replicas: 1, Wanted: []infrav1.MachineVolume{{Name: "data"}}}, []infrav1.CapstanVolume{taken})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", owner, err, want)
+		}
+	}
+}

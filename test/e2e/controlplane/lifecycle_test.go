@@ -36,17 +36,19 @@ type subject struct {
 	etcd   client.Client // a client with the kind EtcdMember
 	made   map[string]bool
 	writer *writer // the writer of TestLife
+	// volumes of the machines that TestLife rolls out
+	volumes *harness.Volumes
 }
 
 // TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03, CP-04),
-// a rollout of another template, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently
+// a rollout of another template, whose machines have volumes, another rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently
 // (CP-10), lost owner references (ALL-11).
 func TestLife(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.settled(t, 1)
 	w := startWriter(t, s.Cluster)
-	s.writer = w
+	s.writer, s.volumes = w, s.FollowVolumes(t)
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T, *subject)
@@ -58,6 +60,7 @@ func TestLife(t *testing.T) {
 		{"packets are lost", losePackets},
 		{"messages between etcd members are delayed", slowMembers},
 		{"a rollout of another template", rollOut},
+		{"a rollout of machines with volumes", rollOutVolumes},
 		{"a deleted Machine is replaced", deleteOne},
 		{"a permanently killed machine is replaced", killOne},
 		{"from 3 to 5", func(t *testing.T, s *subject) { s.scale(t, 5); s.settled(t, 5) }},
@@ -75,6 +78,7 @@ func TestLife(t *testing.T) {
 	}
 	w.check(t)
 	goneWithoutOwners(t, s)
+	s.volumes.Removed(t)
 }
 
 // reachNode (CP-17): metadata for Nodes in the template of the machines is added to the Node of a running machine,
@@ -251,6 +255,7 @@ func rollOut(t *testing.T, s *subject) {
 		t.Fatal(err)
 	}
 	other := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-other"}, Spec: template.Spec}
+	other.Spec.Template.Spec.Volumes = harness.DataVolume()
 	if err := plane.Client.Create(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
@@ -287,6 +292,32 @@ func rollOut(t *testing.T, s *subject) {
 	}
 }
 
+// rollOutVolumes replaces the machines once more. The spec permits one machine above three, but each successor needs the volume of a
+// predecessor: there are never more than three, and each one has the data of one of them.
+func rollOutVolumes(t *testing.T, s *subject) {
+	s.volumes.Write(t, 3)
+	before, most := s.mustMachines(t), 0
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Rollout.After = metav1.Now() })
+	harness.Eventually(t, "all Machines are replaced", 2*limit, func(ctx context.Context) error {
+		now, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		most = max(most, len(now))
+		for name := range now {
+			if _, old := before[name]; old {
+				return fmt.Errorf("Machine %s of %d is there", name, len(now))
+			}
+		}
+		return nil
+	})
+	s.settled(t, 3)
+	if most > 3 {
+		t.Errorf("%d Machines at once", most)
+	}
+	s.volumes.Inherited(t, 3)
+}
+
 // deleteOne deletes the Machine that has etcd's leader.
 func deleteOne(t *testing.T, s *subject) {
 	leader := s.mustMachines(t)[s.leader(t)]
@@ -294,6 +325,7 @@ func deleteOne(t *testing.T, s *subject) {
 		t.Fatal(err)
 	}
 	s.replaced(t, leader.Name)
+	s.volumes.Inherited(t, 3)
 }
 
 // replaced waits until a deleted Machine is replaced.
@@ -332,4 +364,5 @@ func killOne(t *testing.T, s *subject) {
 	victim := slices.Sorted(maps.Keys(s.mustMachines(t)))[0]
 	destroy(t, s, victim)
 	s.replaced(t, victim)
+	s.volumes.Inherited(t, 3)
 }

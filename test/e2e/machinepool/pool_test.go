@@ -112,11 +112,14 @@ func TestPool(t *testing.T) {
 	p.settled(1)
 	older, newer := versions(t)
 
-	// Scale up and change the version at the same time.
+	// Scale up, change the version, and give the machines volumes, all at the same time.
+	volumes := c.FollowVolumes(t)
+	p.setVolumes(harness.DataVolume())
 	p.patch(fmt.Sprintf(`{"spec":{"replicas":2,"template":{"spec":{"version":%q}}}}`, older))
 	killManager(t)
 	p.settled(2)
 	p.runs(older)
+	volumes.Write(t, 2)
 
 	c.Apply(t, workload)
 	c.MustKubectl(t, "rollout", "status", "deployment/held", "--timeout=5m")
@@ -127,6 +130,7 @@ func TestPool(t *testing.T) {
 		p.patch(fmt.Sprintf(`{"spec":{"template":{"spec":{"version":%q}}}}`, newer))
 	})
 	p.runs(newer)
+	volumes.Inherited(t, 2)
 
 	// Scale down to one machine: its Node drains.
 	p.patch(`{"spec":{"replicas":1}}`)
@@ -139,7 +143,8 @@ func TestPool(t *testing.T) {
 	// The last Node cannot drain while the disruption budget requires a pod that no other Node can run.
 	c.MustKubectl(t, "delete", "deployment,poddisruptionbudget", "held")
 
-	p.replaced("a changed CapstanConfig", 1, func() {
+	p.replaced("a changed CapstanConfig, and no volumes", 1, func() {
+		p.setVolumes(nil)
 		kubectl(t, "patch", "capstanconfig", p.key.Name, "--namespace", p.key.Namespace, "--type", "merge",
 			"--patch", `{"spec":{"files":[{"path":"/etc/motd","content":"updated"}]}}`)
 	})
@@ -151,6 +156,19 @@ func TestPool(t *testing.T) {
 	p.patch(`{"spec":{"replicas":0}}`)
 	killManager(t)
 	p.settled(0)
+	c.Delete(t)
+	volumes.Removed(t)
+}
+
+// setVolumes changes the volumes of the pool's machines.
+func (p *pool) setVolumes(volumes []infrav1.MachineVolume) {
+	p.t.Helper()
+	pool := p.get()
+	before := pool.DeepCopy()
+	pool.Spec.MachineTemplate.Spec.Volumes = volumes
+	if err := plane.Client.Patch(p.t.Context(), pool, client.MergeFrom(before)); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // versions returns the oldest and the newest version of Kubernetes that the host has.

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -107,6 +108,43 @@ func TestRollingUpdateInPlace(t *testing.T) {
 	for _, m := range w.capstanMachines() {
 		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(1))
 	}
+}
+
+// Machines with volumes are replaced without the surge that the pool asks for: each successor has the volume of a predecessor.
+func TestRollingUpdateWithVolumes(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(2, func(_ *clusterv1.MachinePool, p *infrav1.CapstanMachinePool) {
+		p.Spec.MachineTemplate.Spec.Volumes = []infrav1.MachineVolume{{Name: "data", Path: "/srv/data", SizeGiB: 1}}
+		p.Spec.RollingUpdate = infrav1.MachinePoolRollingUpdate{MaxSurge: ptr.To(intstr.FromInt32(1)), MaxUnavailable: ptr.To(intstr.FromInt32(0))}
+	})
+	w.settled(2)
+	before, first := w.volumes(), w.machineNames()
+	w.Expect(before).To(HaveLen(2))
+	stop := w.watchBudget()
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.Spec.CPUs = 1 })).To(Succeed())
+	w.condition(clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason)
+	w.settled(2)
+	fewest, most := stop()
+	w.Expect(fewest).To(BeNumerically(">=", 1))
+	w.Expect(most).To(BeNumerically("<=", 2))
+	after := w.volumes()
+	w.Expect(slices.Collect(maps.Keys(after))).To(ConsistOf(slices.Collect(maps.Keys(before))), "no volume is new")
+	w.Expect(slices.Collect(maps.Values(after))).To(ConsistOf(w.machineNames()))
+	for _, name := range first {
+		w.Expect(w.machineNames()).NotTo(ContainElement(name))
+	}
+}
+
+// volumes returns the machine of each CapstanVolume by its ID.
+func (w *world) volumes() map[string]string {
+	w.t.Helper()
+	list := &infrav1.CapstanVolumeList{}
+	w.Expect(env.Client.List(ctx, list, client.InNamespace(w.namespace))).To(Succeed())
+	out := map[string]string{}
+	for _, v := range list.Items {
+		out[v.Spec.ID] = v.Spec.MachineName
+	}
+	return out
 }
 
 // restored (ALL-11): core and the pool restore lost owner references of a machine, and the pool restores its own finalizer.
