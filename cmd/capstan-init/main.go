@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/pid1"
 	"capstan.dev/capstan/internal/node/provision"
 	"capstan.dev/capstan/internal/node/update"
@@ -160,9 +161,20 @@ func statusCommand() *cobra.Command {
 	return cmd
 }
 
-// imagesCommand contains the subcommand that capstand runs for `capstan load image`.
+// imagesCommand contains the subcommand that capstand runs for `capstan load image`, and that of the kubelet.
 func imagesCommand() *cobra.Command {
 	c := &cobra.Command{Use: "images", Short: "Manage the images of this machine"}
+	c.AddCommand(&cobra.Command{
+		Use: "credentials", Short: "Print the credentials of an image, for a request of the kubelet in standard input",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			config, err := nodeconfig.Load(nodeconfig.Path)
+			if err != nil {
+				return err
+			}
+			return images.Credentials(os.Stdin, os.Stdout, config)
+		},
+	})
 	c.AddCommand(&cobra.Command{
 		Use: "import", Short: "Import an image archive from standard input into containerd; print the names as JSON",
 		Args: cobra.NoArgs,

@@ -94,7 +94,7 @@ var configFields = []field{
 	replaced("preCommands", "the commands run before the first start of the node: use updateCommands"),
 	replaced("postCommands", "the commands run after the first start of the node: use updateCommands"),
 	{path: "updateCommands", decide: decideInPlace},
-	restarts("registries", containerd).of("host", "mirrors", "overridePath", "credentials.name", "ca.content",
+	restarts("registries", kubelet).of("host", "mirrors", "overridePath", "credentials.name", "ca.content",
 		"ca.contentFrom.secret.name", "ca.contentFrom.secret.key", "ca.contentFrom.configMap.name", "ca.contentFrom.configMap.key"),
 	replaced("images", "they are pulled before the first start of the kubelet"),
 	restarts("proxy.http", apiServer, containerd, kubelet),

@@ -241,7 +241,7 @@ func TestConfig(t *testing.T) {
 		"users":                           {spec{}, spec{Users: []bootstrapv1.User{{Name: "ann"}}}, "users Replace"},
 		"images":                          {spec{}, spec{Images: []string{"a.test/a:v1"}}, "images Replace"},
 		"update":                          {spec{}, spec{UpdateCommands: []string{"a"}}, "updateCommands InPlace"},
-		"registries":                      {spec{}, spec{Registries: []bootstrapv1.Registry{{Host: "a", Mirrors: []string{"https://b"}}}}, "registries Restart containerd"},
+		"registries":                      {spec{}, spec{Registries: []bootstrapv1.Registry{{Host: "a", Mirrors: []string{"https://b"}}}}, "registries Restart kubelet"},
 	} {
 		if has := describe(Config(test.current, test.desired)); has != test.want {
 			t.Errorf("%s: %q, expected %q", name, has, test.want)

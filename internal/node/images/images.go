@@ -1,4 +1,5 @@
-// Package images imports image archives into the containerd of a machine, with containerd's client.
+// Package images imports image archives into the containerd of a machine, with containerd's client, pulls images, and gives the kubelet
+// their credentials.
 //
 // It runs inside the machine. A tenant controls the machine's containerd, so capstand neither connects to it nor contains
 // the client. capstand starts `capstan-init images import` in the machine and reads its short answer.

@@ -8,18 +8,19 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"capstan.dev/capstan/internal/node/containerruntime"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// Pull pulls the images that the machine does not have. It uses the interface of the kubelet, so that the registries, mirrors and
-// credentials in containerd's configuration apply.
-func Pull(ctx context.Context, socket string, names []string) (err error) {
+// Pull pulls the images of a configuration that the machine does not have, with its credentials. It uses the interface of the kubelet,
+// so that the registries and mirrors in containerd's configuration apply.
+func Pull(ctx context.Context, socket string, config *nodeconfig.NodeConfiguration) (err error) {
 	connection, err := containerruntime.Connect(socket)
 	if err != nil {
 		return fmt.Errorf("connecting to containerd at %s: %w", socket, err)
 	}
 	defer func() { err = errors.Join(err, connection.Close()) }()
 	service := cri.NewImageServiceClient(connection)
-	for _, name := range names {
+	for _, name := range config.Images {
 		image := &cri.ImageSpec{Image: name}
 		status, err := service.ImageStatus(ctx, &cri.ImageStatusRequest{Image: image})
 		if err != nil {
@@ -28,7 +29,11 @@ func Pull(ctx context.Context, socket string, names []string) (err error) {
 		if status.GetImage() != nil {
 			continue
 		}
-		if _, err := service.PullImage(ctx, &cri.PullImageRequest{Image: image}); err != nil {
+		request := &cri.PullImageRequest{Image: image}
+		if r, found := config.CredentialsOf(name); found {
+			request.Auth = &cri.AuthConfig{Username: r.Username, Password: r.Password}
+		}
+		if _, err := service.PullImage(ctx, request); err != nil {
 			return fmt.Errorf("pulling image %s: %w", name, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -294,6 +295,9 @@ func (n *node) kubeletArgs() args {
 	}
 	if n.name != n.hostname {
 		out = append(out, arg("hostname-override", n.name))
+	}
+	if len(n.NamedCredentials()) > 0 {
+		out = append(out, arg("image-credential-provider-config", credentialProvidersFile), arg("image-credential-provider-bin-dir", machine.AssetsDir))
 	}
 	labels, _ := n.Node.KubeletLabels()
 	if len(labels) > 0 {

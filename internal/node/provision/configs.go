@@ -31,6 +31,8 @@ const (
 	auditLog            = "/var/log/kubernetes/audit.log"
 	corefile            = configDir + "/Corefile"
 	kubeletConfigFile   = "/var/lib/kubelet/config.yaml"
+	// credentialProvidersFile exists if a registry has credentials.
+	credentialProvidersFile = configDir + "/credential-providers.yaml"
 	// volumePluginDir differs from the default, because /usr is read-only.
 	volumePluginDir = "/var/lib/kubelet/volumeplugins"
 )
@@ -47,7 +49,7 @@ func (n *node) writeConfigs() error {
 	hosts := map[string]bool{}
 	for _, registry := range n.Registries {
 		hosts[registry.Host] = true
-		files[hostsFile(registry.Host)] = hostsTOML(registry)
+		files[hostsFile(registry.Host)] = n.hostsTOML(registry)
 	}
 	errs := []error{removeRegistries(hosts)}
 	add := func(path string, config any, err error) {
@@ -57,6 +59,9 @@ func (n *node) writeConfigs() error {
 	}
 	kubelet, err := n.kubeletConfig()
 	add(kubeletConfigFile, kubelet, err)
+	if len(n.NamedCredentials()) > 0 {
+		add(credentialProvidersFile, n.credentialProviders(), nil)
+	}
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
 		kubeProxy, err := n.kubeProxyConfig()
 		add(kubeProxyConfigFile, kubeProxy, err)

@@ -2,14 +2,20 @@ package provision
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeletconfigv1 "k8s.io/kubelet/config/v1"
+	credentialproviderv1 "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/machine"
@@ -26,7 +32,7 @@ const (
 	registryHeader = "# Written by Capstan from the field registries.\n"
 )
 
-var containerdTemplate = template.Must(template.New("config.toml").Funcs(template.FuncMap{"quote": tomlString}).Parse(`version = 3
+var containerdTemplate = template.Must(template.New("config.toml").Parse(`version = 3
 imports = ["{{ .Imports }}"]
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -38,11 +44,6 @@ state = "/run/containerd"
   sandbox = "{{ .Pause }}"
 [plugins."io.containerd.cri.v1.images".registry]
   config_path = "{{ .RegistryDir }}"
-{{- range .Credentials }}
-[plugins."io.containerd.cri.v1.images".registry.configs.{{ quote .Host }}.auth]
-  username = {{ quote .Username }}
-  password = {{ quote .Password }}
-{{- end }}
 
 [plugins."io.containerd.cri.v1.runtime"]
   # A machine may not have CAP_SYS_RESOURCE.
@@ -62,28 +63,11 @@ state = "/run/containerd"
   SystemdCgroup = false
 `))
 
-type credential struct{ Host, Username, Password string }
-
-// containerdConfig contains the credentials of registries: hosts.toml can only have fixed headers, which do not work with
-// registries that issue tokens. The first credentials of a host apply.
 func (n *node) containerdConfig() []byte {
-	var credentials []credential
-	seen := map[string]bool{}
-	for _, r := range n.Registries {
-		if r.Username == "" {
-			continue
-		}
-		for _, host := range append([]string{registryServer(r.Host)}, mirrorHosts(r)...) {
-			if host != "" && !seen[host] {
-				seen[host] = true
-				credentials = append(credentials, credential{host, r.Username, r.Password})
-			}
-		}
-	}
 	var b bytes.Buffer
 	err := containerdTemplate.Execute(&b, map[string]any{
-		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir, "Credentials": credentials,
-		"Assets": "/opt/capstan", "Imports": containerdImports, "CDI": machine.CDIDir,
+		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir,
+		"Assets": machine.AssetsDir, "Imports": containerdImports, "CDI": machine.CDIDir,
 	})
 	if err != nil {
 		panic(err) // cannot fail: Capstan defines the template and its values
@@ -110,7 +94,7 @@ func mirrorHosts(r nodeconfig.Registry) []string {
 // registryServer returns the host of a registry's API, or "" for `_default`.
 func registryServer(host string) string {
 	switch host {
-	case "_default":
+	case nodeconfig.DefaultRegistry:
 		return ""
 	case "docker.io":
 		return "registry-1.docker.io"
@@ -120,8 +104,30 @@ func registryServer(host string) string {
 
 func hostsFile(registry string) string { return filepath.Join(registryDir, registry, "hosts.toml") }
 
+// mirrorLogin returns the header with which containerd logs in at a mirror, or "". The kubelet passes the credentials of the registry in
+// the name of an image, and containerd uses them for its mirrors too. All others are fixed headers, which do not work with registries
+// that issue tokens. The kubelet cannot pass them: containerd would send them to the registry of the image as well.
+func (n *node) mirrorLogin(r nodeconfig.Registry, mirror string) string {
+	u, err := url.Parse(mirror)
+	if err != nil || u.Scheme != "https" || r.Username != "" && r.Host != nodeconfig.DefaultRegistry {
+		return ""
+	}
+	login := func(r nodeconfig.Registry) string {
+		return "Basic " + base64.StdEncoding.EncodeToString([]byte(r.Username+":"+r.Password))
+	}
+	if r.Username != "" {
+		return login(r)
+	}
+	for _, other := range n.Registries {
+		if other.Username != "" && slices.Contains(append(mirrorHosts(other), registryServer(other.Host)), u.Host) {
+			return login(other)
+		}
+	}
+	return ""
+}
+
 // hostsTOML returns containerd's configuration for one registry. containerd reads it at each pull.
-func hostsTOML(r nodeconfig.Registry) []byte {
+func (n *node) hostsTOML(r nodeconfig.Registry) []byte {
 	var b strings.Builder
 	b.WriteString(registryHeader)
 	authority := func(indent string) {
@@ -139,6 +145,9 @@ func hostsTOML(r nodeconfig.Registry) []byte {
 			b.WriteString("  override_path = true\n")
 		}
 		authority("  ")
+		if login := n.mirrorLogin(r, mirror); login != "" {
+			fmt.Fprintf(&b, "  [host.%s.header]\n    Authorization = %s\n", tomlString(mirror), tomlString(login))
+		}
 	}
 	return []byte(b.String())
 }
@@ -159,6 +168,30 @@ func removeRegistries(listed map[string]bool) error {
 		_ = os.Remove(filepath.Dir(file)) // It stays if users have files in it.
 	}
 	return errors.Join(errs...)
+}
+
+// kubeletFiles returns the files that the kubelet reads at its start.
+func (n *node) kubeletFiles() []string {
+	if len(n.NamedCredentials()) == 0 {
+		return []string{kubeletConfigFile}
+	}
+	return []string{kubeletConfigFile, credentialProvidersFile}
+}
+
+// credentialProviders makes the kubelet ask capstan-init for the credentials of images. capstan-init reads them from the configuration
+// of the node, so no other file has them.
+func (n *node) credentialProviders() kubeletconfigv1.CredentialProviderConfig {
+	provider := kubeletconfigv1.CredentialProvider{
+		Name: "capstan-init", Args: []string{"images", "credentials"}, APIVersion: credentialproviderv1.SchemeGroupVersion.String(),
+		DefaultCacheDuration: &metav1.Duration{},
+	}
+	for _, r := range n.NamedCredentials() {
+		provider.MatchImages = append(provider.MatchImages, r.Host)
+	}
+	return kubeletconfigv1.CredentialProviderConfig{
+		TypeMeta:  metav1.TypeMeta{APIVersion: kubeletconfigv1.SchemeGroupVersion.String(), Kind: "CredentialProviderConfig"},
+		Providers: []kubeletconfigv1.CredentialProvider{provider},
+	}
 }
 
 // tomlString quotes a text. The escapes of JSON are also those of TOML, which additionally requires one for the character DEL.

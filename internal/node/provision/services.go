@@ -129,7 +129,7 @@ func (n *node) nodeServices() []supervisor.Service {
 		// Processes that the kubelet started for a pod belong to the pod.
 		KillProcessGroup: ptr.To(false),
 		Env:              append(n.proxyEnvironment(), environment(n.Kubelet.Env)...),
-		Revision:         revision(kubeletConfigFile) + n.size(),
+		Revision:         revision(n.kubeletFiles()...) + n.size(),
 	}, {
 		Name:     "node-agent",
 		Command:  []string{machine.AssetsDir + "/capstan-init", "node", "agent"},

@@ -318,7 +318,7 @@ func (n *node) pullImages(ctx context.Context) error {
 	if len(n.Images) == 0 {
 		return ctx.Err()
 	}
-	return n.untilPulled(ctx, pullPause, func() error { return images.Pull(ctx, images.Socket, n.Images) })
+	return n.untilPulled(ctx, pullPause, func() error { return images.Pull(ctx, images.Socket, n.NodeConfiguration) })
 }
 
 // importArchives imports the container images of the host. An archive that cannot be used must not stop all machines of the host: the

@@ -453,15 +453,12 @@ func TestRegistries(t *testing.T) {
 			{Host: "docker.io", Mirrors: []string{"https://mirror.example.org:5000"}, CAFile: "/etc/ca.crt", Username: "ann", Password: `pa"ss`},
 			{Host: "_default", Mirrors: []string{"http://10.0.0.9"}},
 			{Host: "quay.io", Mirrors: []string{"https://mirror.example.org/quay/v2"}, OverridePath: true},
+			{Host: "ghcr.io", Mirrors: []string{"https://mirror.example.org:5000", "http://mirror.example.org:5000", "https://10.0.0.8"}},
+			{Host: "_default", Mirrors: []string{"https://10.0.0.8"}, Username: "bob", Password: "other"},
 		}
 	})
-	config := string(n.containerdConfig())
-	for _, want := range []string{
-		`configs."registry-1.docker.io".auth]`, `configs."mirror.example.org:5000".auth]`, `username = "ann"`, `password = "pa\"ss"`,
-	} {
-		if !strings.Contains(config, want) {
-			t.Errorf("want %s in:\n%s", want, config)
-		}
+	if config := string(n.containerdConfig()); strings.Contains(config, "ann") || strings.Contains(config, "bob") {
+		t.Errorf("containerd's configuration has credentials:\n%s", config)
 	}
 	want := registryHeader + `server = "https://registry-1.docker.io"
 ca = "/etc/ca.crt"
@@ -470,11 +467,11 @@ ca = "/etc/ca.crt"
   capabilities = ["pull", "resolve"]
   ca = "/etc/ca.crt"
 `
-	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[0]))); diff != "" {
+	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[0]))); diff != "" {
 		t.Error(diff)
 	}
 	want = registryHeader + "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
-	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[1]))); diff != "" {
+	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[1]))); diff != "" {
 		t.Error(diff)
 	}
 	want = registryHeader + `server = "https://quay.io"
@@ -483,8 +480,72 @@ ca = "/etc/ca.crt"
   capabilities = ["pull", "resolve"]
   override_path = true
 `
-	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[2]))); diff != "" {
+	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[2]))); diff != "" {
 		t.Error(diff)
+	}
+	// Credentials of another registry are for its mirror only, and never cross the network unencrypted.
+	want = registryHeader + `server = "https://ghcr.io"
+
+[host."https://mirror.example.org:5000"]
+  capabilities = ["pull", "resolve"]
+  [host."https://mirror.example.org:5000".header]
+    Authorization = "Basic YW5uOnBhInNz"
+
+[host."http://mirror.example.org:5000"]
+  capabilities = ["pull", "resolve"]
+
+[host."https://10.0.0.8"]
+  capabilities = ["pull", "resolve"]
+  [host."https://10.0.0.8".header]
+    Authorization = "Basic Ym9iOm90aGVy"
+`
+	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[3]))); diff != "" {
+		t.Error(diff)
+	}
+	want = registryHeader + `
+[host."https://10.0.0.8"]
+  capabilities = ["pull", "resolve"]
+  [host."https://10.0.0.8".header]
+    Authorization = "Basic Ym9iOm90aGVy"
+`
+	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[4]))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestCredentialProvider: the kubelet asks for the credentials of named registries only, and its configuration has none of them.
+func TestCredentialProvider(t *testing.T) {
+	with := func(registries ...nodeconfig.Registry) *node {
+		return testNode(nodeconfig.RoleWorker, func(c *nodeconfig.NodeConfiguration) { c.Registries = registries })
+	}
+	n := with(nodeconfig.Registry{Host: "a.test:5000", Username: "ann", Password: "secret"}, nodeconfig.Registry{Host: "b.test"},
+		nodeconfig.Registry{Host: nodeconfig.DefaultRegistry, Username: "bob", Password: "secret"})
+	config, err := yaml.Marshal(n.credentialProviders())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `apiVersion: kubelet.config.k8s.io/v1
+kind: CredentialProviderConfig
+providers:
+- apiVersion: credentialprovider.kubelet.k8s.io/v1
+  args:
+  - images
+  - credentials
+  defaultCacheDuration: 0s
+  matchImages:
+  - a.test:5000
+  name: capstan-init
+`
+	if diff := cmp.Diff(want, string(config)); diff != "" {
+		t.Error(diff)
+	}
+	command := n.kubeletArgs().with("kubelet", nil)
+	if valueOf(command, "image-credential-provider-config") != credentialProvidersFile || valueOf(command, "image-credential-provider-bin-dir") != "/opt/capstan" {
+		t.Errorf("the kubelet runs with %v", command)
+	}
+	command = with(nodeconfig.Registry{Host: nodeconfig.DefaultRegistry, Username: "bob", Password: "secret"}).kubeletArgs().with("kubelet", nil)
+	if valueOf(command, "image-credential-provider-config") != "" {
+		t.Errorf("without named credentials, the kubelet runs with %v", command)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestMachineUpdate_ALL17(t *testing.T) {
 		}
 		u.runs(version)
 		after := u.services()
-		for name, restarted := range map[string]bool{"etcd": true, "kube-apiserver": true, "containerd": true, "kubelet": true, "coredns": false} {
+		for name, restarted := range map[string]bool{"etcd": true, "kube-apiserver": true, "containerd": false, "kubelet": true, "coredns": false} {
 			if (before[name] != after[name]) != restarted {
 				t.Errorf("%s: process %d before, %d after the update, restarted should be %v", name, before[name], after[name], restarted)
 			}

@@ -4,6 +4,7 @@ package node
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 	worker := bootstrapv1.CapstanConfigSpec{
 		Registries: []bootstrapv1.Registry{
 			{Host: registryAddress, Credentials: login, CA: inline},
-			{Host: "docker.io", Mirrors: []string{"https://" + registryAddress}, Credentials: login, CA: mapped},
+			{Host: "docker.io", Mirrors: []string{"https://" + registryAddress}, CA: mapped}, // The mirror is the registry above.
 			{Host: outsideRegistry, Credentials: login, CA: mapped},
 			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
 			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
@@ -385,12 +386,13 @@ func testImports(t *testing.T, worker *host) {
 func testRegistrySecrets(t *testing.T, cp, worker *host) {
 	var found []string
 	quoted, _ := json.Marshal(registryPassword)
+	login := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	must(t, filepath.WalkDir(worker.root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return nil // Files are created and removed meanwhile.
 		}
 		data, _ := os.ReadFile(path)
-		if !bytes.Contains(data, []byte(registryPassword)) && !bytes.Contains(data, bytes.Trim(quoted, `"`)) {
+		if !bytes.Contains(data, []byte(registryPassword)) && !bytes.Contains(data, bytes.Trim(quoted, `"`)) && !bytes.Contains(data, []byte(login)) {
 			return nil
 		}
 		found = append(found, strings.TrimPrefix(path, worker.root))
@@ -399,13 +401,16 @@ func testRegistrySecrets(t *testing.T, cp, worker *host) {
 		}
 		return nil
 	}))
-	if want := []string{"/etc/capstan/node.yaml", "/etc/containerd/config.toml"}; !slices.Equal(found, want) {
+	if want := []string{"/etc/capstan/node.yaml", "/etc/containerd/certs.d/docker.io/hosts.toml"}; !slices.Equal(found, want) {
 		t.Errorf("the password is in %v, want %v", found, want)
 	}
 	log, err := os.ReadFile(filepath.Join(worker.dir, worker.name+".log"))
 	must(t, err)
-	if bytes.Contains(log, []byte(registryPassword)) {
+	if bytes.Contains(log, []byte(registryPassword)) || bytes.Contains(log, []byte(login)) {
 		t.Error("the log of the machine has the password")
+	}
+	if warnings, err := worker.exec("/opt/capstan/node/bin/ctr", "deprecations", "list"); err != nil || strings.Contains(warnings, "registry") {
+		t.Errorf("containerd has deprecated settings of registries: %s, %v", warnings, err)
 	}
 	if out := cp.mustKubectl("get", "events,pods,nodes", "-A", "-o", "yaml"); strings.Contains(out, registryPassword) {
 		t.Error("an object of the cluster has the password")
