@@ -424,6 +424,11 @@ test-arm64: setup ## Build everything for arm64, and run unit tests and an API s
 test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, 16 minutes to an hour (not part of test).
 	go test -tags vm ./test/vm -run TestDebian -count=1 -v -timeout 6h
 
+.PHONY: test-vlan
+test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest, some minutes (not part of test).
+	@hack/setup.sh qemu-system-x86 busybox kmod
+	test/vm/vlan.sh $(BIN)/vlan ./internal/host/network 'TestVLAN|TestStation'
+
 .PHONY: test-vm-rack
 test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).
 	go test -tags vm ./test/vm -run TestTwoGuests -count=1 -v -timeout 6h

@@ -192,7 +192,7 @@ func (h *Host) recover() error {
 	h.running.Go(func() { h.machines.keepVersions(h.ctx) })
 	h.running.Go(func() { h.machines.keepLinks(h.ctx) })
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
-	h.running.Go(func() { h.box.GuardOverlays(h.ctx, h.log) })
+	h.running.Go(func() { h.box.GuardLinks(h.ctx, h.log) })
 	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })
 	h.running.Go(func() { h.holdServices(h.ctx) })
 	for _, lb := range h.balancers.byID {

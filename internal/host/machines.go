@@ -99,7 +99,7 @@ func (ms *machines) probeLAN(ctx context.Context, spec *hostpb.MachineSpec) erro
 		return nil
 	}
 	for _, a := range addresses(spec) {
-		if err := ms.box.ProbeLAN(ctx, spec.Network.Lan.Bridge, a.Prefix.Addr()); err != nil {
+		if err := ms.box.ProbeLAN(ctx, *boxLAN(spec.Network.Lan), a.Prefix.Addr()); err != nil {
 			return err
 		}
 	}

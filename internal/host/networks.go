@@ -43,7 +43,7 @@ func boxLAN(l *hostpb.LAN) *network.LAN {
 	if l == nil {
 		return nil
 	}
-	out := &network.LAN{Bridge: l.Bridge}
+	out := &network.LAN{Bridge: l.Bridge, VLAN: uint16(l.Vlan)}
 	for _, text := range l.Pods {
 		if pods, err := netip.ParsePrefix(text); err == nil {
 			out.Pods = append(out.Pods, pods)
@@ -118,7 +118,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		return status.Errorf(codes.Internal, "recording network: %v", err)
 	}
 	ns.byID[n.Id] = n
-	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", boxNetwork(n).Bridge())
+	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", boxNetwork(n).Bridge(), "vlan", n.GetLan().GetVlan())
 	return nil
 }
 
@@ -314,11 +314,11 @@ func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (networ
 	return redirect, err
 }
 
-// bridge returns the bridge to the LAN of a load balancer, or "".
-func (ns *networks) bridge(spec *hostpb.LoadBalancer) string {
+// lan returns the LAN of a load balancer, or nil.
+func (ns *networks) lan(spec *hostpb.LoadBalancer) *network.LAN {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	return ns.byID[spec.NetworkId].GetLan().GetBridge()
+	return boxLAN(ns.byID[spec.NetworkId].GetLan())
 }
 
 // listenAddresses returns the listen addresses of a load balancer, with its network's gateway filled in; mu is held.

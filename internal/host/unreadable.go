@@ -133,7 +133,7 @@ func recordedLAN(l *network.LAN) *hostpb.LAN {
 	if l == nil {
 		return nil
 	}
-	out := &hostpb.LAN{Bridge: l.Bridge}
+	out := &hostpb.LAN{Bridge: l.Bridge, Vlan: uint32(l.VLAN)}
 	for _, pods := range l.Pods {
 		out.Pods = append(out.Pods, pods.String())
 	}

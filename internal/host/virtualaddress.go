@@ -74,7 +74,7 @@ func (h *Host) holdVirtualAddresses(ctx context.Context) {
 				address, _ := netip.ParseAddr(lb.currentSpec().VirtualAddress.GetAddress()) // admission.CheckLoadBalancer has checked it.
 				held[id] = &virtualAddress{lb: lb, address: address}
 			}
-			held[id].step(ctx, h.electors(lb.currentSpec().NetworkId), h.networks.bridge(lb.currentSpec()))
+			held[id].step(ctx, h.electors(lb.currentSpec().NetworkId), h.networks.lan(lb.currentSpec()))
 		}
 	}
 }
@@ -104,12 +104,12 @@ func (h *Host) electors(networkID string) (dirs []string) {
 	return dirs
 }
 
-// step gives the host the address, or takes it away. lan is the only bridge that can have the address, or empty.
-func (v *virtualAddress) step(ctx context.Context, electors []string, lan string) {
+// step gives the host the address, or takes it away. Only the station of lan can have the address, unless it is nil.
+func (v *virtualAddress) step(ctx context.Context, electors []string, lan *network.LAN) {
 	now := boottime()
 	link, err := network.VirtualLink(v.address)
-	if err == nil && lan != "" && link.Attrs().Name != lan {
-		err = fmt.Errorf("the virtual address %s is in the network of %s of this host: expected the bridge %s of the LAN; give the bridge an address in the network of the LAN", v.address, link.Attrs().Name, lan)
+	if err == nil && lan != nil && !lan.HasStation(link) {
+		err = fmt.Errorf("the virtual address %s is in the network of %s of this host: expected %s of the LAN; give it an address in the network of the LAN", v.address, link.Attrs().Name, lan.Station())
 	}
 	if err != nil {
 		v.end(err)

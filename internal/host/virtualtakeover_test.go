@@ -75,7 +75,7 @@ func (e *elected) stepsUntil(what string, rest time.Duration, holds func(*hostpb
 		if err != nil {
 			e.Fatal(err)
 		}
-		e.step(e.Context(), []string{e.dir}, "")
+		e.step(e.Context(), []string{e.dir}, nil)
 		if found := e.lb.snapshot(); holds(found) {
 			return
 		} else if time.Now().After(end) {

@@ -153,6 +153,54 @@ func TestLANEndpoint_IC10(t *testing.T) {
 	}
 }
 
+// ALL-18: a cluster in a VLAN of a LAN waits for a host that offers this VLAN to its namespace. A machine that names its host itself does
+// not get to a host whose capstand would ignore the VLAN.
+func TestVLAN_ALL18(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	old, _ := b.addHost(nil)
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.Lans, i.Vlans = true, true })
+	offer := infrav1.LANNetwork{
+		Name: "lab", Bridge: "br-lab", VLANs: []int32{200}, CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26"},
+		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+	}
+	for _, h := range []*infrav1.CapstanHost{b.host, old} {
+		update(b, h, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = []infrav1.LANNetwork{offer} })
+	}
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { lanCluster(c); c.Spec.Network.LAN.VLAN = 100 })
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason)).
+		To(ContainSubstring("does not offer VLAN 100 of the LAN lab to namespace %s, only [200]", b.namespace))
+	for _, h := range []*infrav1.CapstanHost{b.host, old} {
+		update(b, h, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks[0].VLANs = []int32{100, 200} })
+	}
+	b.provisioned()
+	_, forged := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.ID, m.Spec.HostName = "forged-"+m.Name, old.Name
+		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "192.0.2.140", Prefix: 24, Gateway: "192.0.2.254"}}
+	})
+	b.Expect(b.condition(forged, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason)).To(ContainSubstring("upgrade its capstand"))
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	b.fulfil(b.claim(m.Name+"-0"), "192.0.2.130", 24, "192.0.2.254")
+	b.running(m)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetNetwork().GetLan().GetVlan()).To(Equal(uint32(100)))
+}
+
+// vlanChanges creates a cluster in a VLAN, and returns the error of a change of the VLAN, unless the removal of it succeeds.
+func vlanChanges(b *box) error {
+	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")}}
+	lanCluster(c)
+	c.Spec.Network.LAN.VLAN = 4094
+	b.Expect(env.Client.Create(ctx, c)).To(Succeed())
+	c.Spec.Network.LAN.VLAN = 0
+	if err := env.Client.Update(ctx, c); err == nil {
+		return nil
+	}
+	c.Spec.Network.LAN.VLAN = 4093
+	return env.Client.Update(ctx, c)
+}
+
 // The CRDs refuse LANs that no host can have, and fields that have no effect there.
 func TestLANValidation(t *testing.T) {
 	t.Parallel()
@@ -173,6 +221,9 @@ func TestLANValidation(t *testing.T) {
 		"Services": {func(c *infrav1.CapstanCluster) {
 			c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: pools[0]}
 		}, "lan cannot be set together with services"},
+		"VLAN 0 is none": {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.VLAN = 0 }, ""},
+		"VLAN 4095":      {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.VLAN = 4095 }, "4094"},
+		"VLAN -1":        {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.VLAN = -1 }, "greater than or equal to 1"},
 		"malformed name": {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.Name = "br_0" }, "should match"},
 	} {
 		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")}}
@@ -191,6 +242,7 @@ func TestLANValidation(t *testing.T) {
 		}
 	}
 	names := infrav1.AllowedNamespaces{Names: []string{b.namespace}}
+	b.Expect(vlanChanges(b)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
 	for name, tc := range map[string]struct {
 		change func(*infrav1.LANNetwork)
 		why    string
@@ -204,6 +256,10 @@ func TestLANValidation(t *testing.T) {
 		"addresses elsewhere": {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.3.0/26"} }, "addresses must be parts of cidr"},
 		"malformed address":   {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.2.130"} }, "addresses must be parts of cidr"},
 		"no addresses":        {func(n *infrav1.LANNetwork) { n.Addresses = nil }, "addresses"},
+		"VLANs":               {func(n *infrav1.LANNetwork) { n.VLANs = []int32{1, 4094} }, ""},
+		"VLAN 0":              {func(n *infrav1.LANNetwork) { n.VLANs = []int32{0} }, "greater than or equal to 1"},
+		"VLAN 4095":           {func(n *infrav1.LANNetwork) { n.VLANs = []int32{4095} }, "4094"},
+		"VLAN twice":          {func(n *infrav1.LANNetwork) { n.VLANs = []int32{7, 7} }, "Duplicate value"},
 		"no namespaces":       {func(n *infrav1.LANNetwork) { n.AllowedNamespaces = infrav1.AllowedNamespaces{} }, "allowedNamespaces"},
 	} {
 		n := infrav1.LANNetwork{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: names}

@@ -12,12 +12,22 @@ type LANNetwork struct {
 	Name string `json:"name,omitempty"`
 
 	// bridge is an existing bridge of the host with an interface of the LAN as its port: a network card, or a VLAN of one. Capstan
-	// attaches the machines to it, and changes nothing else of it.
+	// attaches the machines to it, and changes nothing else of it. With vlans, the bridge filters VLANs.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-zA-Z0-9_.-]+$') && !self.matches('^([.]{1,2}|(cap|cpm|cpx)[0-9a-f]{10}|capwg)$')",message="bridge must be the name of a bridge of the host's own configuration, of letters, digits and ._-, for example br-lab"
 	Bridge string `json:"bridge,omitempty"`
+
+	// vlans are the VLANs of the bridge for spec.network.lan.vlan of CapstanClusters, all of them with cidr and addresses. Machines of
+	// clusters in other VLANs, or without one, are not attached. If empty, clusters have no VLAN.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=4094
+	VLANs []int32 `json:"vlans,omitempty"`
 
 	// cidr is the IPv4 network of the LAN, for example 192.0.2.0/24.
 	// +required
@@ -43,7 +53,7 @@ type LANNetwork struct {
 }
 
 // ClusterLAN attaches the machines of a cluster to a network of the user.
-// +kubebuilder:validation:XValidation:rule="self.name == oldSelf.name",message="network.lan cannot be changed: the machines have addresses of this network; create another cluster"
+// +kubebuilder:validation:XValidation:rule="self.name == oldSelf.name && (has(self.vlan) ? self.vlan : 0) == (has(oldSelf.vlan) ? oldSelf.vlan : 0)",message="network.lan cannot be changed: the machines have addresses of this network; create another cluster"
 type ClusterLAN struct {
 	// name is an entry of spec.lanNetworks of CapstanHosts. The machines are placed on hosts that offer it to their namespace.
 	// +required
@@ -51,4 +61,11 @@ type ClusterLAN struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name,omitempty"`
+
+	// vlan is the VLAN of the LAN that the machines are in, one of vlans of the entry. Machines of other VLANs do not reach them. Their
+	// frames have no tag, and they cannot send frames with one. It is required if the entry has vlans.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=4094
+	VLAN int32 `json:"vlan,omitempty"`
 }

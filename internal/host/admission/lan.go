@@ -24,6 +24,8 @@ func checkLAN(n *hostpb.Network) error {
 	switch {
 	case err != nil:
 		return err
+	case n.Lan.Vlan > network.MaxVLAN:
+		return fmt.Errorf("VLAN %d is not valid: expected 1 to %d, or 0 for none", n.Lan.Vlan, network.MaxVLAN)
 	case n.Overlay != nil:
 		return errors.New("a network in a LAN cannot have an overlay")
 	case !cidr.Addr().Is4() || n.Ipv6Cidr != "":

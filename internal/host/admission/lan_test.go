@@ -35,6 +35,9 @@ func TestCheckLAN(t *testing.T) {
 		"pods everywhere":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0"} }, "outside of it"},
 		"IPv6 pods":             {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"fd00::/64"} }, "expected an IPv4 network"},
 		"malformed pods":        {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0 } accept"} }, "expected an IPv4 network"},
+		"VLAN":                  {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 4094 }, ""},
+		"reserved VLAN":         {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 4095 }, "VLAN 4095 is not valid: expected 1 to 4094"},
+		"large VLAN":            {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 65536 + 100 }, "is not valid"},
 		"too many pod networks": {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = slices.Repeat([]string{"10.244.0.0/16"}, 9) }, "at most 8"},
 	} {
 		spec := goodSpec()
@@ -62,7 +65,9 @@ func TestNetworksInLAN(t *testing.T) {
 	if err := NoOverlap(in("b", "br-lab"), maps.Values(have)); err != nil {
 		t.Errorf("a second cluster in the LAN: %v", err)
 	}
-	for name, n := range map[string]*hostpb.Network{"another bridge": in("a", "br-x"), "no LAN": in("a", "")} {
+	vlan := in("a", "br-lab")
+	vlan.Lan.Vlan = 100
+	for name, n := range map[string]*hostpb.Network{"another bridge": in("a", "br-x"), "another VLAN": vlan, "no LAN": in("a", "")} {
 		if err := Network(n, maps.Values(have)); err == nil || !strings.Contains(err.Error(), "delete the machines") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -561,6 +561,8 @@ type HostInfo struct {
 	HostMounts bool `protobuf:"varint,40,opt,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
 	// lans is true if machines can be attached to a network of the user. Older capstands ignore Network.lan.
 	Lans bool `protobuf:"varint,42,opt,name=lans,proto3" json:"lans,omitempty"`
+	// vlans is true if machines can be attached to a VLAN of such a network. Older capstands ignore LAN.vlan.
+	Vlans bool `protobuf:"varint,43,opt,name=vlans,proto3" json:"vlans,omitempty"`
 	// devices are the kinds of CDI devices of the host, by name.
 	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
@@ -809,6 +811,13 @@ func (x *HostInfo) GetHostMounts() bool {
 func (x *HostInfo) GetLans() bool {
 	if x != nil {
 		return x.Lans
+	}
+	return false
+}
+
+func (x *HostInfo) GetVlans() bool {
+	if x != nil {
+		return x.Vlans
 	}
 	return false
 }
@@ -1696,6 +1705,7 @@ type LAN struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bridge        string                 `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"` // name of an existing bridge, which is not one of capstand
 	Pods          []string               `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`     // IPv4 pod networks of the cluster, at most 8, outside of the network's cidr
+	Vlan          uint32                 `protobuf:"varint,3,opt,name=vlan,proto3" json:"vlan,omitempty"`    // VLAN of the bridge, 1 to 4094; 0: the machines have the VLAN of a port without configuration
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1742,6 +1752,13 @@ func (x *LAN) GetPods() []string {
 		return x.Pods
 	}
 	return nil
+}
+
+func (x *LAN) GetVlan() uint32 {
+	if x != nil {
+		return x.Vlan
+	}
+	return 0
 }
 
 // Overlay is a VXLAN tunnel between hosts (UDP port 4789).
@@ -4938,7 +4955,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\x88\v\n" +
+	"\x0eGetInfoRequest\"\x9e\v\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4972,7 +4989,8 @@ const file_host_proto_rawDesc = "" +
 	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12\x1f\n" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
 	"hostMounts\x12\x12\n" +
-	"\x04lans\x18* \x01(\bR\x04lans\x125\n" +
+	"\x04lans\x18* \x01(\bR\x04lans\x12\x14\n" +
+	"\x05vlans\x18+ \x01(\bR\x05vlans\x125\n" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
 	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
 	"\n" +
@@ -5039,10 +5057,11 @@ const file_host_proto_rawDesc = "" +
 	"\x06bridge\x18\x06 \x01(\tR\x06bridge\x12\x1b\n" +
 	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\x122\n" +
 	"\aoverlay\x18\b \x01(\v2\x18.capstan.host.v1.OverlayR\aoverlay\x12&\n" +
-	"\x03lan\x18\t \x01(\v2\x14.capstan.host.v1.LANR\x03lan\"1\n" +
+	"\x03lan\x18\t \x01(\v2\x14.capstan.host.v1.LANR\x03lan\"E\n" +
 	"\x03LAN\x12\x16\n" +
 	"\x06bridge\x18\x01 \x01(\tR\x06bridge\x12\x12\n" +
-	"\x04pods\x18\x02 \x03(\tR\x04pods\"G\n" +
+	"\x04pods\x18\x02 \x03(\tR\x04pods\x12\x12\n" +
+	"\x04vlan\x18\x03 \x01(\rR\x04vlan\"G\n" +
 	"\aOverlay\x12\x10\n" +
 	"\x03vni\x18\x01 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +

@@ -187,7 +187,7 @@ func (b Box) ensureLinks(n Network, subnets []Subnet) error {
 // admit compares the network with the other networks and routes of the box.
 func (b Box) admit(n Network, subnets []Subnet) error {
 	if n.LAN != nil {
-		if _, err := lanLink(n.LAN.Bridge); err != nil {
+		if _, err := lanLink(*n.LAN); err != nil {
 			return err
 		}
 	}
@@ -535,10 +535,14 @@ func (b Box) Plug(networkID, machineID string, addresses []Address) error {
 	if !ok {
 		n.ID = networkID
 	}
-	if err := plug(n.Bridge(), VethName(machineID), ns, mac, addresses); err != nil || n.LAN == nil {
-		return err
+	connect := func() error { return plug(n.Bridge(), n.vlan(), VethName(machineID), ns, mac, addresses) }
+	switch {
+	case n.LAN == nil:
+		return connect()
+	case n.vlan() != 0: // Other capstands of the box do not repair a port that is not complete.
+		return errors.Join(b.locked(connect), guardPort(VethName(machineID)))
 	}
-	return guardPort(VethName(machineID))
+	return errors.Join(connect(), guardPort(VethName(machineID)))
 }
 
 // Unplug removes a machine's cable and network namespace.

@@ -390,7 +390,7 @@ func TestGuardLink(t *testing.T) {
 	start := time.Now()
 	go func() {
 		defer close(ended)
-		_ = in(a.ns, func() error { a.GuardOverlays(ctx, slog.New(slog.DiscardHandler)); return nil })
+		_ = in(a.ns, func() error { a.GuardLinks(ctx, slog.New(slog.DiscardHandler)); return nil })
 	}()
 	r.reaches("after the repair", onA, "10.231.7.20:80", "b")
 	t.Logf("reached again %s after the guard noticed", time.Since(start).Round(time.Millisecond))

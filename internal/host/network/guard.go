@@ -67,20 +67,20 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// GuardOverlays restores the tunnels of this capstand's networks, and their entries for other boxes, when another program on
-// the box has removed them. It returns when ctx is done.
-func (b Box) GuardOverlays(ctx context.Context, log *slog.Logger) {
+// GuardLinks restores the tunnels of this capstand's networks, their entries for other boxes, and the VLANs of machines, when another
+// program on the box has changed them. It returns when ctx is done.
+func (b Box) GuardLinks(ctx context.Context, log *slog.Logger) {
 	for ctx.Err() == nil {
-		err := b.guardOverlays(ctx, log)
+		err := b.guardLinks(ctx, log)
 		if ctx.Err() != nil {
 			return
 		}
-		log.Error("Cannot watch the tunnels of the networks", "error", err)
+		log.Error("Cannot watch the links of the networks", "error", err)
 		rest(ctx, guardPause)
 	}
 }
 
-func (b Box) guardOverlays(ctx context.Context, log *slog.Logger) error {
+func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	changes, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH)
 	if err != nil {
 		return fmt.Errorf("subscribing to changes of links: %w", err)
@@ -93,6 +93,9 @@ func (b Box) guardOverlays(ctx context.Context, log *slog.Logger) error {
 			log.Warn("Another program on this host changed the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
 		}
 		if err != nil {
+			return err
+		}
+		if err := b.mendVLANs(log); err != nil {
 			return err
 		}
 		if err := nextMessage(changes, removesOrChangesLinks); err != nil {

@@ -20,6 +20,8 @@ import (
 type LAN struct {
 	// Bridge of the box to the LAN. capstand does not create, change or remove it.
 	Bridge string `json:"bridge"`
+	// VLAN of the bridge, which must filter VLANs. 0: the machines have the VLAN of a port without configuration.
+	VLAN uint16 `json:"vlan,omitempty"`
 	// Pods are the pod networks of the cluster.
 	Pods []netip.Prefix `json:"pods,omitempty"`
 }
@@ -42,7 +44,8 @@ func CheckLANBridge(name string) error {
 }
 
 // lanLink returns the bridge of the box to a LAN.
-func lanLink(name string) (netlink.Link, error) {
+func lanLink(lan LAN) (netlink.Link, error) {
+	name := lan.Bridge
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
 		return nil, ConflictError{Subject: name, message: fmt.Sprintf("this host has no bridge %s: create it in the host's network configuration, or correct spec.lanNetworks of the CapstanHost", name)}
@@ -53,7 +56,7 @@ func lanLink(name string) (netlink.Link, error) {
 	if link.Type() != "bridge" {
 		return nil, ConflictError{Subject: name, message: fmt.Sprintf("the interface %s of this host is no bridge (its type is %s): create a bridge with this interface as its port, and name the bridge in spec.lanNetworks of the CapstanHost", name, link.Type())}
 	}
-	return link, nil
+	return link, checkVLAN(link, lan.VLAN)
 }
 
 // Bridge returns the name of the bridge to which the machines of a network are attached.
@@ -64,19 +67,35 @@ func (n Network) Bridge() string {
 	return BridgeName(n.ID)
 }
 
+// vlan returns the VLAN of the bridge to which the machines of a network are attached, or 0.
+func (n Network) vlan() uint16 {
+	if n.LAN != nil {
+		return n.LAN.VLAN
+	}
+	return 0
+}
+
+// port describes where the machines of a network are attached.
+func (n Network) port() string {
+	if vlan := n.vlan(); vlan != 0 {
+		return fmt.Sprintf("VLAN %d of bridge %s", vlan, n.Bridge())
+	}
+	return "bridge " + n.Bridge()
+}
+
 // admitLAN returns an error if the box cannot attach machines to the LAN of a network. other is the record of the network, if
 // it exists.
 func admitLAN(n, other Network) error {
-	if (n.LAN == nil) != (other.LAN == nil) || n.Bridge() != other.Bridge() {
-		return ConflictError{Subject: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is on bridge %s on this box and cannot move to %s; delete the machines of the cluster on this host first",
-			n.ID, n.Cluster, other.Bridge(), n.Bridge())}
+	if (n.LAN == nil) != (other.LAN == nil) || n.Bridge() != other.Bridge() || n.vlan() != other.vlan() {
+		return ConflictError{Subject: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is on %s on this box and cannot move to %s; delete the machines of the cluster on this host first",
+			n.ID, n.Cluster, other.port(), n.port())}
 	}
 	return nil
 }
 
 // ProbeLAN returns an InUseError if the box itself, or another station of the LAN, has an address.
-func (b Box) ProbeLAN(ctx context.Context, bridge string, address netip.Addr) error {
-	link, err := lanLink(bridge)
+func (b Box) ProbeLAN(ctx context.Context, lan LAN, address netip.Addr) error {
+	link, err := lanLink(lan)
 	if err != nil {
 		return err
 	}
@@ -85,17 +104,18 @@ func (b Box) ProbeLAN(ctx context.Context, bridge string, address netip.Addr) er
 	} else if has {
 		return InUseError{Address: address.String(), message: fmt.Sprintf("address %s is an address of this host: exclude it from the pool", address)}
 	}
-	mac, err := probe(ctx, link, address)
+	on := Network{LAN: &lan}.port()
+	mac, err := probeLAN(ctx, link, lan.VLAN, address)
 	if err != nil {
-		return fmt.Errorf("probing address %s on bridge %s: %w; the bridge must be up", address, bridge, err)
+		return fmt.Errorf("probing address %s on %s: %w; the bridge must be up", address, on, err)
 	}
 	if mac != nil {
-		return InUseError{Address: address.String(), message: fmt.Sprintf("address %s belongs to the station %s in the LAN of bridge %s: free it, or exclude it from the pool", address, mac, bridge)}
+		return InUseError{Address: address.String(), message: fmt.Sprintf("address %s belongs to the station %s in the LAN of %s: free it, or exclude it from the pool", address, mac, on)}
 	}
 	return nil
 }
 
-// lentElsewhere returns an InUseError if a machine of another network of the box, on the same bridge, has one of the addresses.
+// lentElsewhere returns an InUseError if a machine of another network of the box, on the same bridge and VLAN, has one of the addresses.
 func (b Box) lentElsewhere(networkID string, addresses []string) error {
 	n, ok := b.Network(networkID)
 	if !ok || n.LAN == nil {
@@ -106,13 +126,13 @@ func (b Box) lentElsewhere(networkID string, addresses []string) error {
 		return err
 	}
 	for _, other := range networks {
-		if other.ID == n.ID || other.LAN == nil || other.Bridge() != n.Bridge() {
+		if other.ID == n.ID || other.LAN == nil || other.port() != n.port() {
 			continue
 		}
 		for _, address := range addresses {
 			var l Lease
 			if atomicfile.ReadJSON(b.lease(other.ID, address), &l) == nil && !l.stale() {
-				return InUseError{Address: address, message: fmt.Sprintf("address %s belongs to a machine of another cluster on bridge %s of this host: exclude it from the pool", address, n.Bridge())}
+				return InUseError{Address: address, message: fmt.Sprintf("address %s belongs to a machine of another cluster on %s of this host: exclude it from the pool", address, n.port())}
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func addBridge(name string) error {
 func (l *userLAN) plugIn(ns netns.NsHandle, port string) {
 	l.Helper()
 	l.must(testnetns.Cable(testnetns.End{NS: ns, Name: "lan"}, testnetns.End{NS: l.wire, Name: port}))
-	l.must(in(l.wire, func() error { return attach("switch", port) }))
+	l.must(in(l.wire, func() error { return attach("switch", 0, port) }))
 }
 
 // box adds a box with a bridge to the LAN, on which the box has no address.
@@ -61,7 +61,7 @@ func (l *userLAN) box() *rackBox {
 		if err := addBridge("br-lab"); err != nil {
 			return err
 		}
-		return attach("br-lab", "lan")
+		return attach("br-lab", 0, "lan")
 	}))
 	return b
 }
@@ -168,7 +168,7 @@ func (l *userLAN) lanGuarded(a *rackBox, n Network) {
 		if err := a.Ensure(l.Context(), n); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "this host has no bridge br-lab") {
 			l.Errorf("without the bridge: %v", err)
 		}
-		if err := errors.Join(addBridge("br-lab"), attach("br-lab", "lan"), a.Ensure(l.Context(), n)); err != nil {
+		if err := errors.Join(addBridge("br-lab"), attach("br-lab", 0, "lan"), a.Ensure(l.Context(), n)); err != nil {
 			return err
 		}
 		return a.Plug(n.ID, "m-a", []Address{{Prefix: netip.MustParsePrefix("198.18.7.10/24"), Gateway: netip.MustParseAddr("198.18.7.1")}})
@@ -202,11 +202,11 @@ func TestLANAddresses(t *testing.T) {
 			"198.18.7.1": "belongs to the station", "198.18.7.20": MAC(n.ID, "198.18.7.20").String(), "198.18.7.10": MAC(n.ID, "198.18.7.10").String(),
 			"198.18.7.3": "is an address of this host",
 		} {
-			if err := a.ProbeLAN(t.Context(), "br-lab", netip.MustParseAddr(address)); !errors.As(err, &inUse) || !strings.Contains(err.Error(), want) {
+			if err := a.ProbeLAN(t.Context(), *n.LAN, netip.MustParseAddr(address)); !errors.As(err, &inUse) || !strings.Contains(err.Error(), want) {
 				t.Errorf("probe of %s: %v, want %q", address, err, want)
 			}
 		}
-		if err := a.ProbeLAN(t.Context(), "br-lab", netip.MustParseAddr("198.18.7.30")); err != nil {
+		if err := a.ProbeLAN(t.Context(), *n.LAN, netip.MustParseAddr("198.18.7.30")); err != nil {
 			t.Errorf("probe of a free address: %v", err)
 		}
 		moved := n

@@ -168,8 +168,8 @@ type Address struct {
 	Gateway netip.Addr
 }
 
-// plug creates the cable from the bridge to the machine's eth0 and sets its addresses and routes.
-func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address) error {
+// plug creates the cable from the bridge, or one of its VLANs, to the machine's eth0 and sets its addresses and routes.
+func plug(bridge string, vlan uint16, veth, nsPath string, mac net.HardwareAddr, addresses []Address) error {
 	ns, err := netns.GetFromPath(nsPath)
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address
 	if err != nil {
 		return err
 	}
-	if err := attach(bridge, veth); err != nil {
+	if err := attach(bridge, vlan, veth); err != nil {
 		return err
 	}
 	return configure(inside, eth0, addresses)
@@ -217,7 +217,8 @@ func addCable(bridge, veth string, nsFD int, mac net.HardwareAddr) error {
 	return nil
 }
 
-func attach(bridge, veth string) error {
+// attach makes a cable a port of a bridge. vlan is 0 on a bridge of capstand.
+func attach(bridge string, vlan uint16, veth string) error {
 	on, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", bridge, err)
@@ -225,6 +226,9 @@ func attach(bridge, veth string) error {
 	cable, err := netlink.LinkByName(veth)
 	if err != nil {
 		return fmt.Errorf("cable %s: %w", veth, err)
+	}
+	if vlan != 0 {
+		return attachVLAN(on, vlan, cable)
 	}
 	if err := netlink.LinkSetMaster(cable, on); err != nil {
 		return err

@@ -545,7 +545,7 @@ func TestGuardOverlays(t *testing.T) {
 	mended, ended := make(chan struct{}, 100), make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = in(a.ns, func() error { a.GuardOverlays(ctx, slog.New(warningHandler{slog.DiscardHandler, mended})); return nil })
+		_ = in(a.ns, func() error { a.GuardLinks(ctx, slog.New(warningHandler{slog.DiscardHandler, mended})); return nil })
 	}()
 	r.reaches("before", onA, "10.231.7.20:80", "b")
 	mac := MAC("n", "10.231.7.20")

@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
 // balancerCandidates are the hosts on which the load balancer can be: in a LAN those that offer it and that can have the endpoint.
@@ -68,7 +69,10 @@ func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.Capstan
 	if err != nil || why != "" {
 		return nil, why, err
 	}
-	return overlay.WithLAN(n, offer, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
+	if conn := r.connected(h.Name); s.capstan.Spec.Network.LAN.VLAN != 0 && conn != nil && !conn.Info().GetVlans() {
+		return nil, placement.OldForVLANs, nil
+	}
+	return overlay.WithLAN(n, offer, s.capstan.Spec.Network.LAN.VLAN, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
 }
 
 // reconcileLAN keeps the load balancer of a cluster in a LAN on every host with machines of the cluster that can have the endpoint. The

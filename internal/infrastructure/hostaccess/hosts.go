@@ -182,7 +182,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			free := conn.Free()
 			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
 			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
-			c.LANs = info.GetLans()
+			c.LANs, c.VLANs = info.GetLans(), info.GetVlans()
 			c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
 		}
 		out = append(out, c)

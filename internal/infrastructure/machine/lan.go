@@ -46,9 +46,13 @@ func (r *Reconciler) network(ctx context.Context, s *scope, c *infrav1.CapstanCl
 		return nil, err
 	}
 	allowed, lan := permissions[host.Name], placement.LANOf(c, s.capstan.Spec.Network.Addresses)
-	if why := allowed.LANRefusal(s.capstan.Namespace, lan); why != "" {
+	why := allowed.LANRefusal(s.capstan.Namespace, lan)
+	if conn := r.Pool.Get(host.Name); why == "" && lan.VLAN != 0 && conn != nil && !conn.Info().GetVlans() {
+		why = placement.OldForVLANs // A machine can name its host itself.
+	}
+	if why != "" {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "CapstanHost %s %s", host.Name, why)
 		return nil, errWaiting // A change of the CapstanHost is the event.
 	}
-	return overlay.WithLAN(n, allowed.Offer(lan), s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), nil
+	return overlay.WithLAN(n, allowed.Offer(lan), lan.VLAN, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), nil
 }

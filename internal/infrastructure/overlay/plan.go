@@ -25,13 +25,13 @@ func Network(c *infrav1.CapstanCluster, cluster client.ObjectKey, tunnel string)
 	return n
 }
 
-// WithLAN attaches the machines of a network to the bridge of a host to a network of the user. pods are the pod networks of the
+// WithLAN attaches the machines of a network to the bridge of a host to a network of the user, in a VLAN unless vlan is 0. pods are the pod networks of the
 // Cluster; the host needs those of IPv4.
-func WithLAN(n *hostpb.Network, offer *infrav1.LANNetwork, pods []string) *hostpb.Network {
+func WithLAN(n *hostpb.Network, offer *infrav1.LANNetwork, vlan int32, pods []string) *hostpb.Network {
 	if len(pods) == 0 {
 		pods = []string{cidr.DefaultPods}
 	}
-	n.Lan = &hostpb.LAN{Bridge: offer.Bridge}
+	n.Lan = &hostpb.LAN{Bridge: offer.Bridge, Vlan: uint32(vlan)}
 	for _, text := range pods {
 		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is4() {
 			n.Lan.Pods = append(n.Lan.Pods, p.Masked().String())

@@ -12,15 +12,20 @@ import (
 type LAN struct {
 	// Name of the entry of spec.lanNetworks; empty for a cluster with a network of its own.
 	Name string
+	// VLAN of the LAN; 0 for none.
+	VLAN int32
 	// CIDR is the machine network of the cluster.
 	CIDR string
 	// Addresses of the machine; empty if they are not known.
 	Addresses []string
 }
 
+// OldForVLANs says why a host has no part of a network in a VLAN: its capstand would ignore the VLAN.
+const OldForVLANs = "cannot attach machines to a VLAN of a LAN: upgrade its capstand"
+
 // LANOf returns the network of the user that the machines of a cluster are attached to, for a machine with these addresses.
 func LANOf(c *infrav1.CapstanCluster, addresses []infrav1.InterfaceAddress) LAN {
-	lan := LAN{Name: c.Spec.Network.LAN.Name, CIDR: c.Spec.Network.MachineCIDR}
+	lan := LAN{Name: c.Spec.Network.LAN.Name, VLAN: c.Spec.Network.LAN.VLAN, CIDR: c.Spec.Network.MachineCIDR}
 	for _, a := range addresses {
 		lan.Addresses = append(lan.Addresses, a.Address)
 	}
@@ -46,6 +51,8 @@ func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 	switch {
 	case offer == nil:
 		return fmt.Sprintf("does not offer the LAN %s to namespace %s: its administrator has to allow it in spec.lanNetworks", lan.Name, namespace)
+	case !offersVLAN(offer, lan.VLAN):
+		return vlanRefusal(offer, namespace, lan)
 	case offer.CIDR != lan.CIDR:
 		return fmt.Sprintf("has the LAN %s with the network %s, and the cluster's machine network is %s: all hosts of a LAN need the same cidr in spec.lanNetworks; create the cluster without spec.network.machineCIDR", lan.Name, offer.CIDR, lan.CIDR)
 	}
@@ -58,6 +65,24 @@ func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 		}
 	}
 	return ""
+}
+
+// offersVLAN reports whether an entry admits machines in a VLAN, or without one if vlan is 0.
+func offersVLAN(offer *infrav1.LANNetwork, vlan int32) bool {
+	if vlan == 0 {
+		return len(offer.VLANs) == 0
+	}
+	return slices.Contains(offer.VLANs, vlan)
+}
+
+func vlanRefusal(offer *infrav1.LANNetwork, namespace string, lan LAN) string {
+	switch {
+	case len(offer.VLANs) == 0:
+		return fmt.Sprintf("offers the LAN %s without VLANs, and the cluster is in VLAN %d: create the cluster without spec.network.lan.vlan, or its administrator has to add the VLAN to vlans of spec.lanNetworks", lan.Name, lan.VLAN)
+	case lan.VLAN == 0:
+		return fmt.Sprintf("offers the LAN %s in the VLANs %v only, and the cluster has none: create the cluster with one of them in spec.network.lan.vlan", lan.Name, offer.VLANs)
+	}
+	return fmt.Sprintf("does not offer VLAN %d of the LAN %s to namespace %s, only %v: create the cluster with one of them, or its administrator has to add the VLAN to vlans of spec.lanNetworks", lan.VLAN, lan.Name, namespace, offer.VLANs)
 }
 
 func contains(network, address string) bool {

@@ -18,15 +18,20 @@ func TestLAN_ALL18(t *testing.T) {
 		{Name: "office", Bridge: "br-office", CIDR: "198.51.100.0/24", Addresses: []string{"198.51.100.64/26"}, AllowedNamespaces: infrav1.AllowedNamespaces{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"lan": "office"}},
 		}},
+		{Name: "trunk", Bridge: "br-trunk", VLANs: []int32{100, 101}, CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26"}, AllowedNamespaces: team},
 	}}}
 	lab := func(addresses ...string) placement.LAN {
 		return placement.LAN{Name: "lab", CIDR: "192.0.2.0/24", Addresses: addresses}
+	}
+	in := func(name string, vlan int32) placement.LAN {
+		return placement.LAN{Name: name, VLAN: vlan, CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.130"}}
 	}
 	for name, tc := range map[string]struct {
 		lan       placement.LAN
 		namespace string
 		labels    map[string]string
 		old       bool
+		oldVLANs  bool
 		why       string
 	}{
 		"a network of the cluster": {namespace: "thief"},
@@ -42,9 +47,15 @@ func TestLAN_ALL18(t *testing.T) {
 		"by label":                 {lan: placement.LAN{Name: "office", CIDR: "198.51.100.0/24"}, namespace: "team", labels: map[string]string{"lan": "office"}},
 		"unknown":                  {lan: placement.LAN{Name: "none"}, namespace: "team", why: "does not offer the LAN none"},
 		"another network":          {lan: placement.LAN{Name: "lab", CIDR: "192.0.0.0/16"}, namespace: "team", why: "has the LAN lab with the network 192.0.2.0/24, and the cluster's machine network is 192.0.0.0/16"},
+		"VLAN":                     {lan: in("trunk", 101), namespace: "team"},
+		"VLAN that is not offered": {lan: in("trunk", 102), namespace: "team", why: "does not offer VLAN 102 of the LAN trunk to namespace team, only [100 101]"},
+		"no VLAN":                  {lan: in("trunk", 0), namespace: "team", why: "in the VLANs [100 101] only, and the cluster has none"},
+		"VLAN of a LAN without":    {lan: in("lab", 100), namespace: "team", why: "offers the LAN lab without VLANs, and the cluster is in VLAN 100"},
+		"VLAN, another namespace":  {lan: in("trunk", 100), namespace: "thief", why: "does not offer the LAN trunk to namespace thief"},
+		"VLAN, old capstand":       {lan: in("trunk", 100), namespace: "team", oldVLANs: true, why: "cannot attach machines to a VLAN of a LAN: upgrade its capstand"},
 		"old capstand":             {lan: lab(), namespace: "team", old: true, why: "upgrade its capstand"},
 	} {
-		candidate := placement.Host{Name: "h", LANs: !tc.old, Permissions: placement.Permitted(h, tc.namespace, tc.labels)}
+		candidate := placement.Host{Name: "h", LANs: !tc.old, VLANs: !tc.oldVLANs, Permissions: placement.Permitted(h, tc.namespace, tc.labels)}
 		_, err := placement.Choose([]placement.Host{candidate}, placement.Request{Namespace: tc.namespace, LAN: tc.lan})
 		if (err != nil) != (tc.why != "") || err != nil && !strings.Contains(err.Error(), tc.why) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.why)

@@ -57,8 +57,8 @@ type Host struct {
 	Permissions Permissions
 	// HostAccess is true if its capstand can give mounts and devices to machines.
 	HostAccess bool
-	// LANs is true if its capstand can attach machines to a LAN.
-	LANs bool
+	// LANs is true if its capstand can attach machines to a LAN, and VLANs if to a VLAN of one.
+	LANs, VLANs bool
 	// FreeDevices are the free CDI devices by kind.
 	FreeDevices map[string]int32
 	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
@@ -195,6 +195,8 @@ func refusal(h *Host, req Request) (Reason, string) {
 		return Unavailable, h.Unavailable
 	case req.LAN.Name != "" && !h.LANs:
 		return LANAccess, "cannot attach machines to a LAN: upgrade its capstand"
+	case req.LAN.VLAN != 0 && !h.VLANs:
+		return LANAccess, OldForVLANs
 	case repelling(h, req) != nil:
 		return Taint, fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
