@@ -42,7 +42,7 @@ func VirtualLink(address netip.Addr) (netlink.Link, error) {
 		}
 	}
 	if best < 0 {
-		return nil, fmt.Errorf("no interface of this host is in the network of the virtual address %s: correct spec.virtualAddresses of its CapstanHost", address)
+		return nil, fmt.Errorf("no interface of this host is in the network of the virtual address %s: give the interface to this network an address there, or correct spec.virtualAddresses of the CapstanHost", address)
 	}
 	link, err := netlink.LinkByIndex(best)
 	if err == nil && isMachineBridge(link) {
