@@ -30,8 +30,12 @@ const LAN = "rack-lan"
 
 // The networks of the clients. The boxes offer one address of each for endpoints, and one for Services.
 const (
-	VirtualAddress, ServiceAddress, ClientNetwork             = "203.0.113.100", "203.0.113.120", "203.0.113.0/24"
-	VirtualIPv6Address, ServiceIPv6Address, ClientIPv6Network = "2001:db8:5::100", "2001:db8:5::120", "2001:db8:5::/64"
+	VirtualAddress     = "203.0.113.100"
+	VirtualIPv6Address = "2001:db8:5::100"
+	ServiceAddress     = "203.0.113.120"
+	ServiceIPv6Address = "2001:db8:5::120"
+	ClientNetwork      = "203.0.113.0/24"
+	ClientIPv6Network  = "2001:db8:5::/64"
 )
 
 // Register creates boxes with CapstanHosts, and gives the plane a way to them. The plane's own host gets no machines. args are

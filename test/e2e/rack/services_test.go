@@ -85,7 +85,10 @@ func (b *box) manage() (end func()) {
 	check(b.t, err)
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		for err := error(nil); err == nil; _, err = stream.Recv() {
+		for {
+			if _, err := stream.Recv(); err != nil {
+				return
+			}
 		}
 	})
 	end = func() { cancel(); reading.Wait() }
