@@ -456,29 +456,17 @@ func (s *scene) identities() map[string]string {
 }
 
 func (s *scene) replaced() {
-	replaceLostMachines(s.T, s.plane)
 	lost, since := s.holder(), time.Now()
+	old := idsOn(s.T, s.cluster, lost)
+	replaceLostMachines(s.T, s.plane)
 	lost.Lose()
 	s.writing("replacement of the machines of "+lost.Name(), func() {
-		harness.Eventually(s.T, "six Nodes Ready on two hosts", slowest, func(ctx context.Context) error {
-			for _, m := range s.cluster.Machines(s.T) {
-				if m.Spec.HostName == lost.Name() && m.DeletionTimestamp.IsZero() {
-					return fmt.Errorf("%s is not replaced", m.Name)
-				}
-			}
-			return s.cluster.NodesReady(ctx, nodes)
-		})
+		harness.Eventually(s.T, "the control plane on two hosts", slowest, func(context.Context) error { return replacedBy(s.T, s.cluster, lost) })
 	})
 	s.Logf("the machines of %s were replaced after %s", lost.Name(), time.Since(since).Round(time.Second))
 	since = time.Now()
 	lost.Return()
-	harness.Eventually(s.T, "no machine on the returned host", slowest, func(ctx context.Context) error {
-		list, err := lost.ListMachines(ctx, &hostpb.ListMachinesRequest{})
-		if err == nil && len(list.Machines) > 0 {
-			err = fmt.Errorf("%d machines", len(list.Machines))
-		}
-		return err
-	})
+	harness.Eventually(s.T, "no replaced machine on the returned host", slowest, func(ctx context.Context) error { return noneOf(ctx, lost, old) })
 	s.well("return of "+lost.Name(), since)
 }
 
