@@ -148,6 +148,32 @@ func TestRollOutWithoutSurge(t *testing.T) {
 	}
 }
 
+// TestRollOutWithVolumes: a Machine that gets volumes is created before the old one goes. From then on, the old one goes first, although
+// the spec permits a surge. The only Machine cannot, and the condition has the remedy.
+func TestRollOutWithVolumes(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	rollTo := func(name string, volumes ...string) {
+		template := &infrav1.CapstanMachineTemplate{ObjectMeta: w.cluster.Meta(name)}
+		for _, v := range volumes {
+			template.Spec.Template.Spec.Volumes = append(template.Spec.Template.Spec.Volumes, infrav1.MachineVolume{Name: v, Path: "/srv/" + v, SizeGiB: 1})
+		}
+		w.cluster.Create(template)
+		w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = name })
+	}
+	rollTo("gets-volumes", "data", "logs")
+	w.until("a Machine with volumes", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
+	rollTo("keeps-one", "data")
+	w.until("the condition has the remedy", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "set spec.replicas to 3")
+	})
+	w.most = 0
+	scaleTo(w, cp, 3)
+	w.until("three of the last template", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
+	if w.most != 3 {
+		t.Errorf("at most %d Machines existed", w.most)
+	}
+}
+
 // TestChangedMind: the spec changes several times during a rollout, once to a spec whose Machines never start. All Machines follow
 // the last spec in the end, and no other object remains.
 func TestChangedMind(t *testing.T) {
