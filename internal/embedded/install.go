@@ -175,7 +175,7 @@ func (i *installation) seedAggregatedRoles(ctx context.Context, objects []*unstr
 	return nil
 }
 
-// established waits until the API server serves the CRDs.
+// established waits until the API server serves the CRDs. A busy API server can end a watch at any time, so the watch is repeated.
 func (i *installation) established(ctx context.Context, kinds []*unstructured.Unstructured) error {
 	ctx, cancel := context.WithTimeout(ctx, establishTimeout)
 	defer cancel()
@@ -183,13 +183,36 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 	for _, k := range kinds {
 		missing[k.GetName()] = true
 	}
-	// A watch without a resource version starts with all existing objects.
-	w, err := i.client.Watch(ctx, &apiextensionsv1.CustomResourceDefinitionList{})
-	if err != nil {
+	var last error
+	err := backoff.Jittered(10*time.Millisecond, 2*time.Second).DelayFunc().Until(ctx, true, false, func(ctx context.Context) (bool, error) {
+		// A watch without a resource version starts with all existing objects.
+		w, err := i.client.Watch(ctx, &apiextensionsv1.CustomResourceDefinitionList{})
+		if last = err; err != nil {
+			if retriable(err) {
+				return false, nil
+			}
+			return false, err
+		}
+		defer w.Stop()
+		last = seeEstablished(w, missing)
+		return len(missing) == 0, nil
+	})
+	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	defer w.Stop()
+	err = fmt.Errorf("wanted the API server to serve all CRDs within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
+	if last != nil {
+		err = fmt.Errorf("%w; the last error: %w", err, last)
+	}
+	return err
+}
+
+// seeEstablished removes the CRDs that the API server serves from missing. It returns when none is missing or the watch ends.
+func seeEstablished(w watch.Interface, missing map[string]bool) error {
 	for event := range w.ResultChan() {
+		if event.Type == watch.Error {
+			return apierrors.FromObject(event.Object)
+		}
 		crd, ok := event.Object.(*apiextensionsv1.CustomResourceDefinition)
 		if !ok || event.Type == watch.Deleted {
 			continue
@@ -203,7 +226,7 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 			return nil
 		}
 	}
-	return fmt.Errorf("wanted the API server to serve all CRDs within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
+	return nil
 }
 
 // inventory creates the Provider objects of clusterctl, so that clusterctl finds the providers.

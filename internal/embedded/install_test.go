@@ -4,10 +4,12 @@ import (
 	"context"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -39,5 +41,50 @@ func TestApplyOnABusyBox(t *testing.T) {
 				t.Errorf("%d calls, want %d: %v", calls, len(c.errors), err)
 			}
 		})
+	}
+}
+
+// TestEstablishedOnABusyBox: a watch that ends, ends with an error or is refused for now is repeated, and a final refusal is not.
+func TestEstablishedOnABusyBox(t *testing.T) {
+	crd := func(name string) *apiextensionsv1.CustomResourceDefinition {
+		c := &apiextensionsv1.CustomResourceDefinition{}
+		c.Name = name
+		c.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+		return c
+	}
+	ended := func(events ...watch.Event) watch.Interface {
+		w := watch.NewFakeWithChanSize(len(events), false)
+		for _, e := range events {
+			w.Action(e.Type, e.Object)
+		}
+		w.Stop()
+		return w
+	}
+	status := apierrors.NewResourceExpired("too old").Status()
+	watches := []struct {
+		w   watch.Interface
+		err error
+	}{
+		{err: apierrors.NewTooManyRequests("later", 0)},
+		{w: ended()},
+		{w: ended(watch.Event{Type: watch.Added, Object: crd("a")}, watch.Event{Type: watch.Error, Object: &status})},
+		{w: ended(watch.Event{Type: watch.Modified, Object: crd("b")})},
+		{err: apierrors.NewForbidden(schema.GroupResource{}, "x", nil)},
+	}
+	calls := 0
+	i := &installation{client: interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{
+		Watch: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) (watch.Interface, error) {
+			calls++
+			return watches[calls-1].w, watches[calls-1].err
+		},
+	})}
+	kinds := []*unstructured.Unstructured{{}, {}}
+	kinds[0].SetName("a")
+	kinds[1].SetName("b")
+	if err := i.established(t.Context(), kinds); err != nil || calls != 4 {
+		t.Fatalf("%d watches, want 4: %v", calls, err)
+	}
+	if err := i.established(t.Context(), kinds); !apierrors.IsForbidden(err) || calls != 5 {
+		t.Errorf("%d watches, want 5, and a refusal: %v", calls, err)
 	}
 }
