@@ -23,6 +23,7 @@ func main() {
 	self, err := os.Executable()
 	if err == nil {
 		runc := filepath.Join(filepath.Dir(self), "runc")
+		//nolint:gosec // It has no more rights than containerd, which chooses the arguments.
 		err = syscall.Exec(runc, append([]string{runc}, os.Args[1:]...), os.Environ())
 	}
 	fmt.Fprintln(os.Stderr, "capstan-runc: starting runc:", err)
