@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -16,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machineimage"
 	"capstan.dev/capstan/internal/imagearchive"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // containerImages returns the folder with the archives that the machine imports, or "" without such a folder. It also returns "" if a
@@ -76,10 +76,6 @@ const (
 	maxReportedProblem = 256
 )
 
-func shortened(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), maxReportedProblem)], "")
-}
-
 // archiveFolder reads the archives of a folder. It reads an archive again only after a change.
 type archiveFolder struct {
 	dir  string
@@ -105,9 +101,9 @@ func (f *archiveFolder) look() ([]*hostpb.ContainerArchive, error) {
 	for _, path := range paths {
 		a := f.archive(path)
 		read[path] = a
-		archive := &hostpb.ContainerArchive{Name: filepath.Base(path), Images: a.images, Problem: shortened(a.problem)}
+		archive := &hostpb.ContainerArchive{Name: filepath.Base(path), Images: a.images, Problem: shorten.To(a.problem, maxReportedProblem)}
 		if unsafe != "" {
-			archive.Images, archive.Problem = nil, shortened(unsafe)
+			archive.Images, archive.Problem = nil, shorten.To(unsafe, maxReportedProblem)
 		}
 		out = append(out, archive)
 	}

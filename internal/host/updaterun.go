@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 const (
@@ -136,10 +137,7 @@ func oneLine(text string, limit int) string {
 		}
 		return ' '
 	}, strings.ToValidUTF8(text, " "))
-	if len(text) > limit {
-		text = strings.ToValidUTF8(text[:limit], "")
-	}
-	return text
+	return shorten.To(text, limit)
 }
 
 // hearUpdate keeps what PID 1 reports about its update; m.mu is held.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 const (
@@ -196,7 +197,7 @@ func (s *Store) register(name string, files []string) Image {
 	}
 	if err != nil {
 		problem := strings.ToValidUTF8(err.Error(), "?")
-		return Image{Name: name, Problem: strings.ToValidUTF8(problem[:min(len(problem), maxProblem)], "")}
+		return Image{Name: name, Problem: shorten.To(problem, maxProblem)}
 	}
 	return image
 }

@@ -37,6 +37,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
@@ -312,7 +313,7 @@ func containerImages(info *hostpb.HostInfo) (out []infrav1.HostContainerImages) 
 }
 
 // limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.
-func limited(text string) string { return strings.ToValidUTF8(text[:min(len(text), 256)], "") }
+func limited(text string) string { return shorten.To(text, 256) }
 
 // ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
 func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {

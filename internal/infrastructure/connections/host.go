@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/shorten"
 	"capstan.dev/capstan/internal/tracing"
 )
 
@@ -199,7 +199,7 @@ func bounded(err error) error {
 		return err
 	}
 	short := s.Proto()
-	short.Message = strings.ToValidUTF8(short.GetMessage()[:maxText], "") + "…"
+	short.Message = shorten.Marked(short.GetMessage(), maxText)
 	return status.ErrorProto(short)
 }
 

@@ -15,6 +15,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // Core asks the hook about a MachineSet and writes the answer to its log only. So each machine of a MachineDeployment with the
@@ -65,7 +66,7 @@ func (r *Reconciler) stoppedRollout(ctx context.Context, s *scope) (*clusterv1.M
 	if err != nil || len(out) == 0 {
 		return nil, "", client.IgnoreNotFound(err) // A template that is missing is created later, or the MachineDeployment changes.
 	}
-	return deployment, short(fmt.Sprintf("The annotation %s of the MachineDeployment %s is Only: %s", infrav1.InPlaceAnnotation, name, strings.Join(out, "; ")), maxWhy), nil
+	return deployment, shorten.To(fmt.Sprintf("The annotation %s of the MachineDeployment %s is Only: %s", infrav1.InPlaceAnnotation, name, strings.Join(out, "; ")), maxWhy), nil
 }
 
 // maxWhy limits the message in bytes. The templates of tenants have lists of any length.

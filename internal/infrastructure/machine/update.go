@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // An update in place begins with Cluster API's annotation of an update in progress, which the owner of the Machine sets. A
@@ -309,8 +310,8 @@ func mirrorUpdate(out *infrav1.MachineUpdateStatus, report *hostpb.UpdateStatus)
 	if report.GetId() == "" {
 		return
 	}
-	out.ID, out.Phase = short(report.GetId(), 128), phaseOf[report.GetPhase()]
-	out.Step, out.Message = short(report.GetStep(), 128), short(report.GetMessage(), 1024)
+	out.ID, out.Phase = shorten.To(report.GetId(), 128), phaseOf[report.GetPhase()]
+	out.Step, out.Message = shorten.To(report.GetStep(), 128), shorten.To(report.GetMessage(), 1024)
 	out.StartTime, out.CompletionTime = metav1.Time{}, metav1.Time{}
 	if t := report.GetStartedAt(); t != nil {
 		out.StartTime = metav1.NewTime(t.AsTime()).Rfc3339Copy()
@@ -318,14 +319,6 @@ func mirrorUpdate(out *infrav1.MachineUpdateStatus, report *hostpb.UpdateStatus)
 	if t := report.GetCompletedAt(); t != nil {
 		out.CompletionTime = metav1.NewTime(t.AsTime()).Rfc3339Copy()
 	}
-}
-
-// short limits the length of a text from a machine, because root of a machine controls it.
-func short(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	return strings.ToValidUTF8(text[:limit], "")
 }
 
 // updateStep lets the events of a Machine pass that matter for its CapstanMachine: its spec, the annotations of an update, and

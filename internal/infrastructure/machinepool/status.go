@@ -17,6 +17,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // describe returns the resources of a machine of the pool, for autoscalers that scale from zero.
@@ -146,10 +147,7 @@ const maxTrouble = 1024
 // machine.
 func summary(err error) string {
 	all := split(err)
-	text := all[0].Error()
-	if len(text) > maxTrouble {
-		text = strings.ToValidUTF8(text[:maxTrouble], "") + " …"
-	}
+	text := shorten.Marked(all[0].Error(), maxTrouble)
 	if len(all) > 1 {
 		return fmt.Sprintf("%d changes failed; the first: %s", len(all), text)
 	}

@@ -13,6 +13,7 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // spareBytes stay free on a machine that checks a backup: its own etcd writes to the same disk.
@@ -74,7 +75,7 @@ func (r *Runner) checkMine(ctx context.Context, objects []any, known done) {
 }
 
 func failed(err error) *etcdv1.EtcdBackupCheckStatus {
-	return &etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: shorten(err.Error())}
+	return &etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: shorten.Marked(err.Error(), maxMessage)}
 }
 
 // myChecks returns the unfinished checks that name a member, including those that it began before a restart.

@@ -24,6 +24,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/shorten"
 	"capstan.dev/capstan/internal/wakeup"
 )
 
@@ -137,7 +138,7 @@ func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) *etcdv1.EtcdBack
 	status.Time = &metav1.Time{Time: time.Now().UTC().Truncate(time.Second)}
 	if err != nil {
 		r.Log.Warn("backup failed", "backup", o.Name, "error", err)
-		status.Phase, status.Message = etcdv1.BackupFailed, shorten(err.Error())
+		status.Phase, status.Message = etcdv1.BackupFailed, shorten.Marked(err.Error(), maxMessage)
 		return &status
 	}
 	status.Phase = etcdv1.BackupSucceeded
@@ -146,7 +147,7 @@ func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) *etcdv1.EtcdBack
 	defer stop()
 	for _, name := range o.Spec.Remove {
 		if err := Remove(remove, store, name); err != nil {
-			status.Message = shorten(fmt.Sprintf("cannot remove an old backup: %s", err))
+			status.Message = shorten.Marked(fmt.Sprintf("cannot remove an old backup: %s", err), maxMessage)
 			break
 		}
 		status.Removed = append(status.Removed, name)
@@ -235,11 +236,4 @@ func (r *Runner) report(ctx context.Context, resource schema.GroupVersionResourc
 		}
 		return err
 	})
-}
-
-func shorten(message string) string {
-	if len(message) > maxMessage {
-		return strings.ToValidUTF8(message[:maxMessage], "") + "…"
-	}
-	return message
 }

@@ -1,0 +1,20 @@
+// Package shorten limits the length of texts from machines, hosts and API servers, before they are stored or reported.
+//
+// Layer: library. Allowed imports: api.
+package shorten
+
+import "strings"
+
+// To returns the start of a text, of at most limit bytes. The result is valid UTF-8, because protocol buffers and the API
+// server refuse other texts.
+func To(text string, limit int) string {
+	return strings.ToValidUTF8(text[:min(len(text), limit)], "")
+}
+
+// Marked is To with an ellipsis after a text that was longer. The ellipsis is not part of the limit.
+func Marked(text string, limit int) string {
+	if len(text) <= limit {
+		return To(text, limit)
+	}
+	return To(text, limit) + "…"
+}
