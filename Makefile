@@ -426,7 +426,7 @@ test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal 
 
 .PHONY: test-vlan
 test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest, some minutes (not part of test).
-	@hack/setup.sh qemu-system-x86 busybox kmod
+	@hack/setup.sh qemu-system-x86 busybox-static kmod
 	test/vm/vlan.sh $(BIN)/vlan ./internal/host/network 'TestVLAN|TestStation'
 
 .PHONY: test-vm-rack
