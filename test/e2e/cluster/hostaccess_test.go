@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -135,7 +136,7 @@ func checkKernelAccess(t *testing.T, c *harness.Cluster, machine *infrav1.Capsta
 			t.Errorf("%s in the machine: %q, want %q", command, out, want)
 		}
 	}
-	if now, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); err != nil || string(now) != string(hostFilter) {
+	if now, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); err != nil || !bytes.Equal(now, hostFilter) {
 		t.Errorf("rp_filter of the host was %s, is %s, %v", hostFilter, now, err)
 	}
 	if _, err := os.Stat("/sys/fs/bpf/map"); err == nil {
