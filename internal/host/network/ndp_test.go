@@ -30,6 +30,7 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	mac := strings.Fields(run(t, "ip -brief link show client"))[2]
 	in := station(t, "client")
 	run(t, in+"ip addr add 2001:db8:5::50/64 dev client nodad; "+in+"ip link set client up")
+	untilContains(t, "ip -6 addr show dev lan scope link", "fe80:") // The kernel adds it a moment after the link has a carrier.
 	endpoint := netip.MustParseAddrPort("[2001:db8:5::100]:6443")
 	address := endpoint.Addr()
 	link, err := VirtualLink(address)
@@ -140,7 +141,7 @@ func TestAnnouncedIPv6AddressIsLocal(t *testing.T) {
 // untilContains repeats a command until its output contains a text, for at most five seconds.
 func untilContains(t *testing.T, command, want string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		out := run(t, command)
 		if strings.Contains(out, want) {
 			return
