@@ -217,7 +217,11 @@ func killSteps(t *testing.T, command func() *exec.Cmd, steps ...string) {
 				break
 			}
 		}
-		_ = cmd.Wait()
+		ended := cmd.Wait()
+		if ended == nil && strings.Contains(lines.String(), step) {
+			t.Logf("the command was not killed after %q, because it ended before: the box is busy", step)
+			return // No step is left.
+		}
 		if !strings.Contains(lines.String(), step) {
 			t.Fatalf("the command has no step %q: %s", step, lines.String())
 		}
