@@ -69,10 +69,11 @@ func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.Capstan
 	if err != nil || why != "" {
 		return nil, why, err
 	}
-	if conn := r.connected(h.Name); s.capstan.Spec.Network.LAN.VLAN != 0 && conn != nil && !conn.Info().GetVlans() {
+	vlan := s.capstan.Spec.Network.LAN.VLAN
+	if hostaccess.IgnoresVLAN(r.connected(h.Name), vlan) {
 		return nil, placement.OldForVLANs, nil
 	}
-	return overlay.WithLAN(n, offer, s.capstan.Spec.Network.LAN.VLAN, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
+	return overlay.WithLAN(n, offer, vlan, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
 }
 
 // reconcileLAN keeps the load balancer of a cluster in a LAN on every host with machines of the cluster that can have the endpoint. The

@@ -146,6 +146,12 @@ func BalancerHosts(c *infrav1.CapstanCluster) []string {
 	return names
 }
 
+// IgnoresVLAN reports whether the capstand of a host would attach machines of a VLAN to the LAN without the VLAN, because it is older
+// than VLANs. The answer is no without a VLAN (0), and for a host without a connection: it gets no request.
+func IgnoresVLAN(conn *connections.Host, vlan int32) bool {
+	return vlan != 0 && conn != nil && !conn.Info().GetVlans()
+}
+
 // Candidates describes hosts to placement, with the current state of their connections.
 func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.Host {
 	out := make([]placement.Host, 0, len(list))

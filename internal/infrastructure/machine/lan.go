@@ -47,7 +47,7 @@ func (r *Reconciler) network(ctx context.Context, s *scope, c *infrav1.CapstanCl
 	}
 	allowed, lan := permissions[host.Name], placement.LANOf(c, s.capstan.Spec.Network.Addresses)
 	why := allowed.LANRefusal(s.capstan.Namespace, lan)
-	if conn := r.Pool.Get(host.Name); why == "" && lan.VLAN != 0 && conn != nil && !conn.Info().GetVlans() {
+	if why == "" && hostaccess.IgnoresVLAN(r.Pool.Get(host.Name), lan.VLAN) {
 		why = placement.OldForVLANs // A machine can name its host itself.
 	}
 	if why != "" {
