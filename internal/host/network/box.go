@@ -311,6 +311,12 @@ func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error
 	})
 }
 
+// uses reports whether this capstand uses a network, as its record in the folder of the network says. Other capstands of the box can
+// use it as well.
+func (b Box) uses(networkID string) bool {
+	return atomicfile.Exists(filepath.Join(b.dir(networkID), "hosts", b.HostID))
+}
+
 // users lists the capstands that use a network, and removes those whose state folder is gone.
 func (b Box) users(networkID string) ([]owner, error) {
 	return usersIn(filepath.Join(b.dir(networkID), "hosts"))

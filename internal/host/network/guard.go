@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"capstan.dev/capstan/internal/atomicfile"
 )
 
 const (
@@ -118,7 +115,7 @@ func (b Box) mendOverlays() (mended []Network, err error) {
 			return err
 		}
 		for _, n := range networks {
-			if n.Overlay == nil || !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
+			if n.Overlay == nil || !b.uses(n.ID) {
 				continue
 			}
 			if whole, err := b.hasOverlay(n); err != nil || whole {
@@ -186,7 +183,7 @@ func (b Box) mendFirewalls(ctx context.Context) (mended []Network, err error) {
 
 // mendFirewall returns whether it repaired the network. Networks that only other capstands use are repaired by those.
 func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error) {
-	if !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
+	if !b.uses(n.ID) {
 		return false, nil
 	}
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)

@@ -8,12 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/thread"
 )
 
@@ -107,7 +105,7 @@ func (b Box) mendVLANs(log *slog.Logger) error {
 			return err
 		}
 		for _, n := range networks {
-			if n.vlan() == 0 || !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
+			if n.vlan() == 0 || !b.uses(n.ID) {
 				continue
 			}
 			cut, mended, err := b.mendVLAN(n)
@@ -125,8 +123,8 @@ func (b Box) mendVLANs(log *slog.Logger) error {
 	})
 }
 
-// mendVLAN reports whether it disabled a port of the network, or repaired one. A cable that is missing, or that is no port of the bridge, is
-// restored with the machine.
+// mendVLAN disables the ports of a network while the bridge does not separate VLANs (cut), and otherwise repairs their VLANs (mended).
+// A cable that is missing, or that was removed from the bridge, is restored with the links of its machine.
 func (b Box) mendVLAN(n Network) (cut, mended bool, err error) {
 	bridge, err := netlink.LinkByName(n.Bridge())
 	if isNoLink(err) {
