@@ -1,7 +1,6 @@
 package model
 
 import (
-	"maps"
 	"slices"
 	"sort"
 	"time"
@@ -99,7 +98,9 @@ func (cp *ControlPlane) Target() Target {
 	if surge := cp.Object.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.Replicas >= 3 {
 		out.maxSurge = surge.IntValue()
 	}
-	out.inherits = slices.ContainsFunc(slices.Collect(maps.Keys(cp.Volumes)), func(name string) bool { return len(cp.Outdated[name]) > 0 })
+	for name := range cp.Volumes {
+		out.inherits = out.inherits || len(cp.Outdated[name]) > 0
+	}
 	return out
 }
 

@@ -138,12 +138,14 @@ func (s spec) kind() kind {
 
 // mountOn returns the mount at a path, or nil.
 func (s spec) mountOn(path string) *mount {
-	for i, m := range s.Mounts {
-		if filepath.Clean(m.Destination) == path {
-			return &s.Mounts[i]
-		}
+	if i := s.index(path); i >= 0 {
+		return &s.Mounts[i]
 	}
 	return nil
+}
+
+func (s spec) index(path string) int {
+	return slices.IndexFunc(s.Mounts, func(m mount) bool { return filepath.Clean(m.Destination) == path })
 }
 
 // mounts returns the additional mounts of a container. A mount of the user at the same path stays.
@@ -197,8 +199,4 @@ func add(data []byte, views []string) ([]byte, error) {
 	}
 	whole["mounts"] = mounts
 	return json.Marshal(whole)
-}
-
-func (s spec) index(path string) int {
-	return slices.IndexFunc(s.Mounts, func(m mount) bool { return filepath.Clean(m.Destination) == path })
 }
