@@ -349,8 +349,8 @@ func (b Box) HoldsServices(networkID string, services []Service, announce bool) 
 }
 
 // YieldServices gives up the addresses that another station of their network has too, and those for which the network cannot be asked. It
-// returns the Services that stay, and the reasons against the others. A box without a manager does so:
-// while it was away from the network, another one may have got them.
+// returns the Services that stay, and the reasons against the others. A box without a manager calls it: while the box was away from the
+// network, another one may have got the addresses.
 func (b Box) YieldServices(ctx context.Context, networkID string, services []Service) (kept []Service, lost Refused, err error) {
 	links, lost := map[netip.Addr]netlink.Link{}, Refused{}
 	if err := b.locked(func() error {

@@ -25,8 +25,8 @@ func Network(c *infrav1.CapstanCluster, cluster client.ObjectKey, tunnel string)
 	return n
 }
 
-// WithLAN attaches the machines of a network to the bridge of a host to a network of the user, in a VLAN unless vlan is 0. pods are the pod networks of the
-// Cluster; the host needs those of IPv4.
+// WithLAN attaches the machines of a network to the bridge of a host to a network of the user, in a VLAN unless vlan is 0. pods are the
+// pod networks of the Cluster; the host needs those of IPv4.
 func WithLAN(n *hostpb.Network, offer *infrav1.LANNetwork, vlan int32, pods []string) *hostpb.Network {
 	if len(pods) == 0 {
 		pods = []string{cidr.DefaultPods}

@@ -65,8 +65,8 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	return ctrl.Result{}, err
 }
 
-// ours reports whether a network belongs to this management cluster, which has the id. A host can have networks of several of them, each with a CapstanHost
-// of its own.
+// ours reports whether a network belongs to this management cluster, which has the id. A host can have networks of several management
+// clusters, each with a CapstanHost of its own.
 func (w withdrawal) ours(ctx context.Context, conn *connections.Host, id string, list *hostpb.SetServicesRequest) (bool, error) {
 	for _, m := range conn.Machines() {
 		if m.GetSpec().GetNetwork().GetId() == list.GetNetworkId() && m.GetStatus().GetManagementCluster() == id {
