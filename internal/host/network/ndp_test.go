@@ -141,7 +141,7 @@ func TestAnnouncedIPv6AddressIsLocal(t *testing.T) {
 // untilContains repeats a command until its output contains a text, for at most five seconds.
 func untilContains(t *testing.T, command, want string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		out := run(t, command)
 		if strings.Contains(out, want) {
 			return
