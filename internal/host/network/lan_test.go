@@ -303,17 +303,7 @@ func (l *userLAN) arrives(machine netns.NsHandle, frame, good []byte) (arrived b
 	l.must(in(l.router, func() (err error) { wire, err = listenRaw("lan"); return err }))
 	defer func() { _ = unix.Close(wire) }()
 	l.must(in(machine, func() error {
-		fd, err := listenRaw(Interface)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unix.Close(fd) }()
-		link, err := netlink.LinkByName(Interface)
-		if err != nil {
-			return err
-		}
-		to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Halen: 6}
-		return errors.Join(unix.Sendto(fd, append(frame, "the frame in question"...), 0, to), unix.Sendto(fd, append(good, "the frame that ends it"...), 0, to))
+		return sendRaw(append(frame, "the frame in question"...), append(good, "the frame that ends it"...))
 	}))
 	for {
 		got := make([]byte, 2000)
@@ -326,4 +316,22 @@ func (l *userLAN) arrives(machine netns.NsHandle, frame, good []byte) (arrived b
 		}
 		arrived = arrived || bytes.Contains(got[:n], []byte("the frame in question"))
 	}
+}
+
+// sendRaw sends frames from the interface of a machine.
+func sendRaw(frames ...[]byte) error {
+	fd, err := listenRaw(Interface)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	link, err := netlink.LinkByName(Interface)
+	if err != nil {
+		return err
+	}
+	to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Halen: 6}
+	for _, frame := range frames {
+		err = errors.Join(err, unix.Sendto(fd, frame, 0, to))
+	}
+	return err
 }

@@ -161,23 +161,6 @@ func (l *userLAN) silent(from netns.NsHandle, others map[string]netns.NsHandle, 
 	}
 }
 
-func sendRaw(frames ...[]byte) error {
-	fd, err := listenRaw(Interface)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	link, err := netlink.LinkByName(Interface)
-	if err != nil {
-		return err
-	}
-	to := &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index, Halen: 6}
-	for _, frame := range frames {
-		err = errors.Join(err, unix.Sendto(fd, frame, 0, to))
-	}
-	return err
-}
-
 // tagsDropped: a machine cannot send into another VLAN, or with a tag into its own one.
 func (l *userLAN) tagsDropped(machine netns.NsHandle, n Network) {
 	l.Helper()

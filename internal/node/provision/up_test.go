@@ -460,31 +460,22 @@ func TestRegistries(t *testing.T) {
 	if config := string(n.containerdConfig()); strings.Contains(config, "ann") || strings.Contains(config, "bob") {
 		t.Errorf("containerd's configuration has credentials:\n%s", config)
 	}
-	want := registryHeader + `server = "https://registry-1.docker.io"
+	for i, want := range []string{`server = "https://registry-1.docker.io"
 ca = "/etc/ca.crt"
 
 [host."https://mirror.example.org:5000"]
   capabilities = ["pull", "resolve"]
   ca = "/etc/ca.crt"
-`
-	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[0]))); diff != "" {
-		t.Error(diff)
-	}
-	want = registryHeader + "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
-	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[1]))); diff != "" {
-		t.Error(diff)
-	}
-	want = registryHeader + `server = "https://quay.io"
+`, `
+[host."http://10.0.0.9"]
+  capabilities = ["pull", "resolve"]
+`, `server = "https://quay.io"
 
 [host."https://mirror.example.org/quay/v2"]
   capabilities = ["pull", "resolve"]
   override_path = true
-`
-	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[2]))); diff != "" {
-		t.Error(diff)
-	}
-	// Credentials of another registry are for its mirror only, and never cross the network unencrypted.
-	want = registryHeader + `server = "https://ghcr.io"
+`, // Credentials of another registry are for its mirror only, and never cross the network unencrypted.
+		`server = "https://ghcr.io"
 
 [host."https://mirror.example.org:5000"]
   capabilities = ["pull", "resolve"]
@@ -498,18 +489,15 @@ ca = "/etc/ca.crt"
   capabilities = ["pull", "resolve"]
   [host."https://10.0.0.8".header]
     Authorization = "Basic Ym9iOm90aGVy"
-`
-	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[3]))); diff != "" {
-		t.Error(diff)
-	}
-	want = registryHeader + `
+`, `
 [host."https://10.0.0.8"]
   capabilities = ["pull", "resolve"]
   [host."https://10.0.0.8".header]
     Authorization = "Basic Ym9iOm90aGVy"
-`
-	if diff := cmp.Diff(want, string(n.hostsTOML(n.Registries[4]))); diff != "" {
-		t.Error(diff)
+`} {
+		if diff := cmp.Diff(registryHeader+want, string(n.hostsTOML(n.Registries[i]))); diff != "" {
+			t.Error(diff)
+		}
 	}
 }
 

@@ -46,11 +46,7 @@ func checkPodViews(t *testing.T, c *harness.Cluster) {
 	}
 	for _, pod := range podSees {
 		name := "sees-" + pod.name
-		if _, err := c.Kubectl(t, "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/"+name, "--timeout=2m"); err != nil {
-			t.Errorf("%v\n%s", err, c.MustKubectl(t, "describe", "pod", name))
-			continue
-		}
-		out := strings.Join(strings.Fields(c.MustKubectl(t, "logs", name)), " ")
+		out := strings.Join(strings.Fields(finished(t, c, name)), " ")
 		if strings.Contains(out, size) != pod.machine {
 			t.Errorf("pod %s sees %q; it should have the size of the machine, %s: %v", name, out, size, pod.machine)
 		}

@@ -263,7 +263,21 @@ func rollOut(t *testing.T, s *subject) {
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = other.Name
 	})
-	most := 0
+	most := s.untilReplaced(t, before)
+	k.end()
+	s.settled(t, 3)
+	t.Logf("killed meanwhile: %s", strings.Join(k.killed, ", "))
+	if most != 4 {
+		t.Errorf("%d Machines at once", most)
+	}
+	if len(k.killed) == 0 {
+		t.Error("no process was killed")
+	}
+}
+
+// untilReplaced waits until all of some Machines are gone. It returns the largest number of Machines that existed meanwhile.
+func (s *subject) untilReplaced(t *testing.T, before map[string]clusterv1.Machine) (most int) {
+	t.Helper()
 	harness.Eventually(t, "all Machines are replaced", 2*limit, func(ctx context.Context) error {
 		now, err := s.machines(ctx)
 		if err != nil {
@@ -281,36 +295,16 @@ func rollOut(t *testing.T, s *subject) {
 		}
 		return nil
 	})
-	k.end()
-	s.settled(t, 3)
-	t.Logf("killed meanwhile: %s", strings.Join(k.killed, ", "))
-	if most != 4 {
-		t.Errorf("%d Machines at once", most)
-	}
-	if len(k.killed) == 0 {
-		t.Error("no process was killed")
-	}
+	return most
 }
 
 // rollOutVolumes replaces the machines once more. The spec permits one machine above three, but each successor needs the volume of a
 // predecessor: there are never more than three, and each one has the data of one of them.
 func rollOutVolumes(t *testing.T, s *subject) {
 	s.volumes.Write(t, 3)
-	before, most := s.mustMachines(t), 0
+	before := s.mustMachines(t)
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Rollout.After = metav1.Now() })
-	harness.Eventually(t, "all Machines are replaced", 2*limit, func(ctx context.Context) error {
-		now, err := s.machines(ctx)
-		if err != nil {
-			return err
-		}
-		most = max(most, len(now))
-		for name := range now {
-			if _, old := before[name]; old {
-				return fmt.Errorf("Machine %s of %d is there", name, len(now))
-			}
-		}
-		return nil
-	})
+	most := s.untilReplaced(t, before)
 	s.settled(t, 3)
 	if most > 3 {
 		t.Errorf("%d Machines at once", most)
