@@ -110,7 +110,51 @@ func TestHostPorts(t *testing.T) {
 	p.gone(web)
 	p.Expect(p.on(1, "web")()).To(BeEmpty(), "a deleted Service")
 	p.Eventually(p.portHosts).Should(BeEmpty())
+	p.nodePorts()
 	p.portsEndWhileAway()
+}
+
+// nodePorts: a Service of type NodePort has its node port at the hosts' own addresses, after its cluster opted in and where the port is
+// authorised. Capstan does not change the Service.
+func (p *publishing) nodePorts() {
+	node := p.addService("node", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeNodePort, nil
+		s.Spec.Ports = s.Spec.Ports[:1]
+		s.Spec.Ports[0].NodePort = 30081
+	})
+	p.authorise(0, "192.0.2.1", 30081)
+	other := p.portService("other", 30081)
+	p.Eventually(p.shows(other)).Should(Equal("192.0.2.1"), "the cluster publishes no node ports yet")
+	p.delete(other)
+	p.gone(other)
+	p.Expect(p.on(0, "node")()).To(BeEmpty())
+
+	publish := func(ports bool) {
+		update(p.box, p.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Services.LoadBalancer.NodePorts = &ports })
+	}
+	publish(true)
+	p.Eventually(p.on(0, "node")).Should(Equal(p.address(0)))
+	published := p.hosts[0].fake.Services(p.capstan.Spec.ID)[p.namespace+"/node"].GetPorts()
+	p.Expect(published).To(HaveLen(1))
+	p.Expect([]uint32{published[0].GetPort(), published[0].GetNodePort()}).To(Equal([]uint32{30081, 30081}))
+	p.Eventually(p.portHosts).Should(Equal(p.hosts[0].Name))
+	p.told(node, "Normal Published: Clients reach the Service at 192.0.2.1")
+	p.get(node)
+	p.Expect(node.Finalizers).To(BeEmpty())
+	p.Expect(node.Annotations).To(BeEmpty())
+
+	p.authorise(0, "192.0.2.1", 30082)
+	p.Eventually(p.on(0, "node")).Should(BeEmpty(), "the permission ended")
+	p.told(node, "does not authorise TCP port 30081")
+	p.authorise(0, "192.0.2.1", 30081)
+	p.Eventually(p.on(0, "node")).Should(Equal(p.address(0)))
+	publish(false)
+	p.Eventually(p.on(0, "node")).Should(BeEmpty(), "the cluster opted out")
+	publish(true)
+	p.Eventually(p.on(0, "node")).Should(Equal(p.address(0)))
+	p.delete(node)
+	p.Eventually(p.on(0, "node")).Should(BeEmpty(), "a deleted Service")
+	p.Eventually(p.portHosts).Should(BeEmpty())
 }
 
 // portsInUse: a Service keeps its port, and a host that refuses a port is asked again.

@@ -88,7 +88,7 @@ type CapstanClusterSpec struct {
 // +kubebuilder:validation:MinProperties=1
 type ClusterServicesSpec struct {
 	// loadBalancer publishes the Services of type LoadBalancer whose loadBalancerClass is capstan.dev/host, capstan.dev/host-ports or
-	// empty. If not set, Capstan leaves these Services alone.
+	// empty, and those of type NodePort if nodePorts is true. If not set, Capstan leaves these Services alone.
 	// +optional
 	LoadBalancer *ServiceLoadBalancerSpec `json:"loadBalancer,omitempty"`
 }
@@ -113,6 +113,11 @@ type ServiceLoadBalancerSpec struct {
 	// machines of the cluster. A host must authorise each port: see spec.services.hostPorts of CapstanHost. Default: false.
 	// +optional
 	HostPorts *bool `json:"hostPorts,omitempty"`
+
+	// nodePorts publishes the Services of type NodePort, at their node ports of the own addresses of the hosts that have machines of the
+	// cluster. A host must authorise each node port: see spec.services.hostPorts of CapstanHost. Default: false.
+	// +optional
+	NodePorts *bool `json:"nodePorts,omitempty"`
 }
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.

@@ -1,6 +1,7 @@
 // Package services publishes the Services of workload clusters: each Service of type LoadBalancer gets an address from a pool,
 // and a host with machines of the cluster has this address and forwards its ports to machines. A Service of the class
-// capstan.dev/host-ports has ports of the own addresses of all hosts with machines of the cluster instead.
+// capstan.dev/host-ports has ports of the own addresses of all hosts with machines of the cluster instead, and so has a Service of type
+// NodePort.
 //
 // A cluster opts in with spec.services.loadBalancer of its CapstanCluster. A host opts in with spec.services of its CapstanHost.
 //
@@ -111,7 +112,8 @@ func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != 
 
 // publishesPorts reports whether the cluster publishes Services at ports of the hosts' own addresses.
 func (s *scope) publishesPorts() bool {
-	return s.optedIn() && ptr.Deref(s.capstan.Spec.Services.LoadBalancer.HostPorts, false)
+	lb := s.capstan.Spec.Services.LoadBalancer
+	return lb != nil && (ptr.Deref(lb.HostPorts, false) || ptr.Deref(lb.NodePorts, false))
 }
 
 // SetupWithManager adds the reconciler. It uses the index of package cluster.

@@ -17,7 +17,19 @@ import (
 
 // usesHostPorts reports whether a Service has ports of the hosts' own addresses.
 func usesHostPorts(s *corev1.Service) bool {
-	return ptr.Deref(s.Spec.LoadBalancerClass, "") == infrav1.ServiceHostPortsClass
+	return isNodePort(s) || ptr.Deref(s.Spec.LoadBalancerClass, "") == infrav1.ServiceHostPortsClass
+}
+
+// isNodePort reports whether a Service has the type NodePort. The API server gives such a Service no status, and other controllers remove
+// finalizers of load balancers from it, so Capstan does not change it.
+func isNodePort(s *corev1.Service) bool { return s.Spec.Type == corev1.ServiceTypeNodePort }
+
+// portOutside is the port at which clients reach a port of a Service.
+func portOutside(s *corev1.Service, p corev1.ServicePort) int32 {
+	if isNodePort(s) {
+		return p.NodePort
+	}
+	return p.Port
 }
 
 // hostPorts are the ports of a host that a namespace may publish, and the addresses that have them.
@@ -60,12 +72,7 @@ func (h hostPorts) has(address netip.Addr) bool { return h.addresses[familyOf(ad
 
 // portsFlaw returns why a host cannot publish the ports of a Service, or "".
 func (h *host) portsFlaw(s *corev1.Service) string {
-	var missing []string
-	for _, p := range s.Spec.Ports {
-		if !h.ports.permits(p.Protocol, p.Port) {
-			missing = append(missing, fmt.Sprintf("%s port %d", p.Protocol, p.Port))
-		}
-	}
+	missing := h.unauthorised(s)
 	switch {
 	case len(missing) > 0:
 		return fmt.Sprintf("does not authorise %s for the namespace: use an authorised port, or add it to spec.services.hostPorts of the CapstanHost", strings.Join(missing, ", "))
@@ -75,6 +82,16 @@ func (h *host) portsFlaw(s *corev1.Service) string {
 		return fmt.Sprintf("has no address of the families %v in spec.services.hostAddresses", s.Spec.IPFamilies)
 	}
 	return ""
+}
+
+// unauthorised are the ports of a Service that the host does not authorise.
+func (h *host) unauthorised(s *corev1.Service) (out []string) {
+	for _, p := range s.Spec.Ports {
+		if port := portOutside(s, p); !h.ports.permits(p.Protocol, port) {
+			out = append(out, fmt.Sprintf("%s port %d", p.Protocol, port))
+		}
+	}
+	return out
 }
 
 // portAddresses are the addresses of the host at which it can publish a Service.
@@ -98,7 +115,7 @@ type portPlace struct {
 func (h *host) portPlaces(s *corev1.Service) (out []portPlace) {
 	for _, address := range h.ports.addresses {
 		for _, p := range s.Spec.Ports {
-			out = append(out, portPlace{address, p.Protocol, p.Port})
+			out = append(out, portPlace{address, p.Protocol, portOutside(s, p)})
 		}
 	}
 	return out
@@ -171,14 +188,15 @@ func planPorts(services []accepted, hosts map[string]*host) portsPlan {
 	return out
 }
 
-// keptPorts are the Services that a host publishes while it is away, as far as their status shows. It is lost after a time.
+// keptPorts are the Services that a host publishes while it is away, as far as their status shows. Services without a status have its
+// ports if the host authorises them. It is lost after a time.
 func (h *host) keptPorts(services []accepted, published map[*corev1.Service]bool) (out []*target) {
 	if h.lost {
 		return nil
 	}
 	for _, s := range services {
 		for _, address := range h.portAddresses(s.Service) {
-			if slices.Contains(ingress(s.Service), address.String()) {
+			if slices.Contains(ingress(s.Service), address.String()) || isNodePort(s.Service) && len(h.unauthorised(s.Service)) == 0 {
 				out = append(out, &target{service: s.Service, family: familyOf(address), address: address, host: h.name})
 				published[s.Service] = true
 			}

@@ -77,6 +77,16 @@ func with(name string, ports []int32, shown ...string) accepted {
 	return accepted{&s, s.Spec.IPFamilies}
 }
 
+// nodePort returns a Service of type NodePort with TCP node ports.
+func nodePort(name string, ports ...int32) accepted {
+	s := with(name, nil)
+	s.Spec.Type, s.Spec.LoadBalancerClass = corev1.ServiceTypeNodePort, nil
+	for _, p := range ports {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Protocol: corev1.ProtocolTCP, Port: 8080, NodePort: p})
+	}
+	return s
+}
+
 func dual(s accepted) accepted {
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	return s
@@ -121,6 +131,11 @@ func TestPlanPorts(t *testing.T) {
 		"without a permission nothing is held": {[]*host{own(1, func(h *host) { h.ports.permitted = nil })}, []accepted{with("b", []int32{80}, "192.0.2.1")}, "", "b: host h1 does not authorise"},
 		"away for a moment":                    {without(func(h *host) { h.connected, h.machines = false, nil }), []accepted{with("a", []int32{80}, "192.0.2.1"), with("b", []int32{81})}, "a@192.0.2.1 a@192.0.2.2 b@192.0.2.2", ""},
 		"lost":                                 {without(func(h *host) { h.connected, h.lost = false, true }), []accepted{with("a", []int32{80}, "192.0.2.1")}, "a@192.0.2.2", ""},
+		"a node port":                          {two, []accepted{nodePort("n", 85)}, "n@192.0.2.1 n@192.0.2.2", ""},
+		"a node port and a port":               {two[:1], []accepted{nodePort("n", 85), with("a", []int32{85})}, "n@192.0.2.1", "a: on host h1, the Service default/n has TCP port 85"},
+		"an unauthorised node port":            {two[:1], []accepted{nodePort("n", 85, 91)}, "", "n: host h1 does not authorise TCP port 91 for the namespace"},
+		"node ports of a host that is away":    {without(func(h *host) { h.connected, h.machines = false, nil }), []accepted{nodePort("n", 85), nodePort("o", 91)}, "n@192.0.2.1 n@192.0.2.2", "o: host h2 does not authorise TCP port 91"},
+		"node ports of a lost host":            {without(func(h *host) { h.connected, h.lost = false, true }), []accepted{nodePort("n", 85)}, "n@192.0.2.2", ""},
 		"two capstands of one box":             {[]*host{own(1, nil), own(1, nil)}, []accepted{with("a", []int32{80})}, "a@192.0.2.1", ""},
 	} {
 		hosts := map[string]*host{}
@@ -186,7 +201,7 @@ func TestChooseHostPorts(t *testing.T) {
 	ports := with("a", []int32{80})
 	sctp := with("b", []int32{80})
 	sctp.Spec.Ports[0].Protocol = corev1.ProtocolSCTP
-	all := []corev1.Service{*ports.Service, *sctp.Service, service(nil)}
+	all := []corev1.Service{*ports.Service, *sctp.Service, service(nil), *nodePort("n", 30080).Service}
 	for name, c := range map[string]struct {
 		lb      infrav1.ServiceLoadBalancerSpec
 		want    string
@@ -194,6 +209,7 @@ func TestChooseHostPorts(t *testing.T) {
 	}{
 		"only ports": {infrav1.ServiceLoadBalancerSpec{HostPorts: ptr.To(true)}, "a", 2},
 		"no ports":   {*fromFour, "web", 2},
+		"node ports": {infrav1.ServiceLoadBalancerSpec{NodePorts: ptr.To(true)}, "n", 3},
 		"both":       {infrav1.ServiceLoadBalancerSpec{HostPorts: ptr.To(true), AddressesFromPool: fromFour.AddressesFromPool}, "a web", 1},
 	} {
 		got := choose(all, &c.lb)

@@ -17,11 +17,15 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// wants reports whether Capstan is the load balancer of a Service.
+// wants reports whether Capstan is the load balancer of a Service, or can publish its node ports.
 func wants(s *corev1.Service) bool {
+	return s.DeletionTimestamp.IsZero() && (isNodePort(s) || isLoadBalancer(s))
+}
+
+func isLoadBalancer(s *corev1.Service) bool {
 	class := ptr.Deref(s.Spec.LoadBalancerClass, infrav1.ServiceLoadBalancerClass)
 	ours := class == infrav1.ServiceLoadBalancerClass || class == infrav1.ServiceHostPortsClass
-	return s.DeletionTimestamp.IsZero() && s.Spec.Type == corev1.ServiceTypeLoadBalancer && ours
+	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && ours
 }
 
 // pools are the pools of the addresses, by their family.
@@ -117,7 +121,7 @@ func families(s *corev1.Service, lb *infrav1.ServiceLoadBalancerSpec) (of []core
 	switch {
 	case !usesHostPorts(s):
 		return poolsOf(lb).families(s), ""
-	case !ptr.Deref(lb.HostPorts, false):
+	case !isNodePort(s) && !ptr.Deref(lb.HostPorts, false):
 		return nil, fmt.Sprintf("the cluster does not publish Services of the class %s: set spec.services.loadBalancer.hostPorts of the CapstanCluster to true", infrav1.ServiceHostPortsClass)
 	}
 	return s.Spec.IPFamilies, ""
@@ -135,7 +139,7 @@ func choose(all []corev1.Service, lb *infrav1.ServiceLoadBalancerSpec) choice {
 	})
 	addresses, ports := 0, 0
 	for _, s := range sorted {
-		if !wants(s) {
+		if !wants(s) || isNodePort(s) && !ptr.Deref(lb.NodePorts, false) {
 			continue
 		}
 		families, why := families(s, lb)
@@ -282,7 +286,7 @@ func published(s *corev1.Service, address netip.Addr, targets []string) *hostpb.
 		if p.Protocol == corev1.ProtocolUDP {
 			protocol = hostpb.PublishedPort_UDP
 		}
-		out.Ports = append(out.Ports, &hostpb.PublishedPort{Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort)})
+		out.Ports = append(out.Ports, &hostpb.PublishedPort{Protocol: protocol, Port: uint32(portOutside(s, p)), NodePort: uint32(p.NodePort)})
 	}
 	return out
 }

@@ -81,6 +81,18 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 	targets = append(targets, plan.targets...)
 	err = errors.Join(err, r.apply(ctx, s, v, targets), r.settlePorts(ctx, s, targets))
 	r.refuseIdle(ctx, s, plan)
+	err = errors.Join(err, r.showIngress(ctx, s, targets, ports))
+	for _, t := range targets {
+		if t.done && t.serves() {
+			r.report(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
+		}
+	}
+	return err
+}
+
+// showIngress shows the addresses of the Services of type LoadBalancer in their status. ports are those with ports of the hosts, which may
+// have no address.
+func (r *Reconciler) showIngress(ctx context.Context, s *scope, targets []*target, ports []accepted) (err error) {
 	shown := map[*corev1.Service][]corev1.LoadBalancerIngress{}
 	for _, service := range ports {
 		shown[service.Service] = nil
@@ -89,11 +101,8 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 		shown[t.service] = append(shown[t.service], s.shown(t)...)
 	}
 	for service, addresses := range shown {
-		err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
-	}
-	for _, t := range targets {
-		if t.done && t.serves() {
-			r.report(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
+		if !isNodePort(service) {
+			err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
 		}
 	}
 	return err
@@ -134,6 +143,10 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 		r.refuse(ctx, s, service, why)
 	}
 	for _, service := range s.chosen.accepted {
+		if isNodePort(service.Service) {
+			ports = append(ports, service)
+			continue
+		}
 		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
 			continue
@@ -297,10 +310,14 @@ func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left strin
 	return left, err
 }
 
-// kept are the names of the claims that the chosen Services need, and the marks of those without a claim.
+// kept are the names of the claims that the chosen Services need, and the marks of those without a claim. Services of type NodePort have
+// neither.
 func (s *scope) kept() map[string]bool {
 	keep := map[string]bool{}
 	for _, service := range s.chosen.accepted {
+		if isNodePort(service.Service) {
+			continue
+		}
 		if usesHostPorts(service.Service) {
 			keep[claimNames(s.capstan.Name, service.Service)[0]] = true // its mark; there is no claim
 			continue

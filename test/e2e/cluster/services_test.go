@@ -164,6 +164,7 @@ func (o *outside) allow(t *testing.T, allowed bool) {
 				Addresses: []string{"198.51.100.96/28"}, AllowedNamespaces: names, HostAddresses: []string{lanHost},
 				HostPorts: []infrav1.HostPorts{
 					{Protocol: infrav1.HostPortTCP, Port: 80, EndPort: 81, AllowedNamespaces: names}, {Protocol: infrav1.HostPortUDP, Port: 53, AllowedNamespaces: names},
+					{Protocol: infrav1.HostPortTCP, Port: 30080, AllowedNamespaces: names},
 				},
 			}
 		}
@@ -217,7 +218,7 @@ func (o *outside) unpublished(t *testing.T) {
 	}
 	capstan := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: o.c.Namespace, Name: o.c.Name}}
 	if err := testenv.Change(t.Context(), plane.Client, capstan, func(c *infrav1.CapstanCluster) {
-		c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "services"}, HostPorts: ptr.To(true)}
+		c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "services"}, HostPorts: ptr.To(true), NodePorts: ptr.To(true)}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -318,6 +319,7 @@ func (o *outside) hostPorts(t *testing.T) {
 		t.Fatalf("the Service has the address %s", address)
 	}
 	o.ownPorts(t)
+	o.nodePorts(t)
 	for name, want := range map[string]string{"unauthorised": "does not authorise TCP port 82", "used": "a program of the host uses TCP port 81"} {
 		harness.Eventually(t, "the event on the Service "+name, time.Minute, func(context.Context) error {
 			if out := o.c.MustKubectl(t, "get", "events"); !strings.Contains(out, want) {
@@ -327,6 +329,24 @@ func (o *outside) hostPorts(t *testing.T) {
 		})
 		o.c.MustKubectl(t, "delete", "service", name, "--timeout=2m")
 	}
+}
+
+// nodePorts publishes Services of type NodePort. One has an authorised node port.
+func (o *outside) nodePorts(t *testing.T) {
+	t.Helper()
+	for name, port := range map[string]int32{"node": 30080, "closed": 30081} {
+		o.service(t, name, 8080, func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, port })
+	}
+	o.reaches(t, "http://"+lanHost+":30080/info", "")
+	o.closed(t, "http://"+lanHost+":30081/info")
+	o.c.MustKubectl(t, "delete", "service", "node", "--timeout=2m")
+	harness.Eventually(t, "the end of the node port", time.Minute, func(context.Context) error {
+		if from, err := o.info("http://" + lanHost + ":30080/info"); err == nil {
+			return fmt.Errorf("an answer to %s", from)
+		}
+		return nil
+	})
+	o.c.MustKubectl(t, "delete", "service", "closed", "--timeout=2m")
 }
 
 // ownPorts expects answers at the ports of the host, for a client and for the host itself.
