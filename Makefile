@@ -424,10 +424,20 @@ test-arm64: setup ## Build everything for arm64, and run unit tests and an API s
 test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, 16 minutes to an hour (not part of test).
 	go test -tags vm ./test/vm -run TestDebian -count=1 -v -timeout 6h
 
+VLAN_MODULES := veth bridge 8021q nf_tables nft_compat nft_ct nft_nat nft_masq nft_redir nft_fib_inet nft_reject_inet nft_reject_bridge \
+	nft_chain_nat nft_limit nft_log nft_socket nft_meta_bridge
+QUOTA_MODULES := loop crc32c_generic ext4 quota_v2 overlay
+
 .PHONY: test-vlan
 test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest, some minutes (not part of test).
 	@hack/setup.sh qemu-system-x86 busybox-static kmod
-	test/vm/vlan.sh $(BIN)/vlan ./internal/host/network 'TestVLAN|TestStation'
+	test/vm/kernel.sh $(BIN)/debian-kernel '$(VLAN_MODULES)' nft ./internal/host/network 'TestVLAN|TestStation'
+
+.PHONY: test-quota
+test-quota: setup ## Test the project quotas of disks on Debian's kernel in an emulated guest, some minutes (not part of test).
+	@hack/setup.sh qemu-system-x86 busybox-static kmod
+	test/vm/kernel.sh $(BIN)/debian-kernel '$(QUOTA_MODULES)' 'mkfs.ext4 e2fsck resize2fs' \
+		./internal/host/machinedisk TestQuotas
 
 .PHONY: test-vm-rack
 test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).

@@ -31,7 +31,7 @@ var plainKeys = []string{
 	"action", "completionTime", "lastTransitionTime", "lastUpdated", "message", "phase", "reason", "startTime", "state", "status", "step", "since", "time", "type",
 	// versions, sizes and addresses
 	"address", "addresses", "allocatable", "architecture", "capacity", "cidrBlocks", "containerRuntimeVersion", "cpu", "cpus", "disk", "diskBackend", "ephemeral-storage",
-	"failureDomain", "failureDomains", "first", "free", "gateway", "host", "inPlace", "image", "kernelVersion", "kubeletVersion", "kubernetesVersion", "last", "machineCIDR",
+	"failureDomain", "failureDomains", "first", "free", "gateway", "host", "inPlace", "image", "kernelVersion", "kubeletVersion", "kubernetesVersion", "last", "localVolumeSizes", "machineCIDR",
 	"maxSurge", "maxUnavailable", "maxInFlight", "memory", "operatingSystem", "osImage", "order", "prefix", "serviceDomain", "size", "total", "version", "versions",
 	// places of files, not their contents
 	"path", "owner", "permissions", "encoding",

@@ -3,6 +3,7 @@ package doctor
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/thread"
 )
 
@@ -208,7 +210,7 @@ func probeHere() map[string]string {
 	flags := unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 	if err := unix.Unshare(flags); err != nil {
 		problem := "cannot create namespaces: " + err.Error()
-		return map[string]string{"namespaces": problem, "overlay": problem, "veth": problem, "bridge": problem, "nftables": problem, "vxlan": problem}
+		return map[string]string{"namespaces": problem, "overlay": problem, "veth": problem, "bridge": problem, "nftables": problem, "vxlan": problem, "project quotas": problem}
 	}
 	found := map[string]string{"namespaces": ""}
 	note := func(name string, err error) {
@@ -222,6 +224,7 @@ func probeHere() map[string]string {
 	note("bridge", netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}))
 	note("vxlan", netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx"}, VxlanId: 1, Port: 4789}))
 	note("nftables", probeNFTables())
+	note("project quotas", machinedisk.ProbeQuotas(context.Background(), "/tmp")) // the tmpfs of probeOverlay
 	return found
 }
 

@@ -135,6 +135,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	}
 	p.capacity, p.boxID = max(0, memory-config.ReserveMemory), joining.BoxID("/")
 	p.diskBackend = diskBackend(log)
+	p.localVolumeSizes = localVolumeSizes(p.ctx, log, p.diskBackend, config.Root)
 	p.box = network.Box{Dir: config.RunDir, HostID: p.id, HostRoot: config.Root}
 	p.contacts = openContacts(p.store.path("contacts.json"), cmp.Or(config.Absence, DefaultAbsence), config.ConfirmTimeout, log)
 	p.fence, err = fencing.Open(p.store.path("fencing.json"), filepath.Join(config.RunDir, "fencing", p.id+".json"), config.Root, string(p.cgroup("")), log)

@@ -149,7 +149,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 		KubernetesVersions: ms.installed(),
 		Driver:             Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion, Fencing: fencingOf(ms.fence.Settings()),
-		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
+		BoxId: ms.boxID, DiskBackend: ms.diskBackend, LocalVolumeSizes: ms.localVolumeSizes, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.Images, info.MachineImages = ms.imageInfo()
 	info.ContainerArchives = ms.containerArchives

@@ -54,10 +54,32 @@ func diskBackend(log *slog.Logger) string {
 	return diskImage
 }
 
+// Values of HostInfo.local_volume_sizes.
+const (
+	sizesEnforced    = "Enforced"
+	sizesNotEnforced = "NotEnforced"
+)
+
+// localVolumeSizes returns whether the disks of new machines have project quotas, with which their nodes enforce the sizes of local
+// volumes.
+func localVolumeSizes(ctx context.Context, log *slog.Logger, backend, root string) string {
+	if backend != diskImage {
+		return sizesNotEnforced
+	}
+	if err := machinedisk.ProbeQuotas(ctx, root); err != nil {
+		log.Info("The sizes of local volumes are not enforced: the disks of new machines get no project quotas", "error", err)
+		return sizesNotEnforced
+	}
+	return sizesEnforced
+}
+
 // disk of the machine. Machines of earlier versions, and of hosts without a backend, have none: their rootfs is a folder of
 // the host.
 func (m *machine) disk() machinedisk.Disk {
-	return machinedisk.Disk{Image: filepath.Join(m.dir, "disk.img"), Dir: m.rootfs(), Preallocate: m.host.config.PreallocateDisks}
+	return machinedisk.Disk{
+		Image: filepath.Join(m.dir, "disk.img"), Dir: m.rootfs(), Preallocate: m.host.config.PreallocateDisks,
+		Quotas: m.host.localVolumeSizes == sizesEnforced,
+	}
 }
 
 // ensureDisk creates the machine's disk before its first start and attaches it before each start. If an existing disk is

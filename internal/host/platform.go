@@ -23,22 +23,24 @@ import (
 // platform contains what machines, networks and load balancers share: the configuration, the properties of the Linux
 // host, the state folder, the tools, and the lock of the three registries.
 type platform struct {
-	config       Config
-	log          *slog.Logger
-	id           string
-	boxID        string
-	capacity     int64
-	diskBackend  string // diskImage or diskNone
-	capabilities []string
-	images       *machineimage.Store // nil in some tests
-	cdi          *devices.CDI        // nil in some tests
-	store        store
-	runc         runc.Runc
-	box          network.Box
-	broadcaster  *events.Broadcaster
-	contacts     *contacts
-	fence        *fencing.Fence // nil in some tests
-	startSeconds prometheus.Histogram
+	config      Config
+	log         *slog.Logger
+	id          string
+	boxID       string
+	capacity    int64
+	diskBackend string // diskImage or diskNone
+	// localVolumeSizes is sizesEnforced or sizesNotEnforced.
+	localVolumeSizes string
+	capabilities     []string
+	images           *machineimage.Store // nil in some tests
+	cdi              *devices.CDI        // nil in some tests
+	store            store
+	runc             runc.Runc
+	box              network.Box
+	broadcaster      *events.Broadcaster
+	contacts         *contacts
+	fence            *fencing.Fence // nil in some tests
+	startSeconds     prometheus.Histogram
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup

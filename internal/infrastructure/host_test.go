@@ -39,6 +39,7 @@ func TestHostStatus(t *testing.T) {
 	fake.SetInfo(func(i *hostpb.HostInfo) {
 		i.AllocatedMemoryBytes, i.Machines = 4<<30, 2
 		i.DiskBytes, i.AllocatedDiskBytes, i.DiskBackend = 100<<30, 40<<30, "Image"
+		i.LocalVolumeSizes = "NotEnforced"
 	})
 	b.Eventually(func() string {
 		b.get(host)
@@ -47,6 +48,7 @@ func TestHostStatus(t *testing.T) {
 	b.Expect(host.Status.Capacity.StorageEphemeral().String()).To(Equal("100Gi"))
 	b.Expect(host.Status.Allocatable.StorageEphemeral().String()).To(Equal("60Gi"))
 	b.Expect(host.Status.DiskBackend).To(Equal(infrav1.DiskBackendImage))
+	b.Expect(host.Status.LocalVolumeSizes).To(Equal(infrav1.LocalVolumeSizesNotEnforced))
 	b.Expect(host.Status.Machines).To(HaveValue(Equal(int32(2))))
 	b.unchanged(host)
 	b.delete(host)

@@ -346,6 +346,12 @@ type CapstanHostStatus struct {
 	// +optional
 	DiskBackend DiskBackend `json:"diskBackend,omitempty"`
 
+	// localVolumeSizes is whether nodes on new machines of the host enforce the sizes of local volumes. Enforced: the disks of machines
+	// get project quotas. NotEnforced: a pod can write more to its local volume than its claim requested, because the kernel
+	// of the host has no project quotas for ext4 or diskBackend is None; `capstan doctor` on the host has the cause.
+	// +optional
+	LocalVolumeSizes LocalVolumeSizes `json:"localVolumeSizes,omitempty"`
+
 	// machines is the number of machines on the host, including machines of other management clusters.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
@@ -528,6 +534,18 @@ const (
 	DiskBackendImage DiskBackend = "Image"
 	// DiskBackendNone: the disks of machines have no limit.
 	DiskBackendNone DiskBackend = "None"
+)
+
+// LocalVolumeSizes is whether nodes on a host enforce the sizes of local volumes.
+// +kubebuilder:validation:Enum=Enforced;NotEnforced
+type LocalVolumeSizes string
+
+// Values of LocalVolumeSizes.
+const (
+	// LocalVolumeSizesEnforced: the disks of new machines have project quotas.
+	LocalVolumeSizesEnforced LocalVolumeSizes = "Enforced"
+	// LocalVolumeSizesNotEnforced: a pod can write more to its volume than its claim requested.
+	LocalVolumeSizesNotEnforced LocalVolumeSizes = "NotEnforced"
 )
 
 // UnknownMachine is a machine without a CapstanMachine.

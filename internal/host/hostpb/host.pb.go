@@ -557,6 +557,8 @@ type HostInfo struct {
 	Volumes bool `protobuf:"varint,30,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	// volume_bytes are the sizes of all volumes together. They are reserved: they do not exceed disk_bytes.
 	VolumeBytes int64 `protobuf:"varint,31,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
+	// local_volume_sizes is Enforced or NotEnforced: whether the disks of new machines have project quotas; empty: not known.
+	LocalVolumeSizes string `protobuf:"bytes,32,opt,name=local_volume_sizes,json=localVolumeSizes,proto3" json:"local_volume_sizes,omitempty"`
 	// host_mounts is true if machines can have mounts and devices of the host. Older capstands ignore them.
 	HostMounts bool `protobuf:"varint,40,opt,name=host_mounts,json=hostMounts,proto3" json:"host_mounts,omitempty"`
 	// lans is true if machines can be attached to a network of the user. Older capstands ignore Network.lan.
@@ -799,6 +801,13 @@ func (x *HostInfo) GetVolumeBytes() int64 {
 		return x.VolumeBytes
 	}
 	return 0
+}
+
+func (x *HostInfo) GetLocalVolumeSizes() string {
+	if x != nil {
+		return x.LocalVolumeSizes
+	}
+	return ""
 }
 
 func (x *HostInfo) GetHostMounts() bool {
@@ -4955,7 +4964,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\x9e\v\n" +
+	"\x0eGetInfoRequest\"\xcc\v\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4986,7 +4995,8 @@ const file_host_proto_rawDesc = "" +
 	"\aboot_id\x18\x19 \x01(\tR\x06bootId\x127\n" +
 	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\x12\x18\n" +
 	"\avolumes\x18\x1e \x01(\bR\avolumes\x12!\n" +
-	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12\x1f\n" +
+	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12,\n" +
+	"\x12local_volume_sizes\x18  \x01(\tR\x10localVolumeSizes\x12\x1f\n" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
 	"hostMounts\x12\x12\n" +
 	"\x04lans\x18* \x01(\bR\x04lans\x12\x14\n" +

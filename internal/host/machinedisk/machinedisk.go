@@ -39,6 +39,8 @@ type Disk struct {
 	Dir string
 	// Preallocate makes the image occupy its full size from the start. Blocks that the machine frees stay reserved for it.
 	Preallocate bool
+	// Quotas gives a new disk project quotas. The kernel mounts it only if ProbeQuotas finds no error.
+	Quotas bool
 }
 
 // Probe returns nil if this host can create and attach disks, otherwise an error with the remedy.
@@ -69,8 +71,11 @@ func (d Disk) Create(ctx context.Context, size int64) error {
 	}
 	// The inode tables and the journal of a new sparse file are zero already. No blocks are reserved for root: the kubelet
 	// evicts before the file system is full.
-	err := run(ctx, "mkfs.ext4", "-q", "-F", "-b", fmt.Sprint(blockSize), "-m", "0",
-		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", unfinished)
+	features, extended := "has_journal", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+	if d.Quotas {
+		features, extended = features+","+quotaFeatures, extended+","+quotaType
+	}
+	err := run(ctx, "mkfs.ext4", "-q", "-F", "-b", fmt.Sprint(blockSize), "-m", "0", "-O", features, "-E", extended, unfinished)
 	if err = errors.Join(err, syncFile(unfinished)); err != nil {
 		return errors.Join(err, os.Remove(unfinished))
 	}
@@ -127,8 +132,17 @@ func (d Disk) Attach(ctx context.Context) error {
 	if !d.Preallocate {
 		options += ",discard" // Freed blocks return to the host.
 	}
+	quotas, err := d.hasQuotas()
+	if err != nil {
+		return err
+	}
+	hint := ""
+	if quotas {
+		options += ",prjquota"
+		hint = "; it has project quotas, which need a kernel with CONFIG_QUOTA and CONFIG_QFMT_V2 (module quota_v2)"
+	}
 	if err := unix.Mount(loop.Name(), d.Dir, "ext4", 0, options); err != nil {
-		return fmt.Errorf("mounting the disk %s on %s: %w; the kernel's log has the cause", d.Image, loop.Name(), err)
+		return fmt.Errorf("mounting the disk %s on %s: %w; the kernel's log has the cause%s", d.Image, loop.Name(), err, hint)
 	}
 	return nil
 }

@@ -242,6 +242,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	}
 	setDevices(s, info)
 	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
+	s.LocalVolumeSizes = infrav1.LocalVolumeSizes(info.GetLocalVolumeSizes())
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
 	s.ContainerImages = containerImages(info)

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Runs tests of a Go package on Debian's kernel in an emulated guest, because the kernel of this system may lack a part. The guest's file
-# system is an initial ramdisk with the test, nft and some modules.
+# Runs tests of Go packages on Debian's kernel in an emulated guest, because the kernel of this system may lack a part. The guest's file
+# system is an initial ramdisk with the tests, programs that they run, and modules of the kernel.
 #
-#   test/vm/vlan.sh FOLDER PACKAGE PATTERN
+#   test/vm/kernel.sh FOLDER MODULES PROGRAMS [PACKAGE PATTERN]...
 #
-# The kernel is downloaded once, with apt-get, and kept in FOLDER.
+# MODULES are names, and PROGRAMS are names or paths; each is one argument with blanks in it. A program that is a script of Capstan's
+# build is called by its path. The kernel is downloaded once, with apt-get, and kept in FOLDER. Tests see CAPSTAN_KERNEL=guest.
 set -euo pipefail
 
-folder=$(realpath -m "$1") package=$2 pattern=$3
+folder=$(realpath -m "$1")
+read -ra modules <<<"$2"
+read -ra programs <<<"$3"
+shift 3
 here=$(realpath "$(dirname "$0")")
-modules=(veth bridge 8021q nf_tables nft_compat nft_ct nft_nat nft_masq nft_redir nft_fib_inet nft_reject_inet nft_reject_bridge nft_chain_nat nft_limit nft_log nft_socket nft_meta_bridge)
 mkdir -p "$folder"
 
 image=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
@@ -24,8 +27,9 @@ version=${kernel##*/vmlinuz-}
 
 root=$(mktemp -d "$folder/root-XXXXXX")
 trap 'rm -rf "$root"' EXIT
-mkdir -p "$root"/{bin,dev,proc,sys,run,tmp,modules}
-for program in busybox nft; do
+chmod 0755 "$root"
+mkdir -p "$root"/{bin,dev,proc,sys,run,tmp,modules,tests}
+for program in busybox "${programs[@]}"; do
 	path=$(command -v "$program")
 	install -m 0755 "$path" "$root/bin/"
 	for library in $(ldd "$path" 2>/dev/null | grep -o '/[^ ]*'); do
@@ -33,7 +37,15 @@ for program in busybox nft; do
 	done
 done
 ln -s bin "$root/sbin"
-CGO_ENABLED=0 go test -c -o "$root/bin/test.go" "$package"
+number=100
+while (($# > 0)); do
+	mkdir "$root/tests/$number"
+	CGO_ENABLED=0 go test -c -o "$root/tests/$number/test" "$1"
+	printf '%s' "$1" >"$root/tests/$number/package"
+	printf '%s' "$2" >"$root/tests/$number/pattern"
+	number=$((number + 1))
+	shift 2
+done
 
 # Modules in the order of their dependencies. A module that this kernel lacks is left out.
 depmod -b "$folder/$image" "$version" 2>/dev/null || true
@@ -48,9 +60,8 @@ for module in "${modules[@]}"; do
 	done < <(modprobe --dirname "$folder/$image" --set-version "$version" --show-depends --ignore-install "$module" 2>/dev/null || true)
 done
 
-install -m 0755 "$here/guest/vlan-init.sh" "$root/init"
-printf '%s' "$pattern" >"$root/pattern"
-(cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$folder/initrd.vlan"
+install -m 0755 "$here/guest/kernel-init.sh" "$root/init"
+(cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$folder/initrd"
 timeout 1800 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 2048 -nographic -monitor none -serial stdio -nic none -no-reboot \
-	-kernel "$kernel" -initrd "$folder/initrd.vlan" -append "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable" | tee "$folder/vlan.log"
-grep -q '^capstan: passed' "$folder/vlan.log"
+	-kernel "$kernel" -initrd "$folder/initrd" -append "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable" | tee "$folder/log"
+grep -q '^capstan: passed' "$folder/log"

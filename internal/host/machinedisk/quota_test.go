@@ -1,0 +1,51 @@
+package machinedisk
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"capstan.dev/capstan/internal/projectquota"
+)
+
+// enforced returns whether the file system of a folder enforces limits of projects.
+func enforced(t *testing.T, dir string) bool {
+	t.Helper()
+	err := projectquota.Own(dir, dir)
+	if err != nil {
+		t.Log(err)
+	}
+	return err == nil
+}
+
+// TestQuotas: what the probe says about the kernel is true for a disk, also after it was attached again. A kernel without project quotas
+// says so, and its disks without them work. `make test-quota` runs this test with a kernel that has them.
+func TestQuotas(t *testing.T) {
+	dir := t.TempDir()
+	problem := ProbeQuotas(ctx(t), dir)
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("the probe leaves %v, %v", entries, err)
+	}
+	d := newDisk(t)
+	d.Quotas = true
+	check(t, d.Create(ctx(t), size))
+	err := d.Attach(ctx(t))
+	if problem != nil {
+		if os.Getenv("CAPSTAN_KERNEL") != "" {
+			t.Fatalf("the kernel of this guest has no project quotas: %v", problem)
+		}
+		if !strings.Contains(problem.Error(), "CONFIG_QFMT_V2") || err == nil || !strings.Contains(err.Error(), "CONFIG_QFMT_V2") {
+			t.Errorf("the probe says %v, the disk %v; want both to name CONFIG_QFMT_V2", problem, err)
+		}
+	} else {
+		check(t, err)
+		check(t, d.Detach(ctx(t)))
+		check(t, d.Attach(ctx(t)))
+		if !enforced(t, d.Dir) {
+			t.Error("the disk does not enforce limits")
+		}
+	}
+	if plain := attached(t); enforced(t, plain.Dir) {
+		t.Error("a disk without quotas enforces limits")
+	}
+}
