@@ -434,10 +434,11 @@ test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest,
 	test/vm/kernel.sh $(BIN)/debian-kernel '$(VLAN_MODULES)' nft ./internal/host/network 'TestVLAN|TestStation'
 
 .PHONY: test-quota
-test-quota: setup ## Test the project quotas of disks on Debian's kernel in an emulated guest, some minutes (not part of test).
+test-quota: setup ## Test the sizes of local volumes on Debian's kernel in an emulated guest, some minutes (not part of test).
 	@hack/setup.sh qemu-system-x86 busybox-static kmod
 	test/vm/kernel.sh $(BIN)/debian-kernel '$(QUOTA_MODULES)' 'mkfs.ext4 e2fsck resize2fs' \
-		./internal/host/machinedisk TestQuotas
+		./internal/host/machinedisk 'TestQuotas|TestSize|TestErrors|TestDamaged|TestGrow' \
+		./internal/node/localvolume 'TestLimits|TestProjects|TestFolders'
 
 .PHONY: test-vm-rack
 test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).

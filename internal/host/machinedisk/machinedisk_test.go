@@ -31,7 +31,7 @@ func check(t *testing.T, err error) {
 func newDisk(t *testing.T) Disk {
 	t.Helper()
 	dir := t.TempDir()
-	d := Disk{Image: filepath.Join(dir, "disk.img"), Dir: filepath.Join(dir, "rootfs")}
+	d := Disk{Image: filepath.Join(dir, "disk.img"), Dir: filepath.Join(dir, "rootfs"), Quotas: os.Getenv("CAPSTAN_KERNEL") != ""}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

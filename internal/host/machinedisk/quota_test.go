@@ -45,7 +45,11 @@ func TestQuotas(t *testing.T) {
 			t.Error("the disk does not enforce limits")
 		}
 	}
-	if plain := attached(t); enforced(t, plain.Dir) {
+	plain := newDisk(t)
+	plain.Quotas = false
+	check(t, plain.Create(ctx(t), size))
+	check(t, plain.Attach(ctx(t)))
+	if enforced(t, plain.Dir) {
 		t.Error("a disk without quotas enforces limits")
 	}
 }

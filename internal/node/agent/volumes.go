@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
+	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -34,6 +35,8 @@ type volumes struct {
 	*agent
 	client  dynamic.Interface
 	folders localvolume.Folders
+	// init sets the limits of volumes: the agent lacks CAP_SYS_ADMIN.
+	init *initapi.Client
 	// controlPlane machines also remove the volumes of Nodes that are gone.
 	controlPlane           bool
 	claims, known, members cache.Store
@@ -59,8 +62,12 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	}
 	wake := wakeup.New()
 	v := &volumes{
-		agent: a, client: client, folders: localvolume.Folders{Dir: localvolume.Root}, reported: map[string]reportedEvent{},
+		agent: a, client: client, folders: localvolume.OfMachine, init: initapi.NewClient(initapi.Socket),
+		reported:     map[string]reportedEvent{},
 		controlPlane: a.config.Role != nodeconfig.RoleWorker,
+	}
+	if err := v.folders.Enforced(); err != nil {
+		a.log.Info("The sizes of local volumes are not enforced", "reason", err)
 	}
 	if err := v.follow(ctx, wake.Send); err != nil {
 		return err
@@ -115,8 +122,7 @@ func (v *volumes) sync(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
 			continue
 		}
-		request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-		promised += request.Value()
+		promised += localvolume.Size(claim)
 	}
 	if v.controlPlane {
 		errs = append(errs, v.removeLost(ctx, known))
@@ -139,7 +145,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := localvolume.Check(claim, disk, promised); err != nil {
 		return err
 	}
-	if err := v.folders.Create(localvolume.Name(claim)); err != nil {
+	if err := v.create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
 		return err
 	}
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(localvolume.Volume(claim, v.name))
@@ -154,9 +160,30 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return nil
 }
 
+// create creates the folder of a volume with its limits.
+func (v *volumes) create(ctx context.Context, name string, size int64) error {
+	if err := v.folders.Create(name); err != nil || v.folders.Enforced() != nil {
+		return err
+	}
+	return v.init.LimitVolume(ctx, name, size)
+}
+
+// removeFolder removes the folder of a volume last, because it is the record of the limits.
+func (v *volumes) removeFolder(ctx context.Context, name string) error {
+	if v.folders.Enforced() == nil {
+		if err := v.folders.Empty(name); err != nil {
+			return err
+		}
+		if err := v.init.UnlimitVolume(ctx, name); err != nil {
+			return err
+		}
+	}
+	return v.folders.Remove(name)
+}
+
 // remove removes the folder first: the volume is the record that the folder remains.
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
-	if err := v.folders.Remove(volume.Name); err != nil {
+	if err := v.removeFolder(ctx, volume.Name); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
 		v.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err

@@ -115,6 +115,16 @@ func (c *Client) Stalled(ctx context.Context, reason string) error {
 	return body.Close()
 }
 
+// LimitVolume limits the folder of a local volume to size bytes.
+func (c *Client) LimitVolume(ctx context.Context, name string, size int64) error {
+	return c.post(ctx, fmt.Sprintf("/v1/volumes/%s/limit?bytes=%d", name, size))
+}
+
+// UnlimitVolume removes the limits of the folder of a local volume that goes.
+func (c *Client) UnlimitVolume(ctx context.Context, name string) error {
+	return c.post(ctx, "/v1/volumes/"+name+"/unlimit")
+}
+
 // WaitReady waits until all the named services are ready, or until ctx ends.
 func (c *Client) WaitReady(ctx context.Context, names ...string) error {
 	var missing []string

@@ -10,8 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Folders are the folders of the volumes in one folder. Only root can enter that folder. Every operation can be repeated.
-type Folders struct{ Dir string }
+// Folders are the folders of the volumes in the folder Dir. Only root can enter that folder. Every operation can be repeated.
+type Folders struct {
+	Dir string
+	// Top is the top folder of the machine's disk.
+	Top string
+}
+
+// OfMachine are the folders of volumes of this machine.
+var OfMachine = Folders{Dir: Root, Top: "/"}
 
 // Disk returns the size of the disk.
 func (f Folders) Disk() (Disk, error) {
@@ -45,14 +52,57 @@ func (f Folders) Create(name string) error {
 	return root.Chmod(name, 0o777) // the process has a umask
 }
 
-// Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
-// because the content of the mount belongs to something else.
-func (f Folders) Remove(name string) error {
-	root, err := f.open(name)
+// Empty removes the content of a volume, under the conditions of Remove. The folder remains, and with it the project id.
+func (f Folders) Empty(name string) error {
+	root, err := f.openUnmounted(name)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
+	if info, err := root.Lstat(name); errors.Is(err, os.ErrNotExist) || err == nil && !info.IsDir() {
+		return nil
+	}
+	folder, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	content, err := folder.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, child := range content {
+		if err := root.RemoveAll(filepath.Join(name, child)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
+// because the content of the mount belongs to something else.
+func (f Folders) Remove(name string) error {
+	root, err := f.openUnmounted(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	return root.RemoveAll(name)
+}
+
+// openUnmounted is open for a volume without mounts.
+func (f Folders) openUnmounted(name string) (*os.Root, error) {
+	root, err := f.open(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.checkMounts(name); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return root, nil
+}
+
+func (f Folders) checkMounts(name string) error {
 	path, err := filepath.EvalSymlinks(f.Dir)
 	if err != nil {
 		return err
@@ -64,7 +114,7 @@ func (f Folders) Remove(name string) error {
 	if len(mounts) > 0 {
 		return fmt.Errorf("expected no mount in the volume, found %s; unmount it on the machine", mounts[0].Mountpoint)
 	}
-	return root.RemoveAll(name)
+	return nil
 }
 
 func (f Folders) open(name string) (*os.Root, error) {

@@ -91,6 +91,9 @@ func checkSize(request int64, disk Disk, promised int64) error {
 	return nil
 }
 
+// Size returns the size of the volume of a claim, in bytes.
+func Size(claim *corev1.PersistentVolumeClaim) int64 { return size(claim.Spec.Resources.Requests) }
+
 func size(list corev1.ResourceList) int64 {
 	quantity := list[corev1.ResourceStorage]
 	if quantity.CmpInt64(math.MaxInt64) > 0 {

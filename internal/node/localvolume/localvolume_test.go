@@ -149,7 +149,7 @@ func TestFolders(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
 	must(t, os.MkdirAll(filepath.Join(precious, "inner"), 0o755))
-	f, name := Folders{Dir: filepath.Join(dir, "volumes")}, "pvc-"+uid
+	f, name := Folders{Dir: filepath.Join(dir, "volumes"), Top: "/"}, "pvc-"+uid
 	for range 2 {
 		must(t, f.Create(name))
 	}
@@ -162,8 +162,15 @@ func TestFolders(t *testing.T) {
 	}
 	must(t, os.Symlink(precious, filepath.Join(volume, "escape")))
 	for range 2 {
+		must(t, f.Empty(name))
+	}
+	if entries, err := os.ReadDir(volume); err != nil || len(entries) != 0 {
+		t.Errorf("an empty volume has %v, %v", entries, err)
+	}
+	for range 2 {
 		must(t, f.Remove(name))
 	}
+	must(t, f.Empty(name))
 	if _, err := os.Stat(volume); !os.IsNotExist(err) {
 		t.Errorf("the folder remains: %v", err)
 	}
@@ -171,9 +178,13 @@ func TestFolders(t *testing.T) {
 	if f.Create(name) == nil {
 		t.Error("a link is the folder of a volume")
 	}
+	must(t, f.Empty(name))
+	if f.Limit(name, 1<<20) == nil {
+		t.Error("a link has a limit")
+	}
 	must(t, f.Remove(name))
 	for _, bad := range []string{"", ".", "..", "../precious", "precious", name + "/..", name + "/", strings.ToUpper(name), name + "\n"} {
-		if f.Create(bad) == nil || f.Remove(bad) == nil {
+		if f.Create(bad) == nil || f.Empty(bad) == nil || f.Limit(bad, 1) == nil || f.Unlimit(bad) == nil || f.Remove(bad) == nil {
 			t.Errorf("%q is a volume", bad)
 		}
 	}

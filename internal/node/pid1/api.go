@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/localvolume"
 )
 
 func (m *manager) routes() http.Handler {
@@ -19,6 +21,7 @@ func (m *manager) routes() http.Handler {
 	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) { answer(w, m.reload()) })
 	mux.HandleFunc("POST "+machineapi.StopPodsPath, m.postStopPods)
 	mux.HandleFunc("POST "+machineapi.StalledPath, m.postStalled)
+	VolumeRoutes(mux)
 	actions := map[string]func(string) error{
 		"start": m.supervisor.Start, "stop": m.supervisor.Stop,
 		"restart": m.supervisor.Restart, "reload": m.supervisor.Reload,
@@ -47,6 +50,23 @@ func (m *manager) postStopPods(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	m.stopPods(limit)
+}
+
+// VolumeRoutes serves the limits of local volumes to the node agent, which lacks the capability.
+func VolumeRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("POST /v1/volumes/{volume}/limit", postLimit)
+	mux.HandleFunc("POST /v1/volumes/{volume}/unlimit", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, localvolume.OfMachine.Unlimit(r.PathValue("volume")))
+	})
+}
+
+func postLimit(w http.ResponseWriter, r *http.Request) {
+	size, err := strconv.ParseInt(r.URL.Query().Get("bytes"), 10, 64)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("bytes is %q, expected a number", r.URL.Query().Get("bytes")), http.StatusBadRequest)
+		return
+	}
+	answer(w, localvolume.OfMachine.Limit(r.PathValue("volume"), size))
 }
 
 // maxReason bounds the reason of a stalled bootstrap in bytes.

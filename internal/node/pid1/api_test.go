@@ -48,3 +48,21 @@ func TestStalled(t *testing.T) {
 		})
 	}
 }
+
+// TestVolumeLimits: PID 1 changes only folders with the name of a volume.
+func TestVolumeLimits(t *testing.T) {
+	name := "pvc-01234567-89ab-cdef-0123-456789abcdef"
+	for path, want := range map[string]int{
+		"/v1/volumes/" + name + "/limit":                http.StatusBadRequest,
+		"/v1/volumes/" + name + "/limit?bytes=1Gi":      http.StatusBadRequest,
+		"/v1/volumes/" + name + "/limit?bytes=0":        http.StatusConflict,
+		"/v1/volumes/..%2F..%2Fetc/limit?bytes=1048576": http.StatusConflict,
+		"/v1/volumes/etc/unlimit":                       http.StatusConflict,
+	} {
+		answer := httptest.NewRecorder()
+		(&manager{}).routes().ServeHTTP(answer, httptest.NewRequest(http.MethodPost, path, nil))
+		if answer.Code != want {
+			t.Errorf("%s: %d %s, want %d", path, answer.Code, answer.Body, want)
+		}
+	}
+}
