@@ -434,11 +434,16 @@ test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest,
 	test/vm/kernel.sh $(BIN)/debian-kernel '$(VLAN_MODULES)' nft ./internal/host/network 'TestVLAN|TestStation'
 
 .PHONY: test-quota
-test-quota: setup ## Test the sizes of local volumes on Debian's kernel in an emulated guest, some minutes (not part of test).
+test-quota: setup build-node ## Test the sizes of local volumes on Debian's kernel in an emulated guest, some minutes (not part of test).
 	@hack/setup.sh qemu-system-x86 busybox-static kmod
-	test/vm/kernel.sh $(BIN)/debian-kernel '$(QUOTA_MODULES)' 'mkfs.ext4 e2fsck resize2fs' \
+	go build -o $(BIN)/debian-kernel/capstan-runc ./cmd/capstan-runc
+	GOARCH=386 go test -c -o $(BIN)/debian-kernel/escape32 ./internal/node/podseccomp
+	test/vm/kernel.sh $(BIN)/debian-kernel '$(QUOTA_MODULES)' \
+		'mkfs.ext4 e2fsck resize2fs $(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/debian-kernel/,capstan-runc escape32)' \
 		./internal/host/machinedisk 'TestQuotas|TestSize|TestErrors|TestDamaged|TestGrow' \
-		./internal/node/localvolume 'TestLimits|TestProjects|TestFolders'
+		./internal/node/localvolume 'TestLimits|TestProjects|TestFolders' \
+		./internal/node/agent TestVolumeLimits \
+		./internal/node/podseccomp TestContainer
 
 .PHONY: test-vm-rack
 test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).

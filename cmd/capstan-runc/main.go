@@ -1,5 +1,6 @@
 // Command capstan-runc runs runc for containerd. Before runc creates a container, it shows the size of the machine in /proc of the
-// container. It is a program of its own, because containerd runs it for each probe of a pod: it must start as fast as runc.
+// container, and keeps the container from leaving the limits of its local volumes. It is a program of its own, because containerd runs
+// it for each probe of a pod: it must start as fast as runc.
 //
 // Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
@@ -10,14 +11,22 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"capstan.dev/capstan/internal/node/bundle"
+	"capstan.dev/capstan/internal/node/podseccomp"
 	"capstan.dev/capstan/internal/node/podview"
+	"capstan.dev/capstan/internal/projectquota"
 )
 
 func main() {
-	if bundle := podview.Bundle(os.Args[1:]); bundle != "" {
+	if dir := bundle.Dir(os.Args[1:]); dir != "" {
 		// A container with the /proc of the kernel is better than none.
-		if err := podview.Update(bundle, podview.Views()); err != nil {
+		if err := bundle.Change(dir, podview.Add(podview.Views())); err != nil {
 			fmt.Fprintln(os.Stderr, "capstan-runc: the container sees the memory of the host:", err)
+		}
+		if projectquota.Own("/", "/") == nil {
+			if err := bundle.Change(dir, podseccomp.Restrict); err != nil {
+				fail("restricting the seccomp profile of the container", err)
+			}
 		}
 	}
 	self, err := os.Executable()
@@ -26,6 +35,10 @@ func main() {
 		//nolint:gosec // It has no more rights than containerd, which chooses the arguments.
 		err = syscall.Exec(runc, append([]string{runc}, os.Args[1:]...), os.Environ())
 	}
-	fmt.Fprintln(os.Stderr, "capstan-runc: starting runc:", err)
+	fail("starting runc", err)
+}
+
+func fail(step string, err error) {
+	fmt.Fprintf(os.Stderr, "capstan-runc: %s: %v\n", step, err)
 	os.Exit(1)
 }

@@ -5,14 +5,9 @@
 package podview
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 )
 
@@ -33,51 +28,9 @@ func Views() []string {
 	})
 }
 
-// Bundle returns the folder with the specification of the container that the arguments of runc create, or "".
-func Bundle(args []string) string {
-	create := slices.Index(args, "create")
-	if create < 0 {
-		return ""
-	}
-	for i, arg := range args[create:] {
-		if dir, found := strings.CutPrefix(arg, "--bundle="); found {
-			return dir
-		}
-		if rest := args[create+i+1:]; (arg == "--bundle" || arg == "-b") && len(rest) > 0 {
-			return rest[0]
-		}
-	}
-	return "."
-}
-
-// Update adds the views to the specification in a bundle.
-func Update(bundle string, views []string) error {
-	path := filepath.Join(bundle, "config.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	changed, err := add(data, views)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	if bytes.Equal(changed, data) {
-		return nil
-	}
-	return replace(path, changed)
-}
-
-// replace writes a file so that an interruption leaves the old or the new content.
-func replace(path string, data []byte) error {
-	mode := fs.FileMode(0o600)
-	if info, err := os.Stat(path); err == nil {
-		mode = info.Mode().Perm()
-	}
-	next := path + ".capstan"
-	if err := os.WriteFile(next, data, mode); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
+// Add returns a function that adds views to the specification of a container.
+func Add(views []string) func(spec []byte) ([]byte, error) {
+	return func(spec []byte) ([]byte, error) { return add(spec, views) }
 }
 
 // kind is the treatment of a container.
