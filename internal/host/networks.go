@@ -30,6 +30,7 @@ type networks struct {
 	publishing sync.Mutex
 	// neighbourErrors are those of acrossHosts.
 	neighbourErrors lastErrors
+	pulses          pulses
 	// serviceErrors are those of holdServices.
 	serviceErrors lastErrors
 }

@@ -126,10 +126,10 @@ func (h *Host) holdServices(ctx context.Context) {
 
 // holdServicesOnce looks at the Services of all networks once. An error that lasts is logged once.
 func (h *Host) holdServicesOnce(ctx context.Context, first bool) {
-	known := map[string]bool{}
+	known, managed := map[string]bool{}, h.pulses.managed(time.Now(), h.fence.Watched())
 	for _, id := range h.networkIDs() {
 		known[id] = true
-		if err := h.holdServicesOf(ctx, id, first); ctx.Err() == nil && h.serviceErrors.news(id, err) {
+		if err := h.holdServicesOf(ctx, id, first, managed); ctx.Err() == nil && h.serviceErrors.news(id, err) {
 			h.log.Error("Cannot publish Services of a cluster; capstand tries again", "id", id, "error", err)
 		}
 	}
@@ -142,7 +142,7 @@ func (h *Host) networkIDs() []string {
 	return slices.Sorted(maps.Keys(h.networks.byID))
 }
 
-func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error {
+func (h *Host) holdServicesOf(ctx context.Context, id string, first, managed bool) error {
 	h.publishing.Lock()
 	defer h.publishing.Unlock()
 	req, err := h.recordedServices(id)
@@ -150,7 +150,6 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error 
 		return err
 	}
 	services, lost := boxServices(req), network.Refused(nil)
-	managed := h.fence.Watched()
 	if !managed { // A manager may have moved the addresses to another host.
 		if services, lost, err = h.box.YieldServices(ctx, id, services); err != nil {
 			return err

@@ -118,7 +118,7 @@ func TestServicesAreRestored(t *testing.T) {
 	published("after the deletion of the network", false)
 	h = again
 	listed()
-	must(t, again.holdServicesOf(t.Context(), n.Id, true))
+	must(t, again.holdServicesOf(t.Context(), n.Id, true, false))
 	if own, err := network.HasAddress(netip.MustParseAddr("203.0.113.2")); err != nil || !own {
 		t.Errorf("the box lost its own address: %v", err)
 	}

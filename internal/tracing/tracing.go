@@ -99,8 +99,10 @@ func transport(f collector.Flags) (otlptracegrpc.Option, error) {
 	return otlptracegrpc.WithTLSCredentials(credentials.NewTLS(config)), nil
 }
 
-// traced leaves out calls that last as long as a connection.
-func traced(info *stats.RPCTagInfo) bool { return !strings.HasSuffix(info.FullMethodName, "/Watch") }
+// traced leaves out calls that last as long as a connection, and those that are sent all the time.
+func traced(info *stats.RPCTagInfo) bool {
+	return !strings.HasSuffix(info.FullMethodName, "/Watch") && !strings.HasSuffix(info.FullMethodName, "/Pulse")
+}
 
 // ClientOption makes a gRPC client continue traces.
 func ClientOption() grpc.DialOption {

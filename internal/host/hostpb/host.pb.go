@@ -310,7 +310,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46, 0}
+	return file_host_proto_rawDescGZIP(), []int{48, 0}
 }
 
 type MachineStatus_Phase int32
@@ -368,7 +368,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48, 0}
+	return file_host_proto_rawDescGZIP(), []int{50, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -423,7 +423,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48, 1}
+	return file_host_proto_rawDescGZIP(), []int{50, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -2274,6 +2274,78 @@ func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
 	return nil
 }
 
+type PulseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PulseRequest) Reset() {
+	*x = PulseRequest{}
+	mi := &file_host_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PulseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PulseRequest) ProtoMessage() {}
+
+func (x *PulseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PulseRequest.ProtoReflect.Descriptor instead.
+func (*PulseRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{26}
+}
+
+type PulseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PulseResponse) Reset() {
+	*x = PulseResponse{}
+	mi := &file_host_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PulseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PulseResponse) ProtoMessage() {}
+
+func (x *PulseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PulseResponse.ProtoReflect.Descriptor instead.
+func (*PulseResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{27}
+}
+
 type ListServicesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2282,7 +2354,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2366,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2379,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 type ListServicesResponse struct {
@@ -2319,7 +2391,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2403,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2416,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListServicesResponse) GetLists() []*SetServicesRequest {
@@ -2366,7 +2438,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2450,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2463,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -2427,7 +2499,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2511,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2524,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -2484,7 +2556,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2568,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2581,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 type LoadBalancer struct {
@@ -2538,7 +2610,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2622,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2635,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2653,7 +2725,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2737,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2750,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2714,7 +2786,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2798,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2811,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Backend) GetName() string {
@@ -2775,7 +2847,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2859,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2872,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2832,7 +2904,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +2916,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +2929,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 type MachineSpec struct {
@@ -2891,7 +2963,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +2975,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +2988,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -3059,7 +3131,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3143,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3156,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Volume) GetId() string {
@@ -3127,7 +3199,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3211,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3224,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteVolumeRequest) GetId() string {
@@ -3184,7 +3256,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3268,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3281,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 type VolumeMount struct {
@@ -3222,7 +3294,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3306,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3319,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeMount) GetId() string {
@@ -3275,7 +3347,7 @@ type MachineDevice struct {
 
 func (x *MachineDevice) Reset() {
 	*x = MachineDevice{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3359,7 @@ func (x *MachineDevice) String() string {
 func (*MachineDevice) ProtoMessage() {}
 
 func (x *MachineDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3372,7 @@ func (x *MachineDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineDevice.ProtoReflect.Descriptor instead.
 func (*MachineDevice) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MachineDevice) GetName() string {
@@ -3329,7 +3401,7 @@ type HostMount struct {
 
 func (x *HostMount) Reset() {
 	*x = HostMount{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3413,7 @@ func (x *HostMount) String() string {
 func (*HostMount) ProtoMessage() {}
 
 func (x *HostMount) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3426,7 @@ func (x *HostMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
 func (*HostMount) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HostMount) GetSource() string {
@@ -3389,7 +3461,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3473,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3486,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Address) GetAddress() string {
@@ -3452,7 +3524,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3536,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3549,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -3519,7 +3591,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3531,7 +3603,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3544,7 +3616,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -3590,7 +3662,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3674,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3687,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -3672,7 +3744,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +3756,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +3769,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -3740,7 +3812,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3752,7 +3824,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3765,7 +3837,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3877,7 +3949,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3889,7 +3961,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3902,7 +3974,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3939,7 +4011,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4023,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4036,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -4011,7 +4083,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4023,7 +4095,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4036,7 +4108,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -4054,7 +4126,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4138,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4151,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 type ListMachinesResponse struct {
@@ -4091,7 +4163,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4103,7 +4175,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[53]
+	mi := &file_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4116,7 +4188,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{53}
+	return file_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -4138,7 +4210,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4222,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[54]
+	mi := &file_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4235,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{54}
+	return file_host_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -4199,7 +4271,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4211,7 +4283,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[55]
+	mi := &file_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4224,7 +4296,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{55}
+	return file_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -4261,7 +4333,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4345,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[56]
+	mi := &file_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4358,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{56}
+	return file_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -4327,7 +4399,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4339,7 +4411,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[57]
+	mi := &file_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4352,7 +4424,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{57}
+	return file_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -4373,7 +4445,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4385,7 +4457,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[58]
+	mi := &file_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4398,7 +4470,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{58}
+	return file_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -4425,7 +4497,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4509,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[59]
+	mi := &file_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4450,7 +4522,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{59}
+	return file_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -4472,7 +4544,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4484,7 +4556,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[60]
+	mi := &file_host_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4497,7 +4569,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{60}
+	return file_host_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -4537,7 +4609,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4621,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[61]
+	mi := &file_host_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4634,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{61}
+	return file_host_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -4587,7 +4659,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +4671,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[62]
+	mi := &file_host_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +4684,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{62}
+	return file_host_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -4703,7 +4775,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[63]
+	mi := &file_host_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4787,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[63]
+	mi := &file_host_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4728,7 +4800,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{63}
+	return file_host_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -4776,7 +4848,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[64]
+	mi := &file_host_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +4860,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[64]
+	mi := &file_host_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +4873,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{64}
+	return file_host_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -4833,7 +4905,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[65]
+	mi := &file_host_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4845,7 +4917,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[65]
+	mi := &file_host_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4858,7 +4930,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{65}
+	return file_host_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -5115,7 +5187,9 @@ const file_host_proto_rawDesc = "" +
 	"\x03TCP\x10\x01\x12\a\n" +
 	"\x03UDP\x10\x02\"P\n" +
 	"\x13SetServicesResponse\x129\n" +
-	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"\x15\n" +
+	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"\x0e\n" +
+	"\fPulseRequest\"\x0f\n" +
+	"\rPulseResponse\"\x15\n" +
 	"\x13ListServicesRequest\"Q\n" +
 	"\x14ListServicesResponse\x129\n" +
 	"\x05lists\x18\x01 \x03(\v2#.capstan.host.v1.SetServicesRequestR\x05lists\"X\n" +
@@ -5327,7 +5401,7 @@ const file_host_proto_rawDesc = "" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
 	"\texit_code\x18\x04 \x01(\x05H\x00R\bexitCodeB\t\n" +
-	"\acontent2\xcc\x0f\n" +
+	"\acontent2\x94\x10\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -5335,7 +5409,8 @@ const file_host_proto_rawDesc = "" +
 	"\rDeleteNetwork\x12%.capstan.host.v1.DeleteNetworkRequest\x1a&.capstan.host.v1.DeleteNetworkResponse\x12O\n" +
 	"\bSetPeers\x12 .capstan.host.v1.SetPeersRequest\x1a!.capstan.host.v1.SetPeersResponse\x12X\n" +
 	"\vSetServices\x12#.capstan.host.v1.SetServicesRequest\x1a$.capstan.host.v1.SetServicesResponse\x12[\n" +
-	"\fListServices\x12$.capstan.host.v1.ListServicesRequest\x1a%.capstan.host.v1.ListServicesResponse\x12R\n" +
+	"\fListServices\x12$.capstan.host.v1.ListServicesRequest\x1a%.capstan.host.v1.ListServicesResponse\x12F\n" +
+	"\x05Pulse\x12\x1d.capstan.host.v1.PulseRequest\x1a\x1e.capstan.host.v1.PulseResponse\x12R\n" +
 	"\x12EnsureLoadBalancer\x12\x1d.capstan.host.v1.LoadBalancer\x1a\x1d.capstan.host.v1.LoadBalancer\x12m\n" +
 	"\x12DeleteLoadBalancer\x12*.capstan.host.v1.DeleteLoadBalancerRequest\x1a+.capstan.host.v1.DeleteLoadBalancerResponse\x12P\n" +
 	"\rEnsureMachine\x12%.capstan.host.v1.EnsureMachineRequest\x1a\x18.capstan.host.v1.Machine\x12J\n" +
@@ -5369,7 +5444,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -5403,148 +5478,152 @@ var file_host_proto_goTypes = []any{
 	(*PublishedService)(nil),           // 29: capstan.host.v1.PublishedService
 	(*PublishedPort)(nil),              // 30: capstan.host.v1.PublishedPort
 	(*SetServicesResponse)(nil),        // 31: capstan.host.v1.SetServicesResponse
-	(*ListServicesRequest)(nil),        // 32: capstan.host.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),       // 33: capstan.host.v1.ListServicesResponse
-	(*RefusedAddress)(nil),             // 34: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 35: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 36: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 37: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 38: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 39: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 40: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 41: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 42: capstan.host.v1.MachineSpec
-	(*Volume)(nil),                     // 43: capstan.host.v1.Volume
-	(*DeleteVolumeRequest)(nil),        // 44: capstan.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 45: capstan.host.v1.DeleteVolumeResponse
-	(*VolumeMount)(nil),                // 46: capstan.host.v1.VolumeMount
-	(*MachineDevice)(nil),              // 47: capstan.host.v1.MachineDevice
-	(*HostMount)(nil),                  // 48: capstan.host.v1.HostMount
-	(*Address)(nil),                    // 49: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 50: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 51: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 52: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 53: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 54: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 55: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 56: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 57: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 58: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 59: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 60: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 61: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 62: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 63: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 64: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 65: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 66: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 67: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 68: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 69: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 70: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 71: capstan.host.v1.ExecResponse
-	nil,                                // 72: capstan.host.v1.HostInfo.LinkMtusEntry
-	nil,                                // 73: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 74: google.protobuf.Timestamp
+	(*PulseRequest)(nil),               // 32: capstan.host.v1.PulseRequest
+	(*PulseResponse)(nil),              // 33: capstan.host.v1.PulseResponse
+	(*ListServicesRequest)(nil),        // 34: capstan.host.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),       // 35: capstan.host.v1.ListServicesResponse
+	(*RefusedAddress)(nil),             // 36: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 37: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 38: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 39: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 40: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 41: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 42: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 43: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 44: capstan.host.v1.MachineSpec
+	(*Volume)(nil),                     // 45: capstan.host.v1.Volume
+	(*DeleteVolumeRequest)(nil),        // 46: capstan.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 47: capstan.host.v1.DeleteVolumeResponse
+	(*VolumeMount)(nil),                // 48: capstan.host.v1.VolumeMount
+	(*MachineDevice)(nil),              // 49: capstan.host.v1.MachineDevice
+	(*HostMount)(nil),                  // 50: capstan.host.v1.HostMount
+	(*Address)(nil),                    // 51: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 52: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 53: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 54: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 55: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 56: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 57: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 58: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 59: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 60: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 61: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 62: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 63: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 64: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 65: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 66: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 67: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 68: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 69: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 70: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 71: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 72: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 73: capstan.host.v1.ExecResponse
+	nil,                                // 74: capstan.host.v1.HostInfo.LinkMtusEntry
+	nil,                                // 75: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 76: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	12, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	11, // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	74, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	76, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
 	10, // 4: capstan.host.v1.HostInfo.devices:type_name -> capstan.host.v1.DeviceKind
-	72, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
+	74, // 5: capstan.host.v1.HostInfo.link_mtus:type_name -> capstan.host.v1.HostInfo.LinkMtusEntry
 	9,  // 6: capstan.host.v1.HostInfo.container_archives:type_name -> capstan.host.v1.ContainerArchive
 	19, // 7: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
 	12, // 8: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
 	1,  // 9: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	53, // 10: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	37, // 11: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	55, // 10: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	39, // 11: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
 	8,  // 12: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
 	24, // 13: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
 	23, // 14: capstan.host.v1.Network.lan:type_name -> capstan.host.v1.LAN
 	26, // 15: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	73, // 16: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	75, // 16: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
 	29, // 17: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
 	30, // 18: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
 	2,  // 19: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	34, // 20: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	36, // 20: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
 	28, // 21: capstan.host.v1.ListServicesResponse.lists:type_name -> capstan.host.v1.SetServicesRequest
-	39, // 22: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	38, // 23: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	41, // 22: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	40, // 23: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
 	22, // 24: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	49, // 25: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	46, // 26: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
-	48, // 27: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
-	47, // 28: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
-	42, // 29: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	42, // 30: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	51, // 25: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	48, // 26: capstan.host.v1.MachineSpec.volumes:type_name -> capstan.host.v1.VolumeMount
+	50, // 27: capstan.host.v1.MachineSpec.host_mounts:type_name -> capstan.host.v1.HostMount
+	49, // 28: capstan.host.v1.MachineSpec.devices:type_name -> capstan.host.v1.MachineDevice
+	44, // 29: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	44, // 30: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
 	3,  // 31: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	74, // 32: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	74, // 33: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	42, // 34: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	54, // 35: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	76, // 32: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	76, // 33: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	44, // 34: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	56, // 35: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
 	4,  // 36: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
 	5,  // 37: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	56, // 38: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	74, // 39: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	55, // 40: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	52, // 41: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	74, // 42: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	74, // 43: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	53, // 44: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	69, // 45: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	70, // 46: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	58, // 38: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	76, // 39: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	57, // 40: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	54, // 41: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	76, // 42: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	76, // 43: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	55, // 44: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	71, // 45: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	72, // 46: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
 	7,  // 47: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
 	20, // 48: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
 	22, // 49: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	35, // 50: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	37, // 50: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
 	25, // 51: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
 	28, // 52: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	32, // 53: capstan.host.v1.Host.ListServices:input_type -> capstan.host.v1.ListServicesRequest
-	37, // 54: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	40, // 55: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	50, // 56: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	57, // 57: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	58, // 58: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	60, // 59: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	61, // 60: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	62, // 61: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	51, // 62: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	43, // 63: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
-	44, // 64: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
-	13, // 65: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	17, // 66: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	15, // 67: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
-	64, // 68: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	66, // 69: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	68, // 70: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 71: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	21, // 72: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	22, // 73: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	36, // 74: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	27, // 75: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	31, // 76: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	33, // 77: capstan.host.v1.Host.ListServices:output_type -> capstan.host.v1.ListServicesResponse
-	37, // 78: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	41, // 79: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	53, // 80: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	53, // 81: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	59, // 82: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	63, // 83: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	53, // 84: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	53, // 85: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	53, // 86: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	43, // 87: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
-	45, // 88: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
-	14, // 89: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	18, // 90: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	16, // 91: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
-	65, // 92: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	67, // 93: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	71, // 94: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	71, // [71:95] is the sub-list for method output_type
-	47, // [47:71] is the sub-list for method input_type
+	34, // 53: capstan.host.v1.Host.ListServices:input_type -> capstan.host.v1.ListServicesRequest
+	32, // 54: capstan.host.v1.Host.Pulse:input_type -> capstan.host.v1.PulseRequest
+	39, // 55: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	42, // 56: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	52, // 57: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	59, // 58: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	60, // 59: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	62, // 60: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	63, // 61: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	64, // 62: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	53, // 63: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	45, // 64: capstan.host.v1.Host.EnsureVolume:input_type -> capstan.host.v1.Volume
+	46, // 65: capstan.host.v1.Host.DeleteVolume:input_type -> capstan.host.v1.DeleteVolumeRequest
+	13, // 66: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	17, // 67: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	15, // 68: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	66, // 69: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	68, // 70: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	70, // 71: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 72: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	21, // 73: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	22, // 74: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	38, // 75: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	27, // 76: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	31, // 77: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	35, // 78: capstan.host.v1.Host.ListServices:output_type -> capstan.host.v1.ListServicesResponse
+	33, // 79: capstan.host.v1.Host.Pulse:output_type -> capstan.host.v1.PulseResponse
+	39, // 80: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	43, // 81: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	55, // 82: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	55, // 83: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	61, // 84: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	65, // 85: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	55, // 86: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	55, // 87: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	55, // 88: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	45, // 89: capstan.host.v1.Host.EnsureVolume:output_type -> capstan.host.v1.Volume
+	47, // 90: capstan.host.v1.Host.DeleteVolume:output_type -> capstan.host.v1.DeleteVolumeResponse
+	14, // 91: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	18, // 92: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	16, // 93: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	67, // 94: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	69, // 95: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	73, // 96: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	72, // [72:97] is the sub-list for method output_type
+	47, // [47:72] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
 	47, // [47:47] is the sub-list for extension extendee
 	0,  // [0:47] is the sub-list for field type_name
@@ -5560,13 +5639,13 @@ func file_host_proto_init() {
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[62].OneofWrappers = []any{
+	file_host_proto_msgTypes[64].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[65].OneofWrappers = []any{
+	file_host_proto_msgTypes[67].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -5578,7 +5657,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   68,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -33,6 +33,7 @@ const (
 	Host_SetPeers_FullMethodName           = "/capstan.host.v1.Host/SetPeers"
 	Host_SetServices_FullMethodName        = "/capstan.host.v1.Host/SetServices"
 	Host_ListServices_FullMethodName       = "/capstan.host.v1.Host/ListServices"
+	Host_Pulse_FullMethodName              = "/capstan.host.v1.Host/Pulse"
 	Host_EnsureLoadBalancer_FullMethodName = "/capstan.host.v1.Host/EnsureLoadBalancer"
 	Host_DeleteLoadBalancer_FullMethodName = "/capstan.host.v1.Host/DeleteLoadBalancer"
 	Host_EnsureMachine_FullMethodName      = "/capstan.host.v1.Host/EnsureMachine"
@@ -77,6 +78,9 @@ type HostClient interface {
 	SetServices(ctx context.Context, in *SetServicesRequest, opts ...grpc.CallOption) (*SetServicesResponse, error)
 	// ListServices returns the recorded lists of SetServices of all networks, except empty ones.
 	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error)
+	// Pulse shows that a manager reaches the host. The manager sends the next one after the answer. A host that gets no more of them
+	// does not announce the addresses of Services, and gives up those that another station has: the manager may move them.
+	Pulse(ctx context.Context, in *PulseRequest, opts ...grpc.CallOption) (*PulseResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(ctx context.Context, in *LoadBalancer, opts ...grpc.CallOption) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
@@ -208,6 +212,16 @@ func (c *hostClient) ListServices(ctx context.Context, in *ListServicesRequest, 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListServicesResponse)
 	err := c.cc.Invoke(ctx, Host_ListServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) Pulse(ctx context.Context, in *PulseRequest, opts ...grpc.CallOption) (*PulseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PulseResponse)
+	err := c.cc.Invoke(ctx, Host_Pulse_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -424,6 +438,9 @@ type HostServer interface {
 	SetServices(context.Context, *SetServicesRequest) (*SetServicesResponse, error)
 	// ListServices returns the recorded lists of SetServices of all networks, except empty ones.
 	ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error)
+	// Pulse shows that a manager reaches the host. The manager sends the next one after the answer. A host that gets no more of them
+	// does not announce the addresses of Services, and gives up those that another station has: the manager may move them.
+	Pulse(context.Context, *PulseRequest) (*PulseResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
@@ -502,6 +519,9 @@ func (UnimplementedHostServer) SetServices(context.Context, *SetServicesRequest)
 }
 func (UnimplementedHostServer) ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListServices not implemented")
+}
+func (UnimplementedHostServer) Pulse(context.Context, *PulseRequest) (*PulseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pulse not implemented")
 }
 func (UnimplementedHostServer) EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureLoadBalancer not implemented")
@@ -690,6 +710,24 @@ func _Host_ListServices_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HostServer).ListServices(ctx, req.(*ListServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_Pulse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PulseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).Pulse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_Pulse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).Pulse(ctx, req.(*PulseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1001,6 +1039,10 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListServices",
 			Handler:    _Host_ListServices_Handler,
+		},
+		{
+			MethodName: "Pulse",
+			Handler:    _Host_Pulse_Handler,
 		},
 		{
 			MethodName: "EnsureLoadBalancer",

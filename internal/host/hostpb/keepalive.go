@@ -34,3 +34,14 @@ func (k Keepalive) Server() []grpc.ServerOption {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: k.Idle, Timeout: k.Answer}),
 	}
 }
+
+// Pulses detect the loss of a host with addresses of Services sooner than Keepalive, which closes the connection and is therefore more
+// patient.
+const (
+	// Silence is the time after the last answered pulse after which a manager may move addresses to another host. A manager sends
+	// three pulses in this time.
+	Silence = 6 * time.Second
+	// PulseLease is the time after the last pulse in which a host announces its addresses. It is shorter than Silence, so that the
+	// host stops before the manager moves them.
+	PulseLease = 5 * time.Second
+)

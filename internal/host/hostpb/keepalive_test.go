@@ -12,3 +12,10 @@ func TestLossIsShownInTime(t *testing.T) {
 		t.Errorf("the loss of a host is noticed and shown after %s; want %s at most", sum, promised)
 	}
 }
+
+// A host stops announcing its addresses before a manager moves them, and one lost pulse stops nothing.
+func TestPulses(t *testing.T) {
+	if PulseLease >= Silence || PulseLease < 2*Silence/3 {
+		t.Errorf("a host announces for %s after a pulse, and a manager moves addresses after %s", PulseLease, Silence)
+	}
+}

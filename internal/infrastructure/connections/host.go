@@ -62,6 +62,7 @@ type Host struct {
 	served        *atomic.Pointer[x509.Certificate] // the host's at the last handshake
 	conn          *grpc.ClientConn
 	notify        func(Event)
+	silence       time.Duration
 	stop          context.CancelFunc
 	stopped       context.Context
 	// managementCluster identifies the management cluster to the host.
@@ -78,6 +79,7 @@ type Host struct {
 	removals      int // of machines, reported by the host
 	spans         map[string]*span
 	services      map[string]publication
+	heartbeat     heartbeat
 	forgotten     int  // counts the spans that were forgotten
 	noClaims      bool // the host's capstand is older than claims
 }
@@ -103,7 +105,7 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 		HostClient: hostpb.NewHostClient(conn),
 		name:       name, address: address, credentials: creds, inbound: p.Inbound, slot: dialled,
 		served: served,
-		conn:   conn, notify: p.notify, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
+		conn:   conn, notify: p.notify, silence: p.Silence, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
 		err:           ErrConnecting,
 		since:         time.Now(),
 		machines:      map[string]*hostpb.Machine{},
@@ -349,6 +351,7 @@ func (h *Host) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
+	go h.sendPulses(ctx)
 	delay := backoff.Jittered(minBackoff, maxBackoff)
 	for ctx.Err() == nil {
 		synced, err := h.watch(ctx)
@@ -484,7 +487,7 @@ func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
-	h.spans, h.services = map[string]*span{}, map[string]publication{}
+	h.spans, h.services, h.heartbeat = map[string]*span{}, map[string]publication{}, heartbeat{}
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {

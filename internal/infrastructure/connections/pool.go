@@ -30,6 +30,8 @@ type Event struct {
 	LoadBalancer *hostpb.LoadBalancer
 	// Connection is true if the host was connected or disconnected.
 	Connection bool
+	// Silence is true if a host with addresses of Services fell silent, or answers again. Its connection may still exist.
+	Silence bool
 	// Capacity is true if the total or the free resources of the host changed.
 	Capacity bool
 	// Claimed is true if a machine has another management cluster.
@@ -40,6 +42,9 @@ type Event struct {
 type Pool struct {
 	// Keepalive of the connections; to be set before the first one.
 	Keepalive hostpb.Keepalive
+	// Silence is the time without an answered pulse after which an event reports a host with addresses of Services as silent; to be set
+	// before the first connection.
+	Silence time.Duration
 	// ManagementCluster returns the identity of the management cluster, with which hosts record when a manager was last
 	// connected; to be set before the first connection. Without it they record nothing.
 	ManagementCluster func(context.Context) (string, error)
@@ -59,7 +64,7 @@ type Pool struct {
 
 // NewPool returns an empty pool. The connections end with ctx. secrets reads the credentials' Secrets.
 func NewPool(ctx context.Context, secrets client.Reader) *Pool {
-	return &Pool{Keepalive: hostpb.DefaultKeepalive, Inbound: NewInbound(), ctx: ctx, secrets: secrets, hosts: map[string]*Host{}, removed: time.Now()}
+	return &Pool{Keepalive: hostpb.DefaultKeepalive, Silence: hostpb.Silence, Inbound: NewInbound(), ctx: ctx, secrets: secrets, hosts: map[string]*Host{}, removed: time.Now()}
 }
 
 func (p *Pool) managementCluster(ctx context.Context) (string, error) {

@@ -59,6 +59,11 @@ func (h *Host) Services(network string) *hostpb.SetServicesRequest {
 func (h *Host) AllServices(ctx context.Context) (lists []*hostpb.SetServicesRequest, err error) {
 	answer, err := h.ListServices(ctx, &hostpb.ListServicesRequest{})
 	if Code(err) != codes.Unimplemented {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, list := range answer.GetLists() {
+			h.noteServices(list)
+		}
 		return answer.GetLists(), err
 	}
 	h.mu.RLock()
@@ -86,6 +91,7 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 		return nil, nil
 	}
 	delete(h.services, want.GetNetworkId()) // A call that fails may have changed the host.
+	h.noteServices(want)
 	h.mu.Unlock()
 	answer, err := h.SetServices(ctx, want)
 	if err != nil {

@@ -392,6 +392,11 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 	return out, nil
 }
 
+// Pulse implements hostpb.HostServer.
+func (h *Host) Pulse(context.Context, *hostpb.PulseRequest) (*hostpb.PulseResponse, error) {
+	return &hostpb.PulseResponse{}, nil
+}
+
 // ListServices implements hostpb.HostServer.
 func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
 	h.mu.Lock()
