@@ -203,6 +203,7 @@ func TestServices(t *testing.T) {
 	p.followsSpec(web)
 	p.addressInUse()
 	p.hostRestarts()
+	p.hostIsSilent(web)
 	p.deletedServiceLetsGo(web)
 	p.permissionEnds()
 	p.optOutEnds()
@@ -378,6 +379,30 @@ func (p *publishing) hostRestarts() {
 	fake.Start(p.t)
 	p.Eventually(func() int { return fake.Calls("SetServices") }).Should(BeNumerically(">", calls))
 	p.Expect(p.where("web")).To(Equal(h))
+}
+
+// hostIsSilent: a host that does not answer keeps its addresses as long as a station answers for them, and another host gets them then. The
+// status of the Service stays.
+func (p *publishing) hostIsSilent(web *corev1.Service) {
+	h := p.where("web")
+	record := func() string { return p.claims()["web"].Annotations[infrav1.ServiceHostsAnnotation] }
+	p.Expect(record()).To(Equal(p.hosts[h].Name))
+	p.hosts[1-h].fake.Occupy("203.0.113.100", "the address belongs to the station 02:00:00:00:00:01")
+	hangs, tries := make(chan struct{}), p.hosts[1-h].fake.Calls("SetServices")
+	p.hosts[h].fake.Before("Pulse", func() { <-hangs })
+	p.Eventually(func() int { return p.hosts[1-h].fake.Calls("SetServices") }).Should(BeNumerically(">", tries+1), "the other host tries again")
+	p.Expect(record()).To(Equal(p.hosts[h].Name + "," + p.hosts[1-h].Name))
+	p.Expect(p.ingress(web)()).To(Equal("203.0.113.100"))
+	p.condition(p.capstan, infrav1.ServicesPublishedCondition, metav1.ConditionTrue, infrav1.ServicesPublishedReason)
+
+	p.hosts[1-h].fake.Occupy("203.0.113.100", "")
+	p.Eventually(record).Should(Equal(p.hosts[1-h].Name+","+p.hosts[h].Name), "the other host has the address")
+	p.Expect(p.ingress(web)()).To(Equal("203.0.113.100"))
+	p.Expect(p.on(h, "web")()).NotTo(BeEmpty())
+	close(hangs)
+	p.hosts[h].fake.Before("Pulse", nil)
+	p.Eventually(p.on(h, "web")).Should(BeEmpty(), "the host that answers again gives the address up")
+	p.Eventually(record).Should(Equal(p.hosts[1-h].Name))
 }
 
 // unclaim removes the address of a deleted claim, as an IPAM provider does. Here nothing collects garbage.

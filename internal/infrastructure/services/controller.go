@@ -90,7 +90,7 @@ type scope struct {
 	unsettled bool
 	// trouble contains the reasons why Services are not published, by their namespace and name.
 	trouble map[string]string
-	// again is the time after which a host counts as lost.
+	// again is the time until the next look: no event follows when a host counts as silent or lost, or when an address becomes free.
 	again time.Duration
 	// until is the end of the time for requests to the workload cluster.
 	until time.Time
@@ -106,6 +106,13 @@ const turnPause = time.Second
 // asking returns the context of requests to the workload cluster.
 func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, s.until)
+}
+
+// lookAgain makes a reconcile follow after a time at the latest.
+func (s *scope) lookAgain(after time.Duration) {
+	if s.again == 0 || after < s.again {
+		s.again = max(after, time.Millisecond)
+	}
 }
 
 func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
@@ -165,7 +172,7 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []ctrl.Re
 	switch {
 	case e.Machine != nil:
 		return r.listed(ctx, client.MatchingFields{"spec.id": e.Machine.GetSpec().GetNetwork().GetId()})
-	case e.Connection:
+	case e.Connection || e.Silence:
 		return r.listed(ctx)
 	}
 	return nil
@@ -204,7 +211,7 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	withdrawn := r.withdraw(ctx, s)
 	done := r.turns.take(s.capstan.Namespace)
 	if done == nil { // No event follows the end of another cluster's turn.
-		s.again = wait.Jitter(turnPause, 1)
+		s.lookAgain(wait.Jitter(turnPause, 1))
 		return withdrawn
 	}
 	defer done()

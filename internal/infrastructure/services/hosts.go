@@ -25,8 +25,12 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// patience is how long a host may be away before its addresses move. A capstand that is upgraded or killed returns sooner.
-const patience = 40 * time.Second
+const (
+	// patience is how long a host may be away before this is a reason to report its Services.
+	patience = 40 * time.Second
+	// minRetry and maxRetry bound the time between two attempts to move an address to which its former host still answers.
+	minRetry, maxRetry = 2 * time.Second, 10 * time.Second
+)
 
 // readHosts describes the hosts that have machines of the cluster or may have addresses of its Services.
 func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
@@ -45,19 +49,47 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		}
 		described := permission(h, ns, s.optedIn(), s.publishesPorts())
 		s.hosts[h.Name] = described
-		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+		conn := r.Pool.Get(h.Name)
+		if conn != nil && conn.Connected() == nil && conn.Silence() < r.Pool.Silence {
 			described.connected, described.machines = true, machinesOn(conn, s)
 			described.present = len(described.machines) > 0 || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 			described.ports.supported = conn.Info().GetHostPorts()
 			continue
 		}
-		described.wait = patience
-		if c := conditions.Get(h, infrav1.HostConnectedCondition); c != nil && c.Status != "True" {
-			described.wait = time.Until(c.LastTransitionTime.Add(patience))
+		var away time.Duration
+		if conn != nil {
+			away = conn.Silence()
 		}
-		described.lost = described.wait <= 0
+		// Another manager may have noticed the loss before the start of this one.
+		if c := conditions.Get(h, infrav1.HostConnectedCondition); c != nil && c.Status != "True" {
+			away = max(away, time.Since(c.LastTransitionTime.Time))
+		}
+		described.absence = absent(away, r.Pool.Silence)
 	}
 	return nil
+}
+
+// absence describes a host that does not answer.
+type absence struct {
+	// silent: addresses of the host may move to a host at which nobody answers for them. A capstand that is upgraded or killed returns
+	// sooner, and meanwhile its box answers.
+	silent bool
+	// lost: the host has been away for longer than patience.
+	lost bool
+	// wait is the time until one of these changes, and retry that until the next attempt to move an address.
+	wait, retry time.Duration
+}
+
+// absent returns what a host has been since it fell silent, or lost its connection.
+func absent(away, silence time.Duration) absence {
+	a := absence{silent: away >= silence, lost: away >= patience, retry: min(max(away/10, minRetry), maxRetry)}
+	switch {
+	case !a.silent:
+		a.wait = silence - away
+	case !a.lost:
+		a.wait = patience - away
+	}
+	return a
 }
 
 // permission returns a host with what the clusters of a namespace may publish there, at addresses and at ports of the host.

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -209,11 +208,9 @@ type machine struct {
 // host is a CapstanHost from the view of a cluster.
 type host struct {
 	name string
-	// connected: the manager is connected to the host.
+	// connected: the manager is connected to the host, and the host answers.
 	connected bool
-	// lost: the host has not been connected for longer than patience. Until then, wait is the time that is left.
-	lost bool
-	wait time.Duration
+	absence
 	// allowed are the addresses that the cluster may publish on the host.
 	allowed []netip.Prefix
 	ports   hostPorts
@@ -241,20 +238,30 @@ func (h *host) targets(nodes map[string]bool, family corev1.IPFamily) (out []str
 	return out
 }
 
-// place returns the host that publishes an address. Without a host, why is the reason. The current host keeps the address while
-// it is connected and has a target, and for a time while it is not connected: a capstand that restarts moves nothing, and
-// its box goes on forwarding.
-func place(address netip.Addr, nodes map[string]bool, current string, hosts map[string]*host) (name, why string) {
-	var best *host
+// place returns the host that publishes an address. Without a host, why is the reason. record are the hosts that may have the address,
+// the current one first. The current host keeps the address while it is connected and has a target, and while it is away for a moment,
+// or no other host has a target: a capstand that restarts moves nothing, and its box goes on forwarding.
+func place(address netip.Addr, nodes map[string]bool, record []string, hosts map[string]*host) (name, why string) {
+	var best, now *host
+	preferred := ""
+	for i, name := range record {
+		h := hosts[name]
+		if i == 0 {
+			now = h
+		}
+		if preferred == "" && h != nil && h.connected {
+			preferred = name // After the loss of the current host, this one tries to get the address.
+		}
+	}
 	family, permitted := familyOf(address), false
 	for _, h := range hosts {
 		permitted = permitted || h.allows(address)
-		if h.allows(address) && h.connected && len(h.machines) > 0 && (best == nil || better(h, best, nodes, family, current)) {
+		if h.allows(address) && h.connected && len(h.machines) > 0 && (best == nil || better(h, best, nodes, family, preferred)) {
 			best = h
 		}
 	}
-	if now := hosts[current]; now != nil && now.allows(address) && !now.connected && (!now.lost || best == nil || len(best.targets(nodes, family)) == 0) {
-		return current, ""
+	if now != nil && now.allows(address) && !now.connected && (!now.silent || best == nil || len(best.targets(nodes, family)) == 0) {
+		return now.name, ""
 	}
 	switch {
 	case best != nil:
@@ -265,11 +272,11 @@ func place(address netip.Addr, nodes map[string]bool, current string, hosts map[
 	return "", fmt.Sprintf("no host allows the namespace to publish the address %s: see spec.services of the CapstanHosts", address)
 }
 
-// better prefers a host with targets, then the current host, then the one with the fewest Services.
-func better(a, b *host, nodes map[string]bool, family corev1.IPFamily, current string) bool {
+// better prefers a host with targets, then the preferred host, then the one with the fewest Services.
+func better(a, b *host, nodes map[string]bool, family corev1.IPFamily, preferred string) bool {
 	has := func(h *host) int { return min(1, len(h.targets(nodes, family))) }
 	is := func(h *host) int {
-		if h.name == current {
+		if h.name == preferred {
 			return 1
 		}
 		return 0
@@ -314,10 +321,15 @@ func hostNames(annotation string) []string {
 	return slices.DeleteFunc(strings.Split(annotation, ","), func(name string) bool { return name == "" })
 }
 
-// withHost returns the hosts that may have an address after name has become its host.
-func withHost(hosts []string, name string) []string {
-	if name == "" {
+// withNew returns the hosts that may have an address when another host gets it. While that host only tries, the former host stays the
+// first one.
+func withNew(hosts []string, name string, tries bool) []string {
+	if tries && slices.Contains(hosts, name) {
 		return hosts
 	}
-	return append([]string{name}, slices.DeleteFunc(slices.Clone(hosts), func(h string) bool { return h == name })...)
+	others := slices.DeleteFunc(slices.Clone(hosts), func(h string) bool { return h == name })
+	if tries {
+		return append(others, name)
+	}
+	return append([]string{name}, others...)
 }

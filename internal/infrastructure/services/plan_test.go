@@ -237,12 +237,13 @@ func TestPlace(t *testing.T) {
 			}
 		}
 	}
-	away := func(lost bool) func(*host) {
-		return func(h *host) { h.connected, h.machines, h.lost = false, nil, lost }
+	away := func(silent bool) func(*host) {
+		return func(h *host) { h.connected, h.machines, h.silent = false, nil, silent }
 	}
+	busy := func(h *host) { h.services = 9 }
 	for name, c := range map[string]struct {
-		current, want, why string
-		hosts              map[string]*host
+		record, want, why string
+		hosts             map[string]*host
 	}{
 		"no host":                {"", "", "no host allows", nil},
 		"forbidden":              {"h1", "", "no host allows", map[string]*host{"h1": h(func(h *host) { h.allowed = nil })}},
@@ -257,9 +258,12 @@ func TestPlace(t *testing.T) {
 		"stays":                  {"h2", "h2", "", map[string]*host{"h1": h(nil), "h2": h(func(h *host) { h.services = 9 })}},
 		"fewest Services":        {"", "h2", "", map[string]*host{"h1": h(func(h *host) { h.services = 2 }), "h2": h(func(h *host) { h.services = 1 })}},
 		"away":                   {"h1", "h1", "", map[string]*host{"h1": h(away(false)), "h2": h(nil)}},
-		"lost":                   {"h1", "h2", "", map[string]*host{"h1": h(away(true)), "h2": h(nil)}},
-		"lost, none other":       {"h1", "h1", "", map[string]*host{"h1": h(away(true)), "h2": h(with())}},
-		"lost, no target":        {"h1", "h1", "", map[string]*host{"h1": h(away(true)), "h2": h(with("x"))}},
+		"silent":                 {"h1", "h2", "", map[string]*host{"h1": h(away(true)), "h2": h(nil)}},
+		"silent, none other":     {"h1", "h1", "", map[string]*host{"h1": h(away(true)), "h2": h(with())}},
+		"silent, no target":      {"h1", "h1", "", map[string]*host{"h1": h(away(true)), "h2": h(with("x"))}},
+		"one tries already":      {"h1,h3", "h3", "", map[string]*host{"h1": h(away(true)), "h2": h(nil), "h3": h(busy)}},
+		"that one is lost too":   {"h1,h3", "h2", "", map[string]*host{"h1": h(away(true)), "h2": h(nil), "h3": h(away(true))}},
+		"it returned meanwhile":  {"h1,h3", "h1", "", map[string]*host{"h1": h(busy), "h2": h(nil), "h3": h(nil)}},
 		"away and forbidden":     {"h1", "h2", "", map[string]*host{"h1": h(func(h *host) { away(false)(h); h.allowed = nil }), "h2": h(nil)}},
 		"the host was deleted":   {"h0", "h2", "", map[string]*host{"h2": h(nil)}},
 		"moves to the permitted": {"h1", "h2", "", map[string]*host{"h1": h(func(h *host) { h.allowed = nil }), "h2": h(nil)}},
@@ -267,7 +271,7 @@ func TestPlace(t *testing.T) {
 		for n, h := range c.hosts {
 			h.name = n
 		}
-		got, why := place(address, map[string]bool{"a": true}, c.current, c.hosts)
+		got, why := place(address, map[string]bool{"a": true}, hostNames(c.record), c.hosts)
 		if got != c.want || !strings.Contains(why, c.why) || (why == "") != (c.why == "") {
 			t.Errorf("%s: %q, %q; want %q, %q", name, got, why, c.want, c.why)
 		}
@@ -278,8 +282,38 @@ func TestHostNames(t *testing.T) {
 	if got := hostNames(""); len(got) != 0 {
 		t.Errorf("%q", got)
 	}
-	if got := withHost(hostNames("a,b"), "b"); !slices.Equal(got, []string{"b", "a"}) {
-		t.Errorf("%q", got)
+	for _, c := range []struct {
+		before, name, want string
+		tries              bool
+	}{
+		{"", "a", "a", false},
+		{"a,b", "b", "b,a", false},
+		{"a", "b", "a,b", true},
+		{"a,b", "b", "a,b", true},
+		{"a,b", "c", "a,b,c", true},
+	} {
+		if got := strings.Join(withNew(hostNames(c.before), c.name, c.tries), ","); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}
+
+func TestAbsence(t *testing.T) {
+	const silence, s = 6 * time.Second, time.Second
+	for _, c := range []struct {
+		away time.Duration
+		want absence
+	}{
+		{0, absence{false, false, 6 * s, 2 * s}},
+		{5 * s, absence{false, false, 1 * s, 2 * s}},
+		{6 * s, absence{true, false, 34 * s, 2 * s}},
+		{30 * s, absence{true, false, 10 * s, 3 * s}},
+		{40 * s, absence{true, true, 0, 4 * s}},
+		{time.Hour, absence{true, true, 0, 10 * s}},
+	} {
+		if got := absent(c.away, silence); got != c.want {
+			t.Errorf("after %s: %+v, want %+v", c.away, got, c.want)
+		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -35,6 +34,8 @@ type target struct {
 	claim   *capiipamv1.IPAddressClaim
 	address netip.Addr
 	host    string
+	// from is the host that has the address and does not answer, while another one tries to get it; else nil.
+	from *host
 	// done: the host publishes it.
 	done bool
 	// unknown: the host did not answer, so what it publishes is unchanged as far as is known.
@@ -61,6 +62,7 @@ func hostsOf(claim *capiipamv1.IPAddressClaim) []string {
 	return hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation])
 }
 
+// currentHost is the first of the hosts that may have an address.
 func currentHost(claim *capiipamv1.IPAddressClaim) string {
 	if hosts := hostsOf(claim); len(hosts) > 0 {
 		return hosts[0]
@@ -185,9 +187,9 @@ func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []
 		}
 	}
 	for _, t := range targets {
-		current := currentHost(t.claim)
+		record, current := hostsOf(t.claim), currentHost(t.claim)
 		var why string
-		t.host, why = place(t.address, nodesOf(t.service, t.family, v.eligible, v.slices), current, s.hosts)
+		t.host, why = place(t.address, nodesOf(t.service, t.family, v.eligible, v.slices), record, s.hosts)
 		if t.host == "" {
 			r.refuse(ctx, s, t.service, why)
 			continue
@@ -197,9 +199,12 @@ func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []
 		}
 		if h := s.hosts[current]; h != nil {
 			h.services--
+			if !h.connected && h.allows(t.address) {
+				t.from = h
+			}
 		}
 		s.hosts[t.host].services++
-		if err := r.recordHosts(ctx, t.claim, withHost(hostsOf(t.claim), t.host)); err != nil {
+		if err := r.recordHosts(ctx, t.claim, withNew(record, t.host, t.from != nil)); err != nil {
 			return err
 		}
 	}
@@ -240,8 +245,7 @@ func (s *scope) losses(name string, keeps []*target) int {
 // awayWith handles the Services of a host that is not connected. It goes on publishing them if it runs.
 func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []*target) {
 	if !h.lost && len(targets) > 0 {
-		// No event follows when the patience ends.
-		s.again = max(time.Second, h.wait)
+		s.lookAgain(h.wait) // No event follows when the host is silent, or lost.
 		return
 	}
 	for _, t := range targets {
@@ -269,12 +273,20 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 		return err
 	}
 	for _, t := range targets {
-		if why := refused[t.place()]; why != "" {
+		why := refused[t.place()]
+		if why != "" && t.from != nil {
+			r.moveLater(ctx, s, t, why)
+			continue
+		}
+		if why != "" {
 			r.refuse(ctx, s, t.service, why)
 			err = errors.Join(err, fmt.Errorf("service %s: %s", nameOf(t.service), why)) // No event follows when the address becomes free.
 			continue
 		}
 		t.done = true
+		if t.from != nil {
+			err = errors.Join(err, r.recordHosts(ctx, t.claim, withNew(hostsOf(t.claim), name, false)))
+		}
 	}
 	for _, claim := range s.claims {
 		if !slices.ContainsFunc(targets, func(t *target) bool { return t.of(claim) }) {
@@ -282,6 +294,16 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 		}
 	}
 	return err
+}
+
+// moveLater leaves an address to a host that does not answer the manager while another host cannot have it: the former host may only be
+// cut off from the manager. The status of the Service stays as it is. The new host tries again.
+func (r *Reconciler) moveLater(ctx context.Context, s *scope, t *target, why string) {
+	t.unknown = true
+	s.lookAgain(t.from.retry)
+	if t.from.lost {
+		r.refuse(ctx, s, t.service, fmt.Sprintf("host %s is not connected, and host %s cannot take its address: %s", t.from.name, t.host, why))
+	}
 }
 
 // release deletes the claims of Services that no longer have an address, and lets the Services go. left is the reason why
