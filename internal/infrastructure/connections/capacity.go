@@ -82,11 +82,8 @@ func (h *Host) FreeMemory() int64 {
 // machine first. A promised machine that the host has already created is in both and counts once. The promised growth of a
 // machine is in neither.
 func (h *Host) freeMemory() int64 {
-	var used int64
+	used := h.sums.memory
 	var growth int64
-	for _, m := range h.machines {
-		used += m.GetSpec().GetMemoryBytes()
-	}
 	for id, r := range h.promised {
 		if m := h.machines[id]; m != nil {
 			growth += max(0, r.Memory-m.GetSpec().GetMemoryBytes())
@@ -102,19 +99,16 @@ func (h *Host) freeMemory() int64 {
 func (h *Host) Free() Resources {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	free := Resources{CPUs: h.info.GetCpus(), Memory: h.freeMemory(), Disk: h.info.GetDiskBytes()}
-	use := func(cpus int32, disk int64) {
-		free.CPUs -= cmp.Or(cpus, h.info.GetCpus())
-		free.Disk -= disk
-	}
-	for _, m := range h.machines {
-		use(m.GetSpec().GetCpus(), m.GetSpec().GetDiskBytes())
+	all := h.info.GetCpus()
+	free := Resources{
+		CPUs: all - h.sums.cpus - h.sums.unlimited*all, Memory: h.freeMemory(), Disk: h.info.GetDiskBytes() - h.sums.disk,
+		Devices: h.freeDevices(),
 	}
 	for id, r := range h.promised {
 		if h.machines[id] == nil {
-			use(r.CPUs, r.Disk)
+			free.CPUs -= cmp.Or(r.CPUs, all)
+			free.Disk -= r.Disk
 		}
 	}
-	free.Devices = h.freeDevices()
 	return free
 }

@@ -99,21 +99,21 @@ func TestVersionsChangeConnection(t *testing.T) {
 // processors has all of them.
 func TestFreeResources(t *testing.T) {
 	const gib = int64(1) << 30
-	spec := func(cpus int32, disk int64) *hostpb.Machine {
-		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Cpus: cpus, DiskBytes: disk, MemoryBytes: gib}}
+	spec := func(id string, cpus int32, disk int64) *hostpb.Machine {
+		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Cpus: cpus, DiskBytes: disk, MemoryBytes: gib}}
 	}
 	withGPU := func(m *hostpb.Machine) *hostpb.Machine {
 		m.Spec.Devices = []*hostpb.MachineDevice{{Name: "example.com/gpu", Count: 1}, {Name: "/dev/kvm", Count: 1}}
 		return m
 	}
 	h := &Host{
-		info:     &hostpb.HostInfo{Cpus: 8, MemoryBytes: 10 * gib, DiskBytes: 100 * gib, Devices: []*hostpb.DeviceKind{{Name: "example.com/gpu", Count: 4, Allocated: 1}}},
-		machines: map[string]*hostpb.Machine{"a": withGPU(spec(2, 20*gib)), "b": spec(0, 10*gib)},
+		info: &hostpb.HostInfo{Cpus: 8, MemoryBytes: 10 * gib, DiskBytes: 100 * gib, Devices: []*hostpb.DeviceKind{{Name: "example.com/gpu", Count: 4, Allocated: 1}}},
 		promised: map[string]Resources{
 			"a": {CPUs: 2, Memory: 3 * gib, Disk: 20 * gib, Devices: map[string]int32{"example.com/gpu": 1}},
 			"c": {CPUs: 1, Memory: 2 * gib, Disk: 80 * gib, Devices: map[string]int32{"example.com/gpu": 2}},
 		},
 	}
+	h.keepAll(withGPU(spec("a", 2, 20*gib)), spec("b", 0, 10*gib))
 	if got, want := h.Free(), (Resources{CPUs: 8 - 2 - 8 - 1, Memory: (10 - 3 - 1 - 2) * gib, Disk: -10 * gib, Devices: map[string]int32{"example.com/gpu": 1}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -125,7 +125,7 @@ func TestFreedDevices(t *testing.T) {
 	device := []*hostpb.MachineDevice{{Name: "example.com/gpu", Count: 1}}
 	gone := &hostpb.Event{Type: hostpb.Event_DELETED, Object: &hostpb.Event_Machine{Machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "a"}}}}
 	for name, tc := range map[string]struct {
-		machines map[string]*hostpb.Machine
+		machines []*hostpb.Machine
 		promised map[string]Resources
 		do       func(*Host)
 		told     bool
@@ -135,11 +135,11 @@ func TestFreedDevices(t *testing.T) {
 		},
 		"a promise without a device is taken back": {nil, map[string]Resources{"a": {Memory: gib}}, func(h *Host) { h.Release("a") }, false},
 		"a promise for a machine with the device is taken back": {
-			map[string]*hostpb.Machine{"a": {Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}},
+			[]*hostpb.Machine{{Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}},
 			map[string]Resources{"a": {Memory: gib, Devices: map[string]int32{"example.com/gpu": 1}}}, func(h *Host) { h.Release("a") }, false,
 		},
 		"a machine with a device is deleted": {
-			map[string]*hostpb.Machine{"a": {Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}}, nil, func(h *Host) { h.apply(gone) }, true,
+			[]*hostpb.Machine{{Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: gib, Devices: device}}}, nil, func(h *Host) { h.apply(gone) }, true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,8 +148,9 @@ func TestFreedDevices(t *testing.T) {
 				info: &hostpb.HostInfo{
 					MemoryBytes: 10 * gib, AllocatedMemoryBytes: 5 * gib, Devices: []*hostpb.DeviceKind{{Name: "example.com/gpu", Count: 1}},
 				},
-				machines: tc.machines, promised: tc.promised, notify: func(e Event) { told = told || e.Capacity },
+				promised: tc.promised, notify: func(e Event) { told = told || e.Capacity },
 			}
+			h.keepAll(tc.machines...)
 			tc.do(h)
 			if told != tc.told {
 				t.Errorf("told %t, want %t", told, tc.told)

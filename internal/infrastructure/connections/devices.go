@@ -22,26 +22,22 @@ func CDIDevices(devices []*hostpb.MachineDevice) map[string]int32 {
 // freeDevices returns the free CDI devices of the host by kind; mu is held. As with memory, either the manager or the host may know
 // a machine first, so the higher of two sums is used.
 func (h *Host) freeDevices() map[string]int32 {
-	var out map[string]int32
-	used := map[string]int32{}
-	for _, m := range h.machines {
-		for kind, n := range CDIDevices(m.GetSpec().GetDevices()) {
-			used[kind] += n
-		}
+	kinds := h.info.GetDevices()
+	if len(kinds) == 0 {
+		return nil
 	}
+	promised := map[string]int32{}
 	for id, r := range h.promised {
 		if h.machines[id] != nil {
 			continue
 		}
 		for kind, n := range r.Devices {
-			used[kind] += n
+			promised[kind] += n
 		}
 	}
-	for _, k := range h.info.GetDevices() {
-		if out == nil {
-			out = map[string]int32{}
-		}
-		out[k.GetName()] = k.GetCount() - max(used[k.GetName()], k.GetAllocated())
+	out := make(map[string]int32, len(kinds))
+	for _, k := range kinds {
+		out[k.GetName()] = k.GetCount() - max(h.sums.devices[k.GetName()]+promised[k.GetName()], k.GetAllocated())
 	}
 	return out
 }

@@ -72,7 +72,8 @@ type Host struct {
 	err           error     // nil while connected
 	since         time.Time // of the loss of the connection, or of the first attempt
 	info          *hostpb.HostInfo
-	machines      map[string]*hostpb.Machine
+	machines      map[string]*hostpb.Machine // changed with keepMachine and dropMachine only
+	sums          tally                      // of machines
 	loadBalancers map[string]*hostpb.LoadBalancer
 	bytes         int // of info, machines and loadBalancers
 	promised      map[string]Resources
@@ -282,7 +283,7 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && h.machines[id] == nil && h.removals == before {
-		keep(h, h.machines, id, m)
+		h.keepMachine(m)
 		delete(h.promised, id)
 	}
 	return m, nil
@@ -331,7 +332,7 @@ func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && before != nil && h.machines[id] == before {
-		keep(h, h.machines, id, m)
+		h.keepMachine(m)
 		h.kept(m)
 	}
 	return m, nil
@@ -418,10 +419,10 @@ func (h *Host) apply(e *hostpb.Event) {
 			h.forget(o.Machine.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
 		}
 		if gone {
-			drop(h, h.machines, o.Machine.GetSpec().GetId())
+			h.dropMachine(o.Machine.GetSpec().GetId())
 			delete(h.promised, o.Machine.GetSpec().GetId())
 		} else {
-			keep(h, h.machines, o.Machine.GetSpec().GetId(), o.Machine)
+			h.keepMachine(o.Machine)
 			h.kept(o.Machine)
 		}
 	case *hostpb.Event_LoadBalancer:
@@ -454,6 +455,29 @@ func (h *Host) apply(e *hostpb.Event) {
 	}
 }
 
+// keepMachine puts a machine into the mirror; h.mu is held.
+func (h *Host) keepMachine(m *hostpb.Machine) {
+	id := m.GetSpec().GetId()
+	h.dropMachine(id)
+	keep(h, h.machines, id, m)
+	h.sums.add(m)
+}
+
+// dropMachine removes a machine from the mirror; h.mu is held.
+func (h *Host) dropMachine(id string) {
+	if m, found := h.machines[id]; found {
+		h.sums.remove(m)
+		drop(h, h.machines, id)
+	}
+}
+
+// holds reports whether a machine of the host other than except has an address.
+func (h *Host) holds(p place, except string) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.sums.holds(p, except)
+}
+
 // keep puts an object into the mirror; h.mu is held.
 func keep[T proto.Message](h *Host, mirror map[string]T, id string, object T) {
 	drop(h, mirror, id)
@@ -478,6 +502,7 @@ func (h *Host) bound() error {
 	}
 	h.info, h.bytes = nil, 0
 	clear(h.machines)
+	h.sums = tally{}
 	clear(h.loadBalancers)
 	return fmt.Errorf("expected at most %d MiB of machines and load balancers, found more: restart capstand of this host, or remove the host", maxMirrorBytes>>20)
 }
@@ -491,7 +516,7 @@ func (h *Host) synced(present map[string]bool) {
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {
-			drop(h, h.machines, id)
+			h.dropMachine(id)
 			lost = append(lost, Event{Host: h.name, Machine: m})
 		}
 	}

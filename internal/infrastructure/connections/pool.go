@@ -6,7 +6,6 @@ package connections
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -139,24 +138,16 @@ func (p *Pool) Get(name string) *Host {
 	return p.hosts[name]
 }
 
-// Addresses returns the addresses of machines in a network, as the hosts last reported them. The machine of the given
-// id does not count.
-func (p *Pool) Addresses(networkID, except string) map[string]bool {
+// HasAddress reports whether a machine of any host has the address in the network, except the machine of the given id.
+func (p *Pool) HasAddress(networkID, address, except string) bool {
 	p.mu.RLock()
-	hosts := slices.Collect(maps.Values(p.hosts))
-	p.mu.RUnlock()
-	out := map[string]bool{}
-	for _, h := range hosts {
-		for _, m := range h.Machines() {
-			if m.GetSpec().GetNetwork().GetId() != networkID || m.GetSpec().GetId() == except {
-				continue
-			}
-			for _, a := range m.GetSpec().GetAddresses() {
-				out[a.GetAddress()] = true
-			}
+	defer p.mu.RUnlock()
+	for _, h := range p.hosts {
+		if h.holds(place{networkID, address}, except) {
+			return true
 		}
 	}
-	return out
+	return false
 }
 
 // Source turns events into reconcile requests of a controller. toRequests must not block.

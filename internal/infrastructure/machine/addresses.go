@@ -93,11 +93,10 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 	if err != nil {
 		return nil, fmt.Errorf("machine network of CapstanCluster %s: %w", capstanCluster.Name, err)
 	}
-	// Machines without an object, as after the restore of an old management cluster, have addresses too.
-	running := r.Pool.Addresses(capstanCluster.Spec.ID, s.capstan.Spec.ID)
 	var failed error
 	taken := func(a netip.Addr) bool {
-		if running[a.String()] || a.String() == capstanCluster.Spec.LoadBalancer.Address {
+		// Machines without an object, as after the restore of an old management cluster, have addresses too.
+		if a.String() == capstanCluster.Spec.LoadBalancer.Address || r.Pool.HasAddress(capstanCluster.Spec.ID, a.String(), s.capstan.Spec.ID) {
 			return true
 		}
 		holders, err := r.holders(ctx, s, a.String())
