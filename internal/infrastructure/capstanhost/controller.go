@@ -104,6 +104,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 
 func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 	return errors.Join(
+		reconciling.IndexByCluster(ctx, mgr.GetFieldIndexer(), &infrav1.CapstanMachine{}),
+		reconciling.IndexByCluster(ctx, mgr.GetFieldIndexer(), &clusterv1.Machine{}),
 		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, MachineHostIndex, func(o client.Object) []string {
 			if name := o.(*infrav1.CapstanMachine).Spec.HostName; name != "" {
 				return []string{name}

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileDelete removes the load balancer and the network from every host, then the claim of its address
@@ -56,7 +57,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 
 func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	list := &infrav1.CapstanMachineList{}
-	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.clusterName()})
+	err := r.Client.List(ctx, list, reconciling.OfCluster(client.ObjectKey{Namespace: s.capstan.Namespace, Name: s.clusterName()}), client.UnsafeDisableDeepCopy)
 	return len(list.Items), err
 }
 

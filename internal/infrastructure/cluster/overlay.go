@@ -12,7 +12,6 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -24,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // spans reports whether the cluster's network spans several hosts.
@@ -170,8 +170,7 @@ func (r *Reconciler) capstanHost(ctx context.Context, name string) (*infrav1.Cap
 // machinesOf returns the CapstanMachines of the cluster. The caller must not change them: they belong to the cache.
 func (r *Reconciler) machinesOf(ctx context.Context, s *scope) ([]infrav1.CapstanMachine, error) {
 	list := &infrav1.CapstanMachineList{}
-	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace),
-		client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name}, client.UnsafeDisableDeepCopy)
+	err := r.Client.List(ctx, list, reconciling.OfCluster(s.key()), client.UnsafeDisableDeepCopy)
 	return list.Items, err
 }
 

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Cluster API core tries to connect to a cluster at the moment when its infrastructure is provisioned,
@@ -81,7 +82,7 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 		return false, client.IgnoreNotFound(err)
 	}
 	machines := &clusterv1.MachineList{}
-	err = r.Client.List(ctx, machines, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name})
+	err = r.Client.List(ctx, machines, reconciling.OfCluster(s.key()))
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

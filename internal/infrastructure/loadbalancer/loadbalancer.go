@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Port returns the port of the cluster's load balancer: that of the spec, else that of the endpoint, else 6443.
@@ -254,13 +255,13 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 // Members lists the Backends of a cluster, except the CapstanMachine of the given name: that one is known
 // to leave, even if the cache does not show it yet.
 func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, except string) ([]*hostpb.Backend, error) {
-	of := client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}
+	key := client.ObjectKeyFromObject(cluster)
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
-	if err := c.List(ctx, machines, client.InNamespace(cluster.Namespace), of, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key)); err != nil {
 		return nil, err
 	}
 	// All machines of the cluster, and only read: they are not copied.
-	if err := c.List(ctx, infra, client.InNamespace(cluster.Namespace), of, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.List(ctx, infra, reconciling.OfCluster(key), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(Backends(cluster, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil

@@ -3,7 +3,6 @@ package machine
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -49,6 +48,8 @@ type reservations struct {
 	mu sync.Mutex
 	// holders are the machines that the addresses were chosen for. A machine has at most one.
 	holders map[reservation]client.ObjectKey
+	// held are the addresses by machine.
+	held map[client.ObjectKey]reservation
 	// last is the last chosen address of each cluster. The search continues there, so its duration does not grow with the number
 	// of machines, and a released address is not used again at once.
 	last map[client.ObjectKey]netip.Addr
@@ -72,9 +73,10 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 		return address, err
 	}
 	if r.holders == nil {
-		r.holders, r.last = map[reservation]client.ObjectKey{}, map[client.ObjectKey]netip.Addr{}
+		r.holders, r.held, r.last = map[reservation]client.ObjectKey{}, map[client.ObjectKey]reservation{}, map[client.ObjectKey]netip.Addr{}
 	}
-	r.holders[reservation{cluster, address}], r.last[cluster] = machine, address
+	chosen := reservation{cluster, address}
+	r.holders[chosen], r.held[machine], r.last[cluster] = machine, chosen, address
 	return address, nil
 }
 
@@ -83,7 +85,10 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 func (r *reservations) release(machine client.ObjectKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.holders, func(_ reservation, holder client.ObjectKey) bool { return holder == machine })
+	if its, found := r.held[machine]; found {
+		delete(r.holders, its)
+		delete(r.held, machine)
+	}
 }
 
 // chooseAddress takes an address of the cluster's network that neither another CapstanMachine of the cluster, nor

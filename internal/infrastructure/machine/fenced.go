@@ -12,13 +12,12 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/fencing"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // fenced returns whether a host that is not connected has stopped the machine, so that the machine needs no answer of the host. It
@@ -79,7 +78,7 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 	if err := r.Client.List(ctx, hosts); err != nil {
 		return nil, err
 	}
-	if err := r.Client.List(ctx, machines, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Client.List(ctx, machines, reconciling.OfCluster(client.ObjectKey{Namespace: c.Namespace, Name: cluster}), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	members := hostaccess.BalancerHosts(c)

@@ -12,6 +12,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // The machines of a cluster are spread over failure domains and hosts: control plane machines away from each other, and workers
@@ -21,56 +22,63 @@ import (
 // choices are the hosts that this process has chosen and that its cache does not show yet. Machines that are placed at
 // the same time would all go to one host otherwise.
 type choices struct {
-	mu    sync.Mutex
-	hosts map[client.ObjectKey]choice
+	mu sync.Mutex
+	// hosts are the chosen hosts by the name of the machine, of each cluster.
+	hosts map[client.ObjectKey]map[string]string
+	// clusters are those of the machines in hosts.
+	clusters map[client.ObjectKey]client.ObjectKey
 }
 
-type choice struct{ cluster, host string }
-
 func (c *choices) note(cluster *clusterv1.Cluster, m *infrav1.CapstanMachine) {
+	machine, of := client.ObjectKeyFromObject(m), client.ObjectKeyFromObject(cluster)
+	c.release(machine)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.hosts == nil {
-		c.hosts = map[client.ObjectKey]choice{}
+		c.hosts, c.clusters = map[client.ObjectKey]map[string]string{}, map[client.ObjectKey]client.ObjectKey{}
 	}
-	c.hosts[client.ObjectKeyFromObject(m)] = choice{cluster.Name, m.Spec.HostName}
+	if c.hosts[of] == nil {
+		c.hosts[of] = map[string]string{}
+	}
+	c.hosts[of][m.Name], c.clusters[machine] = m.Spec.HostName, of
 }
 
 // release removes the choice for a machine after the cache contains it or the machine is deleted.
 func (c *choices) release(machine client.ObjectKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.hosts, machine)
+	of, found := c.clusters[machine]
+	if !found {
+		return
+	}
+	delete(c.clusters, machine)
+	if delete(c.hosts[of], machine.Name); len(c.hosts[of]) == 0 {
+		delete(c.hosts, of)
+	}
 }
 
 // of returns the chosen hosts of a cluster's machines, by the name of the machine.
 func (c *choices) of(cluster client.ObjectKey) map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := map[string]string{}
-	for machine, its := range c.hosts {
-		if machine.Namespace == cluster.Namespace && its.cluster == cluster.Name {
-			out[machine.Name] = its.host
-		}
-	}
-	return out
+	return maps.Clone(c.hosts[cluster])
 }
 
 // countMembers sets the Members of each candidate: its machines that count for the spread of this one.
 func (r *Reconciler) countMembers(ctx context.Context, s *scope, candidates []placement.Host) error {
-	of := []client.ListOption{client.InNamespace(s.cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name}, client.UnsafeDisableDeepCopy}
+	cluster := client.ObjectKeyFromObject(s.cluster)
 	machines, list := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
-	if err := r.Client.List(ctx, list, of...); err != nil {
+	if err := r.Client.List(ctx, list, reconciling.OfCluster(cluster), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	if err := r.Client.List(ctx, machines, append(of, client.HasLabels{clusterv1.MachineControlPlaneLabel})...); err != nil {
+	if err := r.Client.List(ctx, machines, reconciling.ControlPlaneOf(cluster), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	controlPlane := map[string]bool{}
 	for i := range machines.Items {
 		controlPlane[machines.Items[i].Spec.InfrastructureRef.Name] = true
 	}
-	members := membersOf(list.Items, r.chosen.of(client.ObjectKeyFromObject(s.cluster)), func(name string) bool {
+	members := membersOf(list.Items, r.chosen.of(cluster), func(name string) bool {
 		return name != s.capstan.Name && controlPlane[name] == util.IsControlPlaneMachine(s.machine)
 	})
 	for i := range candidates {
