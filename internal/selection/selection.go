@@ -15,11 +15,25 @@ import (
 // Labels reports whether a selector selects a set of labels. A missing selector selects everything, an invalid one
 // nothing.
 func Labels(selector *metav1.LabelSelector, set map[string]string) bool {
-	if selector == nil {
-		return true
+	return All(selector)(set)
+}
+
+// All returns whether every one of the selectors selects a set of labels, as Labels does. It parses them once, for many sets.
+func All(selectors ...*metav1.LabelSelector) func(set map[string]string) bool {
+	var parsed []labels.Selector
+	for _, selector := range selectors {
+		if selector == nil {
+			continue
+		}
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			s = labels.Nothing()
+		}
+		parsed = append(parsed, s)
 	}
-	s, err := metav1.LabelSelectorAsSelector(selector)
-	return err == nil && s.Matches(labels.Set(set))
+	return func(set map[string]string) bool {
+		return !slices.ContainsFunc(parsed, func(s labels.Selector) bool { return !s.Matches(labels.Set(set)) })
+	}
 }
 
 // Namespace reports whether a namespace is in the list of names, or its labels are selected (ALL-18). Here a missing

@@ -44,7 +44,10 @@ import (
 // +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-var clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
+var (
+	clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
+	machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
+)
 
 // Reconciler makes the infrastructure of clusters.
 type Reconciler struct {

@@ -89,9 +89,10 @@ func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 	return out
 }
 
-// isWorker is also false if the role is unknown: a pool's machine has no Machine at first.
+// isWorker is also true for an object without a Machine, because it has no machine on a host: the event of its owner reference
+// follows. It is false if the Machine cannot be read.
 func (r *Reconciler) isWorker(ctx context.Context, o client.Object) bool {
-	if _, ok := o.GetLabels()[infrav1.MachinePoolLabel]; ok {
+	if _, ok := o.GetLabels()[infrav1.MachinePoolLabel]; ok || !reconciling.HasOwner(o, machineGroupKind) {
 		return true
 	}
 	machine, err := util.GetOwnerMachine(ctx, r.Client, metav1.ObjectMeta{Namespace: o.GetNamespace(), OwnerReferences: o.GetOwnerReferences()})

@@ -36,26 +36,65 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 	if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	admitting, err := Admitting(ctx, c, namespace, list.Items)
+	usable, err := usableOf(ctx, c, namespace, list.Items, selectors)
+	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
+	return usable, err
+}
+
+// UsableHost returns the host of a name if Usable would list it, else an empty list. It reads no other host.
+func UsableHost(ctx context.Context, c client.Reader, name, namespace string, selectors ...*metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
+	hosts := make([]infrav1.CapstanHost, 1)
+	if err := c.Get(ctx, client.ObjectKey{Name: name}, &hosts[0], client.UnsafeDisableDeepCopy); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return usableOf(ctx, c, namespace, hosts, selectors)
+}
+
+// usableOf is the usable part of a list, in the memory of the list.
+func usableOf(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost, selectors []*metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
+	ns, err := admitted(ctx, c, namespace, hosts)
 	if err != nil {
 		return nil, err
 	}
-	usable := slices.DeleteFunc(admitting, func(h infrav1.CapstanHost) bool {
-		return Abandoned(&h) || slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !selection.Labels(s, h.Labels) })
-	})
-	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
-	return usable, nil
+	selected := selection.All(selectors...)
+	return keep(hosts, func(h *infrav1.CapstanHost) bool {
+		return placement.Admits(h, namespace, ns.Labels) && !Abandoned(h) && selected(h.Labels)
+	}), nil
 }
 
 // Admitting returns the hosts of a list that admit a namespace (ALL-18).
 func Admitting(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) ([]infrav1.CapstanHost, error) {
+	ns, err := admitted(ctx, c, namespace, hosts)
+	if err != nil {
+		return nil, err
+	}
+	return keep(slices.Clone(hosts), func(h *infrav1.CapstanHost) bool { return placement.Admits(h, namespace, ns.Labels) }), nil
+}
+
+// admitted reads the Namespace if a host of the list selects namespaces by their labels.
+func admitted(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) (*corev1.Namespace, error) {
 	ns := &corev1.Namespace{}
-	if slices.ContainsFunc(hosts, selectsNamespaces) {
-		if err := c.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
-			return nil, err
+	for i := range hosts {
+		if allowed := hosts[i].Spec.AllowedNamespaces; allowed != nil && allowed.Selector != nil {
+			return ns, c.Get(ctx, client.ObjectKey{Name: namespace}, ns)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(hosts), func(h infrav1.CapstanHost) bool { return !placement.Admits(&h, namespace, ns.Labels) }), nil
+	return ns, nil
+}
+
+// keep moves the hosts that pass to the front of their list, without copies of the others: a CapstanHost has more than 1 KiB.
+func keep(hosts []infrav1.CapstanHost, passes func(*infrav1.CapstanHost) bool) []infrav1.CapstanHost {
+	n := 0
+	for i := range hosts {
+		if !passes(&hosts[i]) {
+			continue
+		}
+		if n != i {
+			hosts[n] = hosts[i]
+		}
+		n++
+	}
+	return hosts[:n]
 }
 
 // RebootEnded passes the change of the status with which a host accepts machines again. The start of a reboot is a change of spec.
@@ -68,10 +107,6 @@ func RebootEnded() predicate.Predicate {
 // Named is the part of a list that has the name: one host or none.
 func Named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
 	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return h.Name != name })
-}
-
-func selectsNamespaces(h infrav1.CapstanHost) bool {
-	return h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
 }
 
 // Box returns the box of a host in its current or last report, or "" before the first report.

@@ -163,18 +163,18 @@ func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
 
 // usable are the hosts that the machine may have; only the one that spec names, if it names one.
 func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.CapstanHost, error) {
-	usable, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
-	wanted := s.capstan.Spec.HostName
-	if err != nil || wanted == "" {
-		return usable, err
+	wanted, selectors := s.capstan.Spec.HostName, []*metav1.LabelSelector{capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector}
+	if wanted == "" {
+		return hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, selectors...)
 	}
-	if usable = hostaccess.Named(usable, wanted); len(usable) == 0 {
+	usable, err := hostaccess.UsableHost(ctx, r.Client, wanted, s.capstan.Namespace, selectors...)
+	if err == nil && len(usable) == 0 {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
 			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
 			wanted, s.capstan.Namespace)
 		return nil, errWaiting // A change of the CapstanHost is the event.
 	}
-	return usable, nil
+	return usable, err
 }
 
 // chooseHost places the machine (IM-02), or checks the host that spec names.

@@ -1,0 +1,57 @@
+package hostaccess
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// TestUsable_ALL18: a list of hosts, and the question for one host, have the same answer.
+func TestUsable_ALL18(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := func(name string, change func(*infrav1.CapstanHost)) client.Object {
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": "a"}}}
+		change(h)
+		return h
+	}
+	admits := func(a infrav1.AllowedNamespaces) func(*infrav1.CapstanHost) {
+		return func(h *infrav1.CapstanHost) { h.Spec.AllowedNamespaces = &a }
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"team": "yes"}}},
+		host("z-open", func(*infrav1.CapstanHost) {}),
+		host("abandoned", func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""} }),
+		host("by-label", admits(infrav1.AllowedNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "yes"}}})),
+		host("by-name", admits(infrav1.AllowedNamespaces{Names: []string{"team"}})),
+		host("for-others", admits(infrav1.AllowedNamespaces{Names: []string{"other"}})),
+		host("other-label", admits(infrav1.AllowedNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "no"}}})),
+		host("other-rack", func(h *infrav1.CapstanHost) { h.Labels["rack"] = "b" }),
+	).Build()
+	selectors := []*metav1.LabelSelector{nil, {MatchLabels: map[string]string{"rack": "a"}}}
+	usable, err := Usable(t.Context(), c, "team", selectors...)
+	var names []string
+	for _, h := range usable {
+		names = append(names, h.Name)
+	}
+	if want := []string{"by-label", "by-name", "z-open"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("got %v, %v, want %v", names, err, want)
+	}
+	for _, name := range []string{"abandoned", "by-label", "by-name", "for-others", "other-label", "other-rack", "z-open", "missing"} {
+		one, err := UsableHost(t.Context(), c, name, "team", selectors...)
+		if err != nil || len(one) == 1 != slices.Contains(names, name) || len(one) == 1 && one[0].Name != name {
+			t.Errorf("host %s: got %v, %v", name, one, err)
+		}
+	}
+}
