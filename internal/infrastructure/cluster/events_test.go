@@ -1,0 +1,67 @@
+package cluster
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// TestOfMachine: a cluster is reconciled for the events of its control plane machines, and while it is being deleted for those of all
+// machines. The events of other machines, of which there can be thousands, cost nothing.
+func TestOfMachine(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	machine := func(name string, labels map[string]string) client.Object {
+		return &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: labels}}
+	}
+	cluster := func(name string, leaving bool) []client.Object {
+		c := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		c.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: "CapstanCluster", Name: name}
+		infra := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Finalizers: []string{infrav1.ClusterFinalizer}}}
+		if leaving {
+			infra.DeletionTimestamp = ptr.To(metav1.Now())
+		}
+		return []client.Object{c, infra}
+	}
+	r := &Reconciler{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(cluster("stays", false), cluster("leaves", true)...)...).WithObjects(
+		machine("member", map[string]string{clusterv1.MachineControlPlaneLabel: ""}), machine("worker", nil),
+	).Build()}
+	for name, tc := range map[string]struct {
+		cluster, owner string
+		pool           bool
+		want           int
+	}{
+		"control plane machine":                      {"stays", "member", false, 1},
+		"worker":                                     {"stays", "worker", false, 0},
+		"machine of a pool":                          {"stays", "", true, 0},
+		"no Machine yet":                             {"stays", "", false, 0},
+		"the Machine is unknown":                     {"stays", "new", false, 1},
+		"worker of a cluster in deletion":            {"leaves", "worker", false, 1},
+		"without a Machine in a cluster in deletion": {"leaves", "", false, 1},
+		"machine of a pool in a cluster in deletion": {"leaves", "", true, 1},
+		"of an unknown cluster":                      {"other", "member", false, 0},
+	} {
+		m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: map[string]string{clusterv1.ClusterNameLabel: tc.cluster}}}
+		if tc.owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: tc.owner}}
+		}
+		if tc.pool {
+			m.Labels[infrav1.MachinePoolLabel] = "pool"
+		}
+		if got := r.ofMachine(t.Context(), m); len(got) != tc.want {
+			t.Errorf("%s: got %v, want %d requests", name, got, tc.want)
+		}
+	}
+}
