@@ -171,6 +171,7 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 	before := s.capstan.DeepCopy()
 	r.observe(s, &hostpb.MachineStatus{}) // The host will report this address first, which saves a write.
 	showAddresses(s.capstan)
+	s.capstan.Status.ObservedGeneration = s.capstan.Generation // Otherwise the end of the reconcile would write it once more.
 	if err := reconciling.SetReady(s.capstan, summarized...); err != nil {
 		return err
 	}

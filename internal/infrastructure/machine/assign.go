@@ -125,6 +125,7 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 	if err != nil {
 		return nil, err
 	}
+	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan)) // It has room. Only its host can refuse it: see makeMachine.
 	if len(addresses) == 0 {
 		if addresses, err = r.chooseAddress(ctx, s, capstanCluster); err != nil {
 			return nil, err

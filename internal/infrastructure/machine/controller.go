@@ -59,7 +59,8 @@ type Reconciler struct {
 	recorder   events.EventRecorder
 	frame      reconciling.Frame
 	controller capicontroller.Controller
-	// unplaced are the machines, by client.ObjectKey, that no host has taken yet.
+	// unplaced are the machines, by client.ObjectKey, that ask hosts for room or were refused: room that appears is an event for all
+	// of them. A machine with a chosen host is not among them while it waits for its turn, because there can be thousands.
 	unplaced sync.Map
 	// placing is held while a host is chosen and a part of it promised.
 	placing sync.Mutex
