@@ -60,6 +60,10 @@ const (
 	NoHost = "-"
 )
 
+// capacityDelay is how long the free resources of a host wait for their report. A host changes them several times for each new
+// machine, and each report is a write. Placement does not use the report.
+const capacityDelay = time.Second
+
 // Reconciler keeps the connection to each host and shows the host's state. It writes only when
 // something changed.
 type Reconciler struct {
@@ -94,7 +98,13 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
-			if !e.Connection && !e.Capacity && !e.Claimed {
+			if !e.Connection && !e.Claimed {
+				return nil
+			}
+			return request(e.Host)
+		})).
+		WatchesRawSource(r.Pool.SourceAfter(capacityDelay, func(_ context.Context, e connections.Event) []reconcile.Request {
+			if !e.Capacity {
 				return nil
 			}
 			return request(e.Host)

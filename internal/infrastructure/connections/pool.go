@@ -152,12 +152,17 @@ func (p *Pool) HasAddress(networkID, address, except string) bool {
 
 // Source turns events into reconcile requests of a controller. toRequests must not block.
 func (p *Pool) Source(toRequests func(context.Context, Event) []reconcile.Request) source.Source {
+	return p.SourceAfter(0, toRequests)
+}
+
+// SourceAfter is Source with a delay. The events of one object within the delay are one request.
+func (p *Pool) SourceAfter(delay time.Duration, toRequests func(context.Context, Event) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.receivers = append(p.receivers, func(e Event) {
 			for _, r := range toRequests(ctx, e) {
-				queue.Add(r)
+				queue.AddAfter(r, delay)
 			}
 		})
 		return nil
