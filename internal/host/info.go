@@ -154,7 +154,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	info.Images, info.MachineImages = ms.imageInfo()
 	info.ContainerArchives = ms.containerArchives
 	info.HostMounts, info.Devices = true, ms.deviceKinds()
-	info.HostPorts, info.Lans, info.Vlans = true, true, true
+	info.HostPorts, info.Lans, info.Vlans, info.Ipv6Lans = true, true, true, network.HasIPv6()
 	if ms.config.Reboot != nil {
 		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
 	}

@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
+	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -98,8 +99,8 @@ func (ms *machines) probeLAN(ctx context.Context, spec *hostpb.MachineSpec) erro
 	if exists {
 		return nil
 	}
-	for _, a := range addresses(spec) {
-		if err := ms.box.ProbeLAN(ctx, *boxLAN(spec.Network.Lan), a.Prefix.Addr()); err != nil {
+	for _, a := range network.Probed(spec.Network.Id, addresses(spec)) {
+		if err := ms.box.ProbeLAN(ctx, *boxLAN(spec.Network.Lan), a); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,8 @@
 package infrastructure_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -76,6 +78,93 @@ func TestLAN_ALL18(t *testing.T) {
 	b.Expect(b.condition(late, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).To(ContainSubstring("does not offer the LAN lab"))
 	b.running(m)
 	b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)
+}
+
+// ALL-18, IPAM-08: machines of a dual-stack cluster in a LAN have an address and a gateway of each family, from two pools. Pools of one
+// family, and addresses that the host does not allow, are refused. Machines in the same LAN with IPv6 only have one address.
+func TestLANIPv6_ALL18(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.Lans = true })
+	offer := infrav1.LANNetwork{
+		Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26"},
+		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+	}
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.LANNetworks = []infrav1.LANNetwork{offer} })
+	families := func(c *clusterv1.Cluster) {
+		c.Spec.ClusterNetwork.Pods.CIDRBlocks, c.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"192.168.0.0/16", "fd00:244::/48"}, []string{"10.96.0.0/16", "fd00:96::/112"}
+	}
+	b.addCluster(families, func(c *infrav1.CapstanCluster) { lanCluster(c); c.Spec.Network.MachineIPv6CIDR = "2001:db8:7::/64" })
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason)).To(ContainSubstring("has to set ipv6CIDR in spec.lanNetworks"))
+	update(b, b.host, func(h *infrav1.CapstanHost) {
+		h.Spec.LANNetworks[0].IPv6CIDR, h.Spec.LANNetworks[0].Addresses = "2001:db8:7::/64", []string{"192.0.2.128/26", "2001:db8:7::100/120"}
+	})
+	b.provisioned()
+	b.Expect(b.capstan.Spec.Network.String()).To(Equal("192.0.2.0/24 2001:db8:7::/64"))
+
+	machine := func(addresses ...[2]string) *infrav1.CapstanMachine {
+		_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:len(addresses)] })
+		for i, a := range addresses {
+			bits := int32(24)
+			if strings.Contains(a[0], ":") {
+				bits = 64
+			}
+			b.fulfil(b.claim(fmt.Sprint(m.Name, "-", i)), a[0], bits, a[1])
+		}
+		return m
+	}
+	for _, tc := range []struct {
+		addresses [][2]string
+		why       string
+	}{
+		{[][2]string{{"192.0.2.140", "192.0.2.254"}, {"192.0.2.141", "192.0.2.254"}}, "name one pool for each family"},
+		{[][2]string{{"2001:db8:7::140", "2001:db8:7::1"}}, "use an IPv4 pool as well"},
+		{[][2]string{{"192.0.2.142", "192.0.2.254"}, {"2001:db8:7::142", ""}}, "2001:db8:7::142 has no gateway"},
+	} {
+		b.Expect(b.condition(machine(tc.addresses...), infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason)).To(ContainSubstring(tc.why))
+	}
+	refused := machine([2]string{"192.0.2.143", "192.0.2.254"}, [2]string{"2001:db8:7::143", "2001:db8:7::1"})
+	b.Expect(b.condition(refused, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).To(ContainSubstring("with IPv6 addresses to a LAN: upgrade its capstand"))
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.Ipv6Lans = true })
+	stray := machine([2]string{"192.0.2.144", "192.0.2.254"}, [2]string{"2001:db8:7::9", "2001:db8:7::1"})
+	b.Expect(b.condition(stray, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).To(ContainSubstring("to have the address 2001:db8:7::9 in the LAN lab"))
+
+	m := machine([2]string{"2001:db8:7::145", "2001:db8:7::1"}, [2]string{"192.0.2.145", "192.0.2.254"})
+	b.running(m)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetNetwork().GetLan().GetPods()).To(Equal([]string{"192.168.0.0/16", "fd00:244::/48"}))
+	b.Expect(made.GetSpec().GetNetwork().GetIpv6Cidr()).To(Equal("2001:db8:7::/64"))
+	b.Expect(made.GetSpec().GetAddresses()).To(HaveLen(2))
+	b.Expect(made.GetSpec().GetAddresses()[1].GetAddress() + " via " + made.GetSpec().GetAddresses()[1].GetGateway()).To(Equal("2001:db8:7::145 via 2001:db8:7::1"))
+}
+
+// IC-10: the endpoint of a cluster in a LAN with IPv6 only is an IPv6 address of its hosts.
+func TestLANIPv6Only_IC10(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	h := b.rack(1)[0]
+	h.fake.SetInfo(func(i *hostpb.HostInfo) { i.Lans, i.Ipv6Lans = true, true })
+	update(b, h.CapstanHost, func(h *infrav1.CapstanHost) {
+		h.Spec.VirtualAddresses = []string{"192.0.2.113/32", "2001:db8:7::f1/128"}
+		h.Spec.LANNetworks = []infrav1.LANNetwork{{
+			Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", IPv6CIDR: "2001:db8:7::/64", Addresses: []string{"2001:db8:7::100/120"},
+			AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		}}
+	})
+	b.addCluster(func(c *clusterv1.Cluster) {
+		c.Spec.ClusterNetwork.Pods.CIDRBlocks, c.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"fd00:244::/48"}, []string{"fd00:96::/112"}
+	}, func(c *infrav1.CapstanCluster) {
+		c.Spec.Network.LAN.Name, c.Spec.Network.MachineCIDR = "lab", "2001:db8:7::/64"
+	})
+	b.provisioned()
+	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: "2001:db8:7::f1", Port: 6443}))
+	b.Expect(h.fake.LoadBalancer(b.capstan.Spec.ID).GetListen()).To(Equal([]string{"[2001:db8:7::f1]:6443"}))
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	b.fulfil(b.claim(m.Name+"-0"), "2001:db8:7::145", 64, "2001:db8:7::1")
+	b.running(m)
+	made, _ := h.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetNetwork().GetLan().GetPods()).To(Equal([]string{"fd00:244::/48"}))
 }
 
 // IC-10, IC-12: a cluster in a LAN has a virtual address of its hosts as endpoint, at which the load balancers listen. Every host with
@@ -216,8 +305,14 @@ func TestLANValidation(t *testing.T) {
 		}, "cannot be set together with loadBalancer.bindAddress"},
 		"MTU":        {func(c *infrav1.CapstanCluster) { c.Spec.Network.MTU = 1400 }, "lan cannot be set together with overlay or mtu"},
 		"overlay":    {func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay = infrav1.NetworkOverlay{VNI: 5000, MTU: 1450} }, "lan cannot be set together with overlay or mtu"},
-		"dual stack": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64" }, "IPv4 addresses only"},
-		"IPv6":       {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }, "IPv4 addresses only"},
+		"dual stack": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64" }, ""},
+		"IPv6": {func(c *infrav1.CapstanCluster) {
+			c.Spec.Network.MachineCIDR, c.Spec.ControlPlaneEndpoint.Host = "fd00:1::/64", "fd00:1::5"
+		}, ""},
+		"IPv6, IPv4 endpoint": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }, "is IPv4, and the machines in fd00:1::/64 have IPv6 addresses only"},
+		"IPv6 twice": {func(c *infrav1.CapstanCluster) {
+			c.Spec.Network.MachineCIDR, c.Spec.Network.MachineIPv6CIDR = "fd00:1::/64", "fd00:2::/64"
+		}, "machineCIDR must be IPv4 if machineIPv6CIDR is set"},
 		"Services": {func(c *infrav1.CapstanCluster) {
 			c.Spec.Services.LoadBalancer = &infrav1.ServiceLoadBalancerSpec{AddressesFromPool: pools[0]}
 		}, "lan cannot be set together with services"},
@@ -247,20 +342,33 @@ func TestLANValidation(t *testing.T) {
 		change func(*infrav1.LANNetwork)
 		why    string
 	}{
-		"good":                {func(*infrav1.LANNetwork) {}, ""},
-		"link of capstand":    {func(n *infrav1.LANNetwork) { n.Bridge = "cap0123456789" }, "bridge of the host's own configuration"},
-		"path":                {func(n *infrav1.LANNetwork) { n.Bridge = ".." }, "bridge of the host's own configuration"},
-		"long bridge":         {func(n *infrav1.LANNetwork) { n.Bridge = "a-bridge-too-long" }, "15"},
-		"host bits":           {func(n *infrav1.LANNetwork) { n.CIDR = "192.0.2.1/24" }, "without host bits"},
-		"IPv6":                {func(n *infrav1.LANNetwork) { n.CIDR = "2001:db8::/64" }, "must be an IPv4 network"},
-		"addresses elsewhere": {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.3.0/26"} }, "addresses must be parts of cidr"},
-		"malformed address":   {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.2.130"} }, "addresses must be parts of cidr"},
-		"no addresses":        {func(n *infrav1.LANNetwork) { n.Addresses = nil }, "addresses"},
-		"VLANs":               {func(n *infrav1.LANNetwork) { n.VLANs = []int32{1, 4094} }, ""},
-		"VLAN 0":              {func(n *infrav1.LANNetwork) { n.VLANs = []int32{0} }, "greater than or equal to 1"},
-		"VLAN 4095":           {func(n *infrav1.LANNetwork) { n.VLANs = []int32{4095} }, "4094"},
-		"VLAN twice":          {func(n *infrav1.LANNetwork) { n.VLANs = []int32{7, 7} }, "Duplicate value"},
-		"no namespaces":       {func(n *infrav1.LANNetwork) { n.AllowedNamespaces = infrav1.AllowedNamespaces{} }, "allowedNamespaces"},
+		"good":             {func(*infrav1.LANNetwork) {}, ""},
+		"link of capstand": {func(n *infrav1.LANNetwork) { n.Bridge = "cap0123456789" }, "bridge of the host's own configuration"},
+		"path":             {func(n *infrav1.LANNetwork) { n.Bridge = ".." }, "bridge of the host's own configuration"},
+		"long bridge":      {func(n *infrav1.LANNetwork) { n.Bridge = "a-bridge-too-long" }, "15"},
+		"host bits":        {func(n *infrav1.LANNetwork) { n.CIDR = "192.0.2.1/24" }, "without host bits"},
+		"IPv6":             {func(n *infrav1.LANNetwork) { n.CIDR, n.Addresses = "2001:db8::/64", []string{"2001:db8::100/120"} }, ""},
+		"dual stack": {func(n *infrav1.LANNetwork) {
+			n.IPv6CIDR, n.Addresses = "2001:db8::/64", []string{"192.0.2.128/26", "2001:db8::100/120", "2001:db8::1:1/128"}
+		}, ""},
+		"IPv6 twice": {func(n *infrav1.LANNetwork) {
+			n.CIDR, n.IPv6CIDR, n.Addresses = "2001:db8::/64", "2001:db8:1::/64", []string{"2001:db8::100/120"}
+		}, "cidr must be IPv4 if ipv6CIDR is set"},
+		"IPv4 twice":              {func(n *infrav1.LANNetwork) { n.IPv6CIDR = "198.51.100.0/24" }, "ipv6CIDR must be an IPv6 network"},
+		"IPv6 host bits":          {func(n *infrav1.LANNetwork) { n.IPv6CIDR = "2001:db8::1/64" }, "without host bits"},
+		"IPv6, small":             {func(n *infrav1.LANNetwork) { n.IPv6CIDR = "2001:db8::/126" }, "from /16 to /125"},
+		"IPv6, large":             {func(n *infrav1.LANNetwork) { n.IPv6CIDR = "2000::/3" }, "from /16 to /125"},
+		"malformed IPv6":          {func(n *infrav1.LANNetwork) { n.IPv6CIDR = "2001:db8" }, "ipv6CIDR must be an IPv6 network"},
+		"IPv6 elsewhere":          {func(n *infrav1.LANNetwork) { n.IPv6CIDR, n.Addresses = "2001:db8::/64", []string{"2001:db8:1::/120"} }, "addresses must be parts of cidr or ipv6CIDR"},
+		"IPv6 of a LAN with IPv4": {func(n *infrav1.LANNetwork) { n.Addresses = []string{"2001:db8::100/120"} }, "addresses must be parts of cidr or ipv6CIDR"},
+		"addresses elsewhere":     {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.3.0/26"} }, "addresses must be parts of cidr"},
+		"malformed address":       {func(n *infrav1.LANNetwork) { n.Addresses = []string{"192.0.2.130"} }, "addresses must be parts of cidr"},
+		"no addresses":            {func(n *infrav1.LANNetwork) { n.Addresses = nil }, "addresses"},
+		"VLANs":                   {func(n *infrav1.LANNetwork) { n.VLANs = []int32{1, 4094} }, ""},
+		"VLAN 0":                  {func(n *infrav1.LANNetwork) { n.VLANs = []int32{0} }, "greater than or equal to 1"},
+		"VLAN 4095":               {func(n *infrav1.LANNetwork) { n.VLANs = []int32{4095} }, "4094"},
+		"VLAN twice":              {func(n *infrav1.LANNetwork) { n.VLANs = []int32{7, 7} }, "Duplicate value"},
+		"no namespaces":           {func(n *infrav1.LANNetwork) { n.AllowedNamespaces = infrav1.AllowedNamespaces{} }, "allowedNamespaces"},
 	} {
 		n := infrav1.LANNetwork{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: names}
 		tc.change(&n)

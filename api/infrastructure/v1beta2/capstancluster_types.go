@@ -196,7 +196,6 @@ type LoadBalancerHost struct {
 // ClusterNetworkSpec configures the network of a cluster's machines.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.lan) || (!has(self.overlay) && !has(self.mtu))",message="lan cannot be set together with overlay or mtu: the hosts exchange the packets through the LAN, and the machines have the MTU of its bridge"
-// +kubebuilder:validation:XValidation:rule="!has(self.lan) || (!has(self.machineIPv6CIDR) && (!has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4))",message="machines in a LAN have IPv4 addresses only: leave machineIPv6CIDR out, and leave machineCIDR out or set it to the IPv4 network of the LAN"
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || !has(self.overlay) || self.mtu == self.overlay.mtu",message="mtu and overlay.mtu must be equal: set only mtu, and the controller sets overlay"
 // +kubebuilder:validation:XValidation:rule="!has(self.machineIPv6CIDR) || !has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4",message="machineCIDR must be IPv4 if machineIPv6CIDR is set: for machines with IPv6 only, set machineCIDR to the IPv6 network and leave machineIPv6CIDR out"
 type ClusterNetworkSpec struct {
@@ -213,7 +212,8 @@ type ClusterNetworkSpec struct {
 	// machineIPv6CIDR is an IPv6 network in addition to an IPv4 machineCIDR. It makes the machines dual stack: each
 	// machine has an IPv4 address first and an IPv6 address second, or one address from each of its pools. The first
 	// address of the network is the gateway. Traffic that leaves the host has the host's address, as with IPv4. The
-	// control plane endpoint remains IPv4. If empty, machines have addresses of machineCIDR only.
+	// control plane endpoint remains IPv4. In a LAN it is ipv6CIDR of the LAN's entry in spec.lanNetworks of CapstanHosts, and the
+	// gateways are those of the pools. If empty, machines have addresses of machineCIDR only.
 	// +optional
 	// +kubebuilder:validation:MinLength=4
 	// +kubebuilder:validation:MaxLength=43
@@ -234,8 +234,8 @@ type ClusterNetworkSpec struct {
 	// +optional
 	Overlay NetworkOverlay `json:"overlay,omitempty,omitzero"`
 
-	// lan attaches the machines to a network of the user, instead of a network of the cluster. Each machine gets its address, and the
-	// gateway of the LAN, from spec.network.addressesFromPools of its CapstanMachine. Its endpoint is one of spec.virtualAddresses of
+	// lan attaches the machines to a network of the user, instead of a network of the cluster. Each machine gets its addresses, and the
+	// gateways of the LAN, from spec.network.addressesFromPools of its CapstanMachine. Its endpoint is one of spec.virtualAddresses of
 	// the hosts in the LAN, or external with loadBalancer.mode External. Set it when you create the cluster.
 	// +optional
 	LAN ClusterLAN `json:"lan,omitempty,omitzero"`

@@ -134,6 +134,9 @@ func checkAddresses(s *hostpb.MachineSpec) error {
 		if a.Gateway == "" && s.Network.Lan != nil {
 			return fmt.Errorf("address %s has no gateway: expected that of the LAN", a.Address)
 		}
+		if canonical := netip.MustParseAddr(a.Address).String(); a.Address != canonical && s.Network.Lan != nil {
+			return fmt.Errorf("address %s: expected the form %s", a.Address, canonical) // Leases are compared as text.
+		}
 		if gateway, err := netip.ParseAddr(a.Gateway); a.Gateway != "" && (err != nil || !subnets[i].Prefix.Contains(gateway)) {
 			return fmt.Errorf("gateway %q is not in the machine network %s", a.Gateway, subnets[i].Prefix)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 )
@@ -20,7 +21,7 @@ func checkLAN(n *hostpb.Network) error {
 	if err := network.CheckLANBridge(n.Lan.Bridge); err != nil {
 		return err
 	}
-	cidr, err := netip.ParsePrefix(n.Cidr)
+	subnets, err := subnetsOf(n)
 	switch {
 	case err != nil:
 		return err
@@ -28,16 +29,36 @@ func checkLAN(n *hostpb.Network) error {
 		return fmt.Errorf("VLAN %d is not valid: expected 1 to %d, or 0 for none", n.Lan.Vlan, network.MaxVLAN)
 	case n.Overlay != nil:
 		return errors.New("a network in a LAN cannot have an overlay")
-	case !cidr.Addr().Is4() || n.Ipv6Cidr != "":
-		return fmt.Errorf("the networks %s %s are in a LAN: expected one IPv4 network", n.Cidr, n.Ipv6Cidr)
 	case len(n.Lan.Pods) > maxLANPods:
 		return fmt.Errorf("it has %d pod networks: expected at most %d in a LAN", len(n.Lan.Pods), maxLANPods)
 	}
 	for _, text := range n.Lan.Pods {
-		pods, err := netip.ParsePrefix(text)
-		if err != nil || pods != pods.Masked() || !pods.Addr().Is4() || pods.Overlaps(cidr) {
-			return fmt.Errorf("pod network %q is not valid in the LAN %s: expected an IPv4 network outside of it", text, cidr)
+		if err := checkLANPods(text, subnets); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// checkLANPods returns an error unless a pod network is outside of the LAN and of a family that the LAN has: cluster-scoped addresses, so
+// that no rule for pods opens the way to link-local or multicast addresses.
+func checkLANPods(text string, subnets []network.Subnet) error {
+	pods, err := netip.ParsePrefix(text)
+	if err == nil {
+		err = cidr.Usable(pods)
+	}
+	if err != nil || pods != pods.Masked() {
+		return fmt.Errorf("pod network %q is not valid in a LAN: expected a network without host bits, of unicast addresses", text)
+	}
+	family := false
+	for _, s := range subnets {
+		if pods.Overlaps(s.Prefix) {
+			return fmt.Errorf("pod network %q is not valid in the LAN %s: expected a network outside of it", text, s.Prefix)
+		}
+		family = family || pods.Addr().Is4() == s.Prefix.Addr().Is4()
+	}
+	if !family {
+		return fmt.Errorf("pod network %q is not valid in the LAN %s: expected a network of its address family", text, subnets[0].Prefix)
 	}
 	return nil
 }

@@ -29,12 +29,28 @@ func TestCheckLAN(t *testing.T) {
 		"overlay": {func(s *hostpb.MachineSpec) {
 			s.Network.Overlay = &hostpb.Overlay{Vni: 5000, Address: "192.0.2.1", Mtu: 1450}
 		}, "cannot have an overlay"},
-		"dual stack":            {dualStack, "expected one IPv4 network"},
+		"dual stack": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1].Gateway, s.Network.Lan.Pods = "fd00:1::1", []string{"10.244.0.0/16", "fd00:244::/48"}
+		}, ""},
+		"dual stack, one gateway": {dualStack, "address fd00:1::a has no gateway"},
+		"another notation": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1].Address, s.Addresses[1].Gateway = "fd00:1:0::A", "fd00:1::1"
+		}, "expected the form fd00:1::a"},
+		"IPv6 pods in the LAN": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Network.Lan.Pods = []string{"fd00::/16"}
+		}, "outside of it"},
+		"link-local pods": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Network.Lan.Pods = []string{"fe80::/64"}
+		}, "of unicast addresses"},
 		"no gateway":            {func(s *hostpb.MachineSpec) { s.Addresses[0].Gateway = "" }, "has no gateway"},
 		"pods in the LAN":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"10.0.0.0/8"} }, "outside of it"},
-		"pods everywhere":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0"} }, "outside of it"},
-		"IPv6 pods":             {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"fd00::/64"} }, "expected an IPv4 network"},
-		"malformed pods":        {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0 } accept"} }, "expected an IPv4 network"},
+		"pods everywhere":       {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0"} }, "of unicast addresses"},
+		"IPv6 pods":             {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"fd00::/64"} }, "expected a network of its address family"},
+		"malformed pods":        {func(s *hostpb.MachineSpec) { s.Network.Lan.Pods = []string{"0.0.0.0/0 } accept"} }, "expected a network without host bits"},
 		"VLAN":                  {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 4094 }, ""},
 		"reserved VLAN":         {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 4095 }, "VLAN 4095 is not valid: expected 1 to 4094"},
 		"large VLAN":            {func(s *hostpb.MachineSpec) { s.Network.Lan.Vlan = 65536 + 100 }, "is not valid"},

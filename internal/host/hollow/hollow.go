@@ -156,7 +156,7 @@ func (h *Host) info() *hostpb.HostInfo {
 		Id: h.id, Hostname: h.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
 		Cpus: h.config.CPUs, MemoryBytes: h.config.MemoryBytes, AllocatedMemoryBytes: h.used, Machines: int32(len(h.machines)),
 		KubernetesVersions: h.config.Versions, Images: []string{"host"}, Driver: Driver, CgroupVersion: 2, CapstandVersion: "v0.0.0-hollow",
-		Lans: true, Vlans: true, HostMounts: true, HostPorts: true, Volumes: true, VolumeBytes: admission.VolumeBytes(maps.Values(h.volumes)),
+		Lans: true, Vlans: true, Ipv6Lans: true, HostMounts: true, HostPorts: true, Volumes: true, VolumeBytes: admission.VolumeBytes(maps.Values(h.volumes)),
 	}
 }
 

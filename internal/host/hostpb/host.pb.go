@@ -565,6 +565,8 @@ type HostInfo struct {
 	Lans bool `protobuf:"varint,42,opt,name=lans,proto3" json:"lans,omitempty"`
 	// vlans is true if machines can be attached to a VLAN of such a network. Older capstands ignore LAN.vlan.
 	Vlans bool `protobuf:"varint,43,opt,name=vlans,proto3" json:"vlans,omitempty"`
+	// ipv6_lans is true if machines in such a network can have IPv6 addresses. Older capstands refuse them.
+	Ipv6Lans bool `protobuf:"varint,44,opt,name=ipv6_lans,json=ipv6Lans,proto3" json:"ipv6_lans,omitempty"`
 	// devices are the kinds of CDI devices of the host, by name.
 	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
@@ -827,6 +829,13 @@ func (x *HostInfo) GetLans() bool {
 func (x *HostInfo) GetVlans() bool {
 	if x != nil {
 		return x.Vlans
+	}
+	return false
+}
+
+func (x *HostInfo) GetIpv6Lans() bool {
+	if x != nil {
+		return x.Ipv6Lans
 	}
 	return false
 }
@@ -1713,7 +1722,7 @@ func (x *Network) GetLan() *LAN {
 type LAN struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bridge        string                 `protobuf:"bytes,1,opt,name=bridge,proto3" json:"bridge,omitempty"` // name of an existing bridge, which is not one of capstand
-	Pods          []string               `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`     // IPv4 pod networks of the cluster, at most 8, outside of the network's cidr
+	Pods          []string               `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`     // pod networks of the cluster, of the families of the network, at most 8, outside of its cidrs
 	Vlan          uint32                 `protobuf:"varint,3,opt,name=vlan,proto3" json:"vlan,omitempty"`    // VLAN of the bridge, 1 to 4094; 0: the machines have the VLAN of a port without configuration
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5036,7 +5045,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xcc\v\n" +
+	"\x0eGetInfoRequest\"\xe9\v\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -5072,7 +5081,8 @@ const file_host_proto_rawDesc = "" +
 	"\vhost_mounts\x18( \x01(\bR\n" +
 	"hostMounts\x12\x12\n" +
 	"\x04lans\x18* \x01(\bR\x04lans\x12\x14\n" +
-	"\x05vlans\x18+ \x01(\bR\x05vlans\x125\n" +
+	"\x05vlans\x18+ \x01(\bR\x05vlans\x12\x1b\n" +
+	"\tipv6_lans\x18, \x01(\bR\bipv6Lans\x125\n" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
 	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
 	"\n" +

@@ -161,7 +161,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 			return err
 		}
 		if n.LAN != nil {
-			return nil // The bridge exists, and capstand leaves it alone.
+			return nil // The bridge exists, and capstand leaves it alone. The box does not forward.
 		}
 		if hasIPv6(subnets) {
 			if err := forwardIPv6(procIPv6); err != nil {
@@ -189,6 +189,11 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	if n.LAN != nil {
 		if _, err := lanLink(*n.LAN); err != nil {
 			return err
+		}
+		if hasIPv6(subnets) {
+			if err := requireIPv6(procIPv6); err != nil {
+				return err
+			}
 		}
 	}
 	networks, err := b.list()

@@ -13,15 +13,26 @@ import (
 // kernel has no IPv6.
 const procIPv6 = "/proc/sys/net/ipv6"
 
+// HasIPv6 reports whether the kernel has IPv6.
+func HasIPv6() bool { return requireIPv6(procIPv6) == nil }
+
+// requireIPv6 returns an error for a kernel without IPv6.
+func requireIPv6(proc string) error {
+	if _, err := os.Stat(filepath.Join(proc, "conf/all/forwarding")); errors.Is(err, fs.ErrNotExist) {
+		return ConflictError{message: "this box has no IPv6, which the IPv6 network of the machines needs: boot it without ipv6.disable=1, or choose an IPv4 network"}
+	}
+	return nil
+}
+
 // forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for machines with IPv6. A box that
 // forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before get the value
 // 2, because the box would otherwise lose its default route.
 func forwardIPv6(proc string) error {
+	if err := requireIPv6(proc); err != nil {
+		return err
+	}
 	forwarding := filepath.Join(proc, "conf/all/forwarding")
 	now, err := os.ReadFile(forwarding)
-	if errors.Is(err, fs.ErrNotExist) {
-		return ConflictError{message: "this box has no IPv6, which the IPv6 network of the machines needs: boot it without ipv6.disable=1, or choose an IPv4 network"}
-	}
 	if err != nil || strings.TrimSpace(string(now)) == "1" {
 		return err
 	}
@@ -57,11 +68,13 @@ func setBridgeIPv6(proc, bridge string, ipv6 bool) error {
 	return err
 }
 
-// setMachineIPv6 sets the defaults of a machine's eth0: it accepts no address and no route from its neighbours, and
-// announces its address when it comes up.
-func setMachineIPv6(proc string) error {
-	conf := filepath.Join(proc, "conf/default")
-	return errors.Join(set(filepath.Join(conf, "accept_ra"), "0"), set(filepath.Join(conf, "ndisc_notify"), "1"))
+// setMachineIPv6 sets the defaults of a machine's eth0: it accepts no address and no route from its neighbours, announces its addresses
+// when it comes up, and has the link-local address that follows from its MAC address.
+func setMachineIPv6(proc string) (err error) {
+	for name, value := range map[string]string{"accept_ra": "0", "autoconf": "0", "accept_redirects": "0", "ndisc_notify": "1", "addr_gen_mode": "0"} {
+		err = errors.Join(err, set(filepath.Join(proc, "conf/default", name), value))
+	}
+	return err
 }
 
 // set writes a setting. A setting that does not exist, because the kernel has no IPv6, is no error: forwardIPv6 checks that

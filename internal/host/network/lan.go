@@ -3,10 +3,12 @@ package network
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -93,6 +95,18 @@ func admitLAN(n, other Network) error {
 	return nil
 }
 
+// Probed returns the addresses that no other station of a LAN may have before a machine gets its own: these, and its link-local address if
+// it has IPv6. That one follows from the MAC address, which a tenant could choose by the id of a network.
+func Probed(networkID string, addresses []Address) (all []netip.Addr) {
+	for _, a := range addresses {
+		all = append(all, a.Prefix.Addr())
+	}
+	if slices.ContainsFunc(all, netip.Addr.Is6) {
+		all = append(all, linkLocal(MAC(networkID, all[0].String())))
+	}
+	return all
+}
+
 // ProbeLAN returns an InUseError if the box itself, or another station of the LAN, has an address.
 func (b Box) ProbeLAN(ctx context.Context, lan LAN, address netip.Addr) error {
 	link, err := lanLink(lan)
@@ -141,20 +155,28 @@ func (b Box) lentElsewhere(networkID string, addresses []string) error {
 
 // lanStation is a machine of this box in a LAN.
 type lanStation struct {
-	cable   string
-	mac     net.HardwareAddr
-	address netip.Addr
+	cable string
+	mac   net.HardwareAddr
+	// addresses of the machine, IPv4 first: the MAC address follows from the first one, as that of the cable does.
+	addresses []netip.Addr
 }
 
-// stations returns the machines of the box in a network.
-func (b Box) stations(networkID string) (all []lanStation, err error) {
+// stations returns the machines of the box in a network, ordered by their cables.
+func (b Box) stations(networkID string) ([]lanStation, error) {
 	paths, err := filepath.Glob(filepath.Join(b.dir(networkID), "leases", "*"))
+	byCable := map[string][]netip.Addr{}
 	for _, path := range paths {
 		address, invalid := netip.ParseAddr(filepath.Base(path))
 		var l Lease
 		if invalid == nil && atomicfile.ReadJSON(path, &l) == nil && !l.Bridge {
-			all = append(all, lanStation{cable: VethName(l.Machine), mac: MAC(networkID, address.String()), address: address})
+			byCable[VethName(l.Machine)] = append(byCable[VethName(l.Machine)], address)
 		}
+	}
+	var all []lanStation
+	for _, cable := range slices.Sorted(maps.Keys(byCable)) {
+		addresses := byCable[cable]
+		slices.SortFunc(addresses, netip.Addr.Compare) // IPv4 before IPv6
+		all = append(all, lanStation{cable: cable, mac: MAC(networkID, addresses[0].String()), addresses: addresses})
 	}
 	return all, err
 }
@@ -185,21 +207,91 @@ func (b Box) lanFilter(n Network) (ruleset, error) {
 	return r, nil
 }
 
-// rules returns what a machine may send: ARP and IPv4 with its own addresses, and packets between pods of the cluster to other
-// machines. The MAC addresses of machines begin with 02:ca. Everything else is dropped, for example IPv6, VLAN tags and offers of a
-// DHCP server.
+// toMachine matches frames to machines of Capstan, by the first bytes of MAC.
+const toMachine = "ether daddr & ff:ff:00:00:00:00 == 02:ca:00:00:00:00"
+
+// rules returns what a machine may send: ARP, neighbour discovery and IP with its own addresses, and packets between pods of the cluster
+// to other machines. Everything else is dropped, for example VLAN tags and the packets of a router or a DHCP server.
 func (s lanStation) rules(pods []netip.Prefix) []string {
 	rules := []string{
 		fmt.Sprintf("ether saddr != %s drop", s.mac),
 		"ether type { 8021q, 8021ad } drop",
-		fmt.Sprintf("arp saddr ether %s arp saddr ip %s accept", s.mac, s.address),
 		"udp sport 67 drop",
-		fmt.Sprintf("ip saddr %s accept", s.address),
+		headersInFragments,
 	}
-	if len(pods) > 0 {
-		rules = append(rules, fmt.Sprintf("ether daddr & ff:ff:00:00:00:00 == 02:ca:00:00:00:00 ip saddr { %s } ip daddr { %[1]s } accept", join(pods)))
+	for _, address := range s.addresses {
+		if address.Is4() {
+			rules = append(rules, fmt.Sprintf("arp saddr ether %s arp saddr ip %s accept", s.mac, address), fmt.Sprintf("ip saddr %s accept", address))
+		} else {
+			rules = append(rules, s.ipv6Rules(address)...)
+		}
+	}
+	four, six := byFamily(pods)
+	if len(four) > 0 {
+		rules = append(rules, fmt.Sprintf("%s ip saddr { %s } ip daddr { %[2]s } accept", toMachine, join(four)))
+	}
+	if len(six) > 0 {
+		between := fmt.Sprintf("%s ip6 saddr { %s } ip6 daddr { %[2]s } ", toMachine, join(six))
+		rules = append(rules, between+"meta l4proto != 58 accept", between+messages, between+laterFragments)
 	}
 	return append(rules, "drop")
+}
+
+// Protocols have numbers, UDP 17 and ICMPv6 58, because nft reads names from a file that a host can lack.
+const (
+	// messages accepts errors, among them "packet too big", and echoes. Neighbour discovery, advertisements of routers, redirects and
+	// queries for multicast listeners are not among them.
+	messages = "icmpv6 type { 1, 2, 3, 4, 128, 129 } accept"
+	// headersInFragments drops fragments whose part of the packet begins with an extension header. The header of UDP or ICMPv6 can be missing
+	// in the first one then, and nft would read padding of the frame instead.
+	headersInFragments = "frag nexthdr { 0, 43, 44, 51, 60, 135, 139, 140 } drop"
+	// laterFragments accepts the fragments without a header of UDP or ICMPv6. They have no effect if the first fragment is dropped.
+	laterFragments = "meta l4proto { 17, 58 } frag frag-off != 0 accept"
+)
+
+// ipv6Rules returns what a machine may send with an IPv6 address, or with its link-local one. Messages of neighbour discovery have no other
+// option than the machine's own MAC address, or the nonce of a search for duplicates, and no extension headers. They say nothing about
+// other addresses.
+func (s lanStation) ipv6Rules(address netip.Addr) []string {
+	local := linkLocal(s.mac)
+	own := fmt.Sprintf("ip6 saddr { %s, %s } ", address, local)
+	target := fmt.Sprintf("@th,64,128 { 0x%x, 0x%x } ", address.As16(), local.As16())
+	mac := func(option int) string {
+		return fmt.Sprintf("ip6 length 32 @th,192,64 0x%02x01%x accept", option, []byte(s.mac))
+	}
+	const (
+		none, nonce = "ip6 length 24 accept", "ip6 length 32 @th,192,16 0x0e01 accept"
+		ask         = "ip6 nexthdr 58 icmpv6 type nd-neighbor-solicit "
+		answer      = "ip6 nexthdr 58 icmpv6 type nd-neighbor-advert "
+	)
+	return []string{
+		"ip6 saddr :: " + ask + target + none, "ip6 saddr :: " + ask + target + nonce,
+		own + ask + none, own + ask + mac(ndpSource),
+		own + answer + target + none, own + answer + target + mac(ndpTarget),
+		// Switches that filter multicast send solicitations to listeners only.
+		fmt.Sprintf("ip6 saddr { ::, %s } ip6 daddr ff02::/16 icmpv6 type { 131, 132, 143 } accept", local),
+		own + messages,
+		// Not the packets of a DHCP server. Two rules, because nft joins unequal comparisons of adjacent fields.
+		"udp dport 546 drop", own + "udp sport != 547 accept",
+		own + "meta l4proto != { 17, 58 } accept",
+		own + laterFragments,
+	}
+}
+
+// linkLocal returns the IPv6 address that the kernel gives an interface with a MAC address (RFC 4291).
+func linkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+}
+
+func byFamily(networks []netip.Prefix) (four, six []netip.Prefix) {
+	for _, n := range networks {
+		if n.Addr().Is4() {
+			four = append(four, n)
+		} else {
+			six = append(six, n)
+		}
+	}
+	return four, six
 }
 
 // guardPort disables the port of a machine when it sends frames of the spanning tree, which pass no rules. A machine could

@@ -24,7 +24,8 @@ type userLAN struct {
 
 // userNetwork is the network of a cluster in a userLAN.
 func userNetwork(id string) Network {
-	return Network{ID: id, CIDR: "198.18.7.0/24", Cluster: "default/" + id, LAN: &LAN{Bridge: "br-lab", Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}
+	pods := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")}
+	return Network{ID: id, CIDR: "198.18.7.0/24", IPv6CIDR: "2001:db8:7::/64", Cluster: "default/" + id, LAN: &LAN{Bridge: "br-lab", Pods: pods}}
 }
 
 func newUserLAN(t *testing.T) *userLAN {
@@ -32,7 +33,7 @@ func newUserLAN(t *testing.T) *userLAN {
 	l.wire, l.router = l.namespace(), l.namespace()
 	l.must(in(l.wire, func() error { return addBridge("switch") }))
 	l.plugIn(l.router, "switch-router")
-	l.must(in(l.router, func() error { return up("lan", "198.18.7.1/24") }))
+	l.must(in(l.router, func() error { return up("lan", "198.18.7.1/24", "2001:db8:7::1/64") }))
 	return l
 }
 
@@ -78,31 +79,17 @@ func TestLAN(t *testing.T) {
 	var before string
 	l.must(in(a.ns, func() error { before = links(t); return nil }))
 	l.ensure(n, a, b)
-	onA, onB := l.machine(a, n, "m-a", "198.18.7.10"), l.machine(b, n, "m-b", "198.18.7.20")
+	onA, onB := l.machine(a, n, "m-a", "198.18.7.10", "2001:db8:7::10"), l.machine(b, n, "m-b", "198.18.7.20", "2001:db8:7::20")
 	l.serve(onA, ":80", "a")
 	l.serve(onB, ":80", "b")
 	l.serve(l.router, ":80", "router")
 	l.reaches("machine on the other box", onA, "198.18.7.20:80", "b")
 	l.reaches("router", onA, "198.18.7.1:80", "router")
 	l.reaches("machine from the router", l.router, "198.18.7.10:80", "a")
-
-	l.must(in(onB, func() error {
-		return connect("lo", netip.MustParsePrefix("10.244.1.5/32"), netip.MustParsePrefix("10.244.1.0/24"), netip.Addr{})
-	}))
-	l.must(in(onA, func() error {
-		if err := connect("lo", netip.MustParsePrefix("10.244.0.5/32"), netip.MustParsePrefix("10.244.0.0/24"), netip.Addr{}); err != nil {
-			return err
-		}
-		eth0, err := netlink.LinkByName(Interface)
-		if err != nil {
-			return err
-		}
-		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(netip.MustParseAddr("10.244.1.0"), 24), Gw: net.IPv4(198, 18, 7, 20), Src: net.IPv4(10, 244, 0, 5)})
-	}))
-	l.must(in(onB, func() error {
-		return connect(Interface, netip.Prefix{}, netip.MustParsePrefix("10.244.0.0/24"), netip.MustParseAddr("198.18.7.10"))
-	}))
-	l.reaches("pod to a pod of another machine", onA, "10.244.1.5:80", "b")
+	l.reaches("machine on the other box, IPv6", onA, "[2001:db8:7::20]:80", "b")
+	l.reaches("router, IPv6", onA, "[2001:db8:7::1]:80", "router")
+	l.reaches("machine from the router, IPv6", l.router, "[2001:db8:7::10]:80", "a")
+	l.podsReach(onA, onB)
 
 	l.must(in(a.ns, func() error {
 		cable, err := netlink.LinkByName(VethName("m-a"))
@@ -129,6 +116,31 @@ func TestLAN(t *testing.T) {
 		return nil
 	}))
 	l.reaches("the LAN after the removal", onB, "198.18.7.1:80", "router")
+}
+
+// podsReach: pods of two machines reach each other. The machines are the next hops.
+func (l *userLAN) podsReach(onA, onB netns.NsHandle) {
+	l.Helper()
+	pods := func(own, ownNet, othersNet, via string) func() error {
+		return func() error {
+			host := netip.MustParseAddr(own)
+			if err := connect("lo", netip.PrefixFrom(host, host.BitLen()), netip.MustParsePrefix(ownNet), netip.Addr{}); err != nil {
+				return err
+			}
+			eth0, err := netlink.LinkByName(Interface)
+			if err != nil {
+				return err
+			}
+			to := netip.MustParsePrefix(othersNet)
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: ipNet(to.Addr(), to.Bits()), Gw: net.ParseIP(via), Src: host.AsSlice()})
+		}
+	}
+	l.must(in(onA, pods("10.244.0.5", "10.244.0.0/24", "10.244.1.0/24", "198.18.7.20")))
+	l.must(in(onB, pods("10.244.1.5", "10.244.1.0/24", "10.244.0.0/24", "198.18.7.10")))
+	l.must(in(onA, pods("fd00:244::5", "fd00:244::/64", "fd00:244:0:1::/64", "2001:db8:7::20")))
+	l.must(in(onB, pods("fd00:244:0:1::5", "fd00:244:0:1::/64", "fd00:244::/64", "2001:db8:7::10")))
+	l.reaches("pod to a pod of another machine", onA, "10.244.1.5:80", "b")
+	l.reaches("pod to a pod of another machine, IPv6", onA, "[fd00:244:0:1::5]:80", "b")
 }
 
 func links(t *testing.T) string {
@@ -171,11 +183,15 @@ func (l *userLAN) lanGuarded(a *rackBox, n Network) {
 		if err := errors.Join(addBridge("br-lab"), attach("br-lab", 0, "lan"), a.Ensure(l.Context(), n)); err != nil {
 			return err
 		}
-		return a.Plug(n.ID, "m-a", []Address{{Prefix: netip.MustParsePrefix("198.18.7.10/24"), Gateway: netip.MustParseAddr("198.18.7.1")}})
+		return a.Plug(n.ID, "m-a", []Address{
+			{Prefix: netip.MustParsePrefix("198.18.7.10/24"), Gateway: netip.MustParseAddr("198.18.7.1")},
+			{Prefix: netip.MustParsePrefix("2001:db8:7::10/64"), Gateway: netip.MustParseAddr("2001:db8:7::1")},
+		})
 	}))
 	ns, err := netns.GetFromPath(a.NetNS("m-a"))
 	l.must(err)
 	l.reaches("the router after the return of the bridge", ns, "198.18.7.1:80", "router")
+	l.reaches("the router after the return of the bridge, IPv6", ns, "[2001:db8:7::1]:80", "router")
 }
 
 // An address belongs to one station of the LAN: a machine of any cluster of the box, the box itself, or another station.
@@ -188,31 +204,37 @@ func TestLANAddresses(t *testing.T) {
 	n, other := userNetwork("n"), userNetwork("other")
 	l.ensure(n, a, b)
 	l.ensure(other, a)
-	l.machine(a, n, "m-a", "198.18.7.10")
-	l.machine(b, n, "m-b", "198.18.7.20")
+	l.machine(a, n, "m-a", "198.18.7.10", "2001:db8:7::10")
+	l.machine(b, n, "m-b", "198.18.7.20", "2001:db8:7::20")
 	l.must(in(a.ns, func() error {
 		var inUse InUseError
 		if err := a.Lease(other.ID, "thief", "other/thief", []string{"198.18.7.10"}); !errors.As(err, &inUse) || inUse.Address != "198.18.7.10" {
 			t.Errorf("the address of another cluster's machine: %v", err)
 		}
-		if err := up("br-lab", "198.18.7.3/24"); err != nil {
+		if err := a.Lease(other.ID, "thief", "other/thief", []string{"198.18.7.77", "2001:db8:7::10"}); !errors.As(err, &inUse) || inUse.Address != "2001:db8:7::10" {
+			t.Errorf("the IPv6 address of another cluster's machine: %v", err)
+		}
+		if err := up("br-lab", "198.18.7.3/24", "2001:db8:7::3/64"); err != nil {
 			return err
 		}
 		for address, want := range map[string]string{
 			"198.18.7.1": "belongs to the station", "198.18.7.20": MAC(n.ID, "198.18.7.20").String(), "198.18.7.10": MAC(n.ID, "198.18.7.10").String(),
-			"198.18.7.3": "is an address of this host",
+			"198.18.7.3": "is an address of this host", "2001:db8:7::3": "is an address of this host",
+			"2001:db8:7::1": "belongs to the station", "2001:db8:7::20": MAC(n.ID, "198.18.7.20").String(), "2001:db8:7::10": MAC(n.ID, "198.18.7.10").String(),
 		} {
 			if err := a.ProbeLAN(t.Context(), *n.LAN, netip.MustParseAddr(address)); !errors.As(err, &inUse) || !strings.Contains(err.Error(), want) {
 				t.Errorf("probe of %s: %v, want %q", address, err, want)
 			}
 		}
-		if err := a.ProbeLAN(t.Context(), *n.LAN, netip.MustParseAddr("198.18.7.30")); err != nil {
-			t.Errorf("probe of a free address: %v", err)
+		for _, free := range []string{"198.18.7.30", "2001:db8:7::30"} {
+			if err := a.ProbeLAN(t.Context(), *n.LAN, netip.MustParseAddr(free)); err != nil {
+				t.Errorf("probe of a free address: %v", err)
+			}
 		}
 		moved := n
 		moved.LAN = &LAN{Bridge: "switch"}
 		var conflict ConflictError
-		for name, refused := range map[string]Network{"is no bridge": {ID: "x", CIDR: n.CIDR, Cluster: "default/x", LAN: &LAN{Bridge: "lan"}}, "no bridge switch": moved, "cannot move": {ID: n.ID, CIDR: n.CIDR, Cluster: n.Cluster}} {
+		for name, refused := range map[string]Network{"is no bridge": {ID: "x", CIDR: n.CIDR, IPv6CIDR: n.IPv6CIDR, Cluster: "default/x", LAN: &LAN{Bridge: "lan"}}, "no bridge switch": moved, "cannot move": {ID: n.ID, CIDR: n.CIDR, IPv6CIDR: n.IPv6CIDR, Cluster: n.Cluster}} {
 			if err := a.Ensure(t.Context(), refused); !errors.As(err, &conflict) || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -222,8 +244,8 @@ func TestLANAddresses(t *testing.T) {
 }
 
 const (
-	etherARP, etherIPv4, etherIPv6, etherVLAN, etherQinQ = 0x0806, 0x0800, 0x86dd, 0x8100, 0x88a8
-	lanOwn                                               = "198.18.7.10"
+	etherIPv4, etherVLAN, etherQinQ = 0x0800, 0x8100, 0x88a8
+	lanOwn                          = "198.18.7.10"
 )
 
 // lanFrame returns an Ethernet frame.
@@ -259,6 +281,7 @@ func TestLANSpoofing_ALL18(t *testing.T) {
 	l := newUserLAN(t)
 	a := l.box()
 	n := userNetwork("n")
+	n.IPv6CIDR = ""
 	l.ensure(n, a)
 	onA := l.machine(a, n, "m-a", lanOwn)
 	l.machine(a, n, "m-b", "198.18.7.11")
@@ -271,17 +294,17 @@ func TestLANSpoofing_ALL18(t *testing.T) {
 		passes bool
 	}{
 		{"own addresses", lanFrame(router, own, etherIPv4, good), true},
-		{"own ARP", lanFrame(broadcast, own, etherARP, lanARP(1, own, lanOwn)), true},
+		{"own ARP", lanFrame(broadcast, own, typeARP, lanARP(1, own, lanOwn)), true},
 		{"pod to pod, another machine", lanFrame(elsewhere, own, etherIPv4, lanUDP("10.244.0.5", "10.244.1.5", 7)), true},
 		{"source MAC", lanFrame(router, other, etherIPv4, good), false},
 		{"source IP", lanFrame(router, own, etherIPv4, lanUDP("198.18.7.99", "198.18.7.1", 7)), false},
 		{"source IP of a machine of the cluster", lanFrame(router, own, etherIPv4, lanUDP("198.18.7.11", "198.18.7.1", 7)), false},
 		{"source IP of the router, to a machine", lanFrame(elsewhere, own, etherIPv4, lanUDP("198.18.7.1", "198.18.7.77", 7)), false},
 		{"no source IP", lanFrame(broadcast, own, etherIPv4, lanUDP("0.0.0.0", "255.255.255.255", 68)), false},
-		{"ARP for another IP", lanFrame(broadcast, own, etherARP, lanARP(1, own, "198.18.7.1")), false},
-		{"ARP with another MAC", lanFrame(broadcast, own, etherARP, lanARP(1, other, lanOwn)), false},
-		{"ARP of another kind", lanFrame(broadcast, own, etherARP, lanARP(6, own, "198.18.7.1")), false},
-		{"IPv6", lanFrame(broadcast, own, etherIPv6, make([]byte, 40)), false},
+		{"ARP for another IP", lanFrame(broadcast, own, typeARP, lanARP(1, own, "198.18.7.1")), false},
+		{"ARP with another MAC", lanFrame(broadcast, own, typeARP, lanARP(1, other, lanOwn)), false},
+		{"ARP of another kind", lanFrame(broadcast, own, typeARP, lanARP(6, own, "198.18.7.1")), false},
+		{"IPv6", lanFrame(broadcast, own, typeIPv6, make([]byte, 40)), false},
 		{"VLAN tag", lanFrame(router, own, etherVLAN, []byte{0, 5, 8, 0}, good), false},
 		{"two VLAN tags", lanFrame(router, own, etherQinQ, []byte{0, 5, 0x81, 0, 0, 6, 8, 0}, good), false},
 		{"DHCP server", lanFrame(broadcast, own, etherIPv4, lanUDP(lanOwn, "255.255.255.255", 67)), false},
@@ -319,13 +342,15 @@ func (l *userLAN) arrives(machine netns.NsHandle, frame, good []byte) (arrived b
 }
 
 // sendRaw sends frames from the interface of a machine.
-func sendRaw(frames ...[]byte) error {
-	fd, err := listenRaw(Interface)
+func sendRaw(frames ...[]byte) error { return sendRawFrom(Interface, frames...) }
+
+func sendRawFrom(device string, frames ...[]byte) error {
+	fd, err := listenRaw(device)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	link, err := netlink.LinkByName(Interface)
+	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}

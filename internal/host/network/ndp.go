@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/icmp"
+	icmpv6 "golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -140,6 +143,33 @@ func advertised(message []byte, address netip.Addr) net.HardwareAddr {
 		return nil
 	}
 	return bytes.Clone(message[26:ndpLength])
+}
+
+const (
+	ethernetHeader, ipv6Header = 14, 40
+	ndpShort                   = 24 // a message without options
+)
+
+// duplicateSearch returns the frame with which a station without addresses searches for a holder of an address (RFC 4862). The holder
+// answers to all nodes.
+func duplicateSearch(mac net.HardwareAddr, address netip.Addr) ([]byte, error) {
+	from, group := netip.IPv6Unspecified().AsSlice(), solicitedNode(address).AsSlice()
+	target := ndp(ndpSolicitation, 0, address, 0, nil)[4:ndpShort]
+	message, err := (&icmp.Message{Type: icmpv6.ICMPTypeNeighborSolicitation, Body: &icmp.RawBody{Data: target}}).Marshal(icmp.IPv6PseudoHeader(from, group))
+	return slices.Concat(
+		[]byte{0x33, 0x33}, group[12:], []byte(mac), []byte{typeIPv6 >> 8, typeIPv6 & 0xff},
+		[]byte{6 << 4, 0, 0, 0, 0, ndpShort, unix.IPPROTO_ICMPV6, ndpHops}, from, group,
+		message,
+	), err
+}
+
+// advertisedIn returns the MAC address in a frame with an advertisement of an address, or nil.
+func advertisedIn(frame []byte, address netip.Addr) net.HardwareAddr {
+	const headers = ethernetHeader + ipv6Header
+	if len(frame) < headers || binary.BigEndian.Uint16(frame[12:]) != typeIPv6 || frame[ethernetHeader+6] != unix.IPPROTO_ICMPV6 || frame[ethernetHeader+7] != ndpHops {
+		return nil
+	}
+	return advertised(frame[headers:], address)
 }
 
 // hopLimit returns the hop limit in the control messages of a packet, or 0.

@@ -133,12 +133,17 @@ func holderOf(frame []byte, address netip.Addr, own net.HardwareAddr) net.Hardwa
 	return mac
 }
 
-// packets opens a socket for ARP on a link.
-func packets(link netlink.Link) (fd int, to *unix.SockaddrLinklayer, err error) {
+const (
+	typeARP  = 0x0806
+	typeIPv6 = 0x86dd
+)
+
+// packets opens a socket for frames of a type on a link. Frames to its address are sent to all stations.
+func packets(link netlink.Link, kind uint16) (fd int, to *unix.SockaddrLinklayer, err error) {
 	if len(link.Attrs().HardwareAddr) != 6 {
 		return -1, nil, fmt.Errorf("%s is not an Ethernet interface: a virtual address needs one", link.Attrs().Name)
 	}
-	protocol := binary.NativeEndian.Uint16([]byte{0x08, 0x06})
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, kind))
 	to = &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Attrs().Index, Halen: 6}
 	copy(to.Addr[:], broadcast)
 	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(protocol))
@@ -157,7 +162,7 @@ func AnnounceVirtual(link netlink.Link, address netip.Addr) error {
 		awaitLocal(link, address)
 		return advertise(link, address)
 	}
-	fd, to, err := packets(link)
+	fd, to, err := packets(link, typeARP)
 	if err != nil {
 		return err
 	}
@@ -196,12 +201,15 @@ func prober(link netlink.Link, address netip.Addr) (func(context.Context) (net.H
 		fd, err := neighbourSocket(link)
 		return func(ctx context.Context) (net.HardwareAddr, error) { return solicit(ctx, fd, link, address) }, err
 	}
-	fd, to, err := packets(link)
-	return func(ctx context.Context) (net.HardwareAddr, error) { return probeWith(ctx, fd, to, link, address) }, err
+	fd, to, err := packets(link, typeARP)
+	own := link.Attrs().HardwareAddr
+	return func(ctx context.Context) (net.HardwareAddr, error) {
+		return probeWith(ctx, fd, to, arp(arpRequest, own, netip.IPv4Unspecified(), address), func(frame []byte) net.HardwareAddr { return holderOf(frame, address, own) })
+	}, err
 }
 
-// probeWith probes with ARP, and closes the socket.
-func probeWith(ctx context.Context, fd int, to *unix.SockaddrLinklayer, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
+// probeWith sends a frame that asks for an address, returns the first answer that is not nil, and closes the socket.
+func probeWith(ctx context.Context, fd int, to *unix.SockaddrLinklayer, ask []byte, answer func([]byte) net.HardwareAddr) (net.HardwareAddr, error) {
 	defer func() { _ = unix.Close(fd) }()
 	wait := unix.NsecToTimeval(int64(probePause / 4))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
@@ -209,7 +217,7 @@ func probeWith(ctx context.Context, fd int, to *unix.SockaddrLinklayer, link net
 	}
 	frame := make([]byte, 256)
 	for range probes {
-		if err := unix.Sendto(fd, arp(arpRequest, link.Attrs().HardwareAddr, netip.IPv4Unspecified(), address), 0, to); err != nil {
+		if err := unix.Sendto(fd, ask, 0, to); err != nil {
 			return nil, err
 		}
 		for end := time.Now().Add(probePause); time.Now().Before(end) && ctx.Err() == nil; {
@@ -217,7 +225,7 @@ func probeWith(ctx context.Context, fd int, to *unix.SockaddrLinklayer, link net
 			if err != nil {
 				continue // Most calls end without a frame.
 			}
-			if mac := holderOf(frame[:n], address, link.Attrs().HardwareAddr); mac != nil {
+			if mac := answer(frame[:n]); mac != nil {
 				return mac, nil
 			}
 		}

@@ -177,7 +177,7 @@ func (l LAN) HasStation(link netlink.Link) bool {
 // a port of its own, whose other end is in a network namespace without addresses. The port ends with the namespace, also after a crash.
 func probeLAN(ctx context.Context, bridge netlink.Link, vlan uint16, address netip.Addr) (net.HardwareAddr, error) {
 	if vlan == 0 {
-		return probe(ctx, bridge, address)
+		return probeStation(ctx, bridge, address)
 	}
 	ns, err := bareNetNS()
 	if err != nil {
@@ -222,5 +222,21 @@ func probeIn(ctx context.Context, ns netns.NsHandle, address netip.Addr) (net.Ha
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, err
 	}
-	return probe(ctx, link, address)
+	return probeStation(ctx, link, address)
+}
+
+// probeStation probes an address at a link that can be without addresses.
+func probeStation(ctx context.Context, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
+	if address.Is4() {
+		return probe(ctx, link, address)
+	}
+	ask, err := duplicateSearch(link.Attrs().HardwareAddr, address)
+	if err != nil {
+		return nil, err
+	}
+	fd, to, err := packets(link, typeIPv6)
+	if err != nil {
+		return nil, err
+	}
+	return probeWith(ctx, fd, to, ask, func(frame []byte) net.HardwareAddr { return advertisedIn(frame, address) })
 }

@@ -97,14 +97,15 @@ func TestVLAN_ALL18(t *testing.T) {
 	l.ensure(first, a, b)
 	l.ensure(second, a, b)
 	l.ensure(plain, a)
-	onA, onB := l.machine(a, first, "m-a", lanOwn), l.machine(b, first, "m-b", "198.18.7.20")
-	other, sameBox := l.machine(b, second, "o-b", "198.18.7.30"), l.machine(a, second, "o-a", lanOwn)
+	onA, onB := l.machine(a, first, "m-a", lanOwn, "2001:db8:7::10"), l.machine(b, first, "m-b", "198.18.7.20", "2001:db8:7::20")
+	other, sameBox := l.machine(b, second, "o-b", "198.18.7.30", "2001:db8:7::30"), l.machine(a, second, "o-a", lanOwn)
 	untagged := l.machine(a, plain, "p-a", "198.18.7.40")
 	l.serve(onA, ":80", "a")
 	l.serve(onB, ":80", "b")
 	l.serve(sameBox, ":80", "same box")
 	l.serve(l.router, ":80", "router")
 	l.reaches("machine on the other box", onA, "198.18.7.20:80", "b")
+	l.reaches("machine on the other box, IPv6", onA, "[2001:db8:7::20]:80", "b")
 	l.reaches("router", onA, "198.18.7.1:80", "router")
 	l.reaches("another cluster with the same address in its VLAN", other, lanOwn+":80", "same box")
 	l.blocked("router of another VLAN", other, "198.18.7.1:80")
@@ -137,7 +138,7 @@ func (l *userLAN) silent(from netns.NsHandle, others map[string]netns.NsHandle, 
 	for name, ns := range others {
 		wires[name] = listen(ns)
 	}
-	frame := append(lanFrame(broadcast, MAC("first", lanOwn), etherARP, lanARP(1, MAC("first", lanOwn), lanOwn)), "broadcast of the first VLAN"...)
+	frame := append(lanFrame(broadcast, MAC("first", lanOwn), typeARP, lanARP(1, MAC("first", lanOwn), lanOwn)), "broadcast of the first VLAN"...)
 	l.must(in(from, func() error { return sendRaw(frame) }))
 	for got := make([]byte, 2000); ; {
 		n, _, err := unix.Recvfrom(end, got, 0)
@@ -216,12 +217,12 @@ func (l *userLAN) vlanAddresses(a *rackBox, n Network) {
 	l.must(in(a.ns, func() error {
 		before := links(l.T)
 		var inUse InUseError
-		for _, address := range []string{"198.18.7.1", "198.18.7.20", lanOwn} {
+		for _, address := range []string{"198.18.7.1", "198.18.7.20", lanOwn, "2001:db8:7::20", "2001:db8:7::10"} {
 			if err := a.ProbeLAN(l.Context(), *n.LAN, netip.MustParseAddr(address)); !errors.As(err, &inUse) || !strings.Contains(err.Error(), "VLAN 100 of bridge br-lab") {
 				l.Errorf("probe of %s: %v, want the station in the VLAN", address, err)
 			}
 		}
-		for _, address := range []string{"198.18.7.30", "198.18.7.40", "198.18.7.50"} {
+		for _, address := range []string{"198.18.7.30", "198.18.7.40", "198.18.7.50", "2001:db8:7::30", "2001:db8:7::50"} {
 			if err := a.ProbeLAN(l.Context(), *n.LAN, netip.MustParseAddr(address)); err != nil {
 				l.Errorf("probe of %s, which no station of the VLAN has: %v", address, err)
 			}

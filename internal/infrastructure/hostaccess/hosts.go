@@ -223,7 +223,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			free := conn.Free()
 			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
 			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
-			c.LANs, c.VLANs = info.GetLans(), info.GetVlans()
+			c.LANs, c.VLANs, c.IPv6LANs = info.GetLans(), info.GetVlans(), info.GetIpv6Lans()
 			c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
 		}
 		out = append(out, c)

@@ -26,18 +26,24 @@ func Network(c *infrav1.CapstanCluster, cluster client.ObjectKey, tunnel string)
 }
 
 // WithLAN attaches the machines of a network to the bridge of a host to a network of the user, in a VLAN unless vlan is 0. pods are the
-// pod networks of the Cluster; the host needs those of IPv4.
+// pod networks of the Cluster; the host needs those of the families that the machines have.
 func WithLAN(n *hostpb.Network, offer *infrav1.LANNetwork, vlan int32, pods []string) *hostpb.Network {
 	if len(pods) == 0 {
 		pods = []string{cidr.DefaultPods}
 	}
 	n.Lan = &hostpb.LAN{Bridge: offer.Bridge, Vlan: uint32(vlan)}
 	for _, text := range pods {
-		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is4() {
+		if p, err := netip.ParsePrefix(text); err == nil && hasFamily(n, p.Addr()) {
 			n.Lan.Pods = append(n.Lan.Pods, p.Masked().String())
 		}
 	}
 	return n
+}
+
+// hasFamily reports whether the machines of a network have addresses of the family of an address.
+func hasFamily(n *hostpb.Network, a netip.Addr) bool {
+	first, err := netip.ParsePrefix(n.GetCidr())
+	return err == nil && first.Addr().Is4() == a.Is4() || a.Is6() && n.GetIpv6Cidr() != ""
 }
 
 // Host is a host as the overlay sees it.

@@ -14,18 +14,21 @@ type LAN struct {
 	Name string
 	// VLAN of the LAN; 0 for none.
 	VLAN int32
-	// CIDR is the machine network of the cluster.
-	CIDR string
+	// CIDR is the machine network of the cluster, and IPv6CIDR its second one if it is dual stack.
+	CIDR, IPv6CIDR string
 	// Addresses of the machine; empty if they are not known.
 	Addresses []string
 }
+
+// oldForIPv6 says why a host has no part of a network with IPv6 in a LAN.
+const oldForIPv6 = "cannot attach machines with IPv6 addresses to a LAN: upgrade its capstand, or start the host with IPv6"
 
 // OldForVLANs says why a host has no part of a network in a VLAN: its capstand would ignore the VLAN.
 const OldForVLANs = "cannot attach machines to a VLAN of a LAN: upgrade its capstand"
 
 // LANOf returns the network of the user that the machines of a cluster are attached to, for a machine with these addresses.
 func LANOf(c *infrav1.CapstanCluster, addresses []infrav1.InterfaceAddress) LAN {
-	lan := LAN{Name: c.Spec.Network.LAN.Name, VLAN: c.Spec.Network.LAN.VLAN, CIDR: c.Spec.Network.MachineCIDR}
+	lan := LAN{Name: c.Spec.Network.LAN.Name, VLAN: c.Spec.Network.LAN.VLAN, CIDR: c.Spec.Network.MachineCIDR, IPv6CIDR: c.Spec.Network.MachineIPv6CIDR}
 	for _, a := range addresses {
 		lan.Addresses = append(lan.Addresses, a.Address)
 	}
@@ -53,8 +56,12 @@ func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 		return fmt.Sprintf("does not offer the LAN %s to namespace %s: its administrator has to allow it in spec.lanNetworks", lan.Name, namespace)
 	case !offersVLAN(offer, lan.VLAN):
 		return vlanRefusal(offer, namespace, lan)
-	case offer.CIDR != lan.CIDR:
-		return fmt.Sprintf("has the LAN %s with the network %s, and the cluster's machine network is %s: all hosts of a LAN need the same cidr in spec.lanNetworks; create the cluster without spec.network.machineCIDR", lan.Name, offer.CIDR, lan.CIDR)
+	case offer.CIDR != lan.CIDR && (offer.IPv6CIDR != lan.CIDR || lan.CIDR == ""):
+		return fmt.Sprintf("has the LAN %s with the network %s, and the cluster's machine network is %s: all hosts of a LAN need the same cidr in spec.lanNetworks; create the cluster without spec.network.machineCIDR", lan.Name, networks(offer), lan.CIDR)
+	case lan.IPv6CIDR != "" && offer.IPv6CIDR == "":
+		return fmt.Sprintf("has the LAN %s with the network %s, and the cluster's spec.network.machineIPv6CIDR is %s: its administrator has to set ipv6CIDR in spec.lanNetworks; or create the cluster without machineIPv6CIDR", lan.Name, offer.CIDR, lan.IPv6CIDR)
+	case lan.IPv6CIDR != "" && offer.IPv6CIDR != lan.IPv6CIDR:
+		return fmt.Sprintf("has the LAN %s with the IPv6 network %s, and the cluster's spec.network.machineIPv6CIDR is %s: all hosts of a LAN need the same ipv6CIDR in spec.lanNetworks; create the cluster with it", lan.Name, offer.IPv6CIDR, lan.IPv6CIDR)
 	}
 	for _, address := range lan.Addresses {
 		if !slices.ContainsFunc(offer.Addresses, func(text string) bool { return contains(text, address) }) {
@@ -65,6 +72,19 @@ func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 		}
 	}
 	return ""
+}
+
+// hasIPv6 reports whether the machines of a cluster have IPv6 addresses in the LAN.
+func (l LAN) hasIPv6() bool {
+	first, err := netip.ParsePrefix(l.CIDR)
+	return l.Name != "" && (l.IPv6CIDR != "" || err == nil && first.Addr().Is6())
+}
+
+func networks(offer *infrav1.LANNetwork) string {
+	if offer.IPv6CIDR == "" {
+		return offer.CIDR
+	}
+	return offer.CIDR + " or " + offer.IPv6CIDR
 }
 
 // offersVLAN reports whether an entry admits machines in a VLAN, or without one if vlan is 0.

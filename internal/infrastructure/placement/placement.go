@@ -57,8 +57,8 @@ type Host struct {
 	Permissions Permissions
 	// HostAccess is true if its capstand can give mounts and devices to machines.
 	HostAccess bool
-	// LANs is true if its capstand can attach machines to a LAN, and VLANs if to a VLAN of one.
-	LANs, VLANs bool
+	// LANs is true if its capstand can attach machines to a LAN, VLANs if to a VLAN of one, and IPv6LANs if with IPv6 addresses.
+	LANs, VLANs, IPv6LANs bool
 	// FreeDevices are the free CDI devices by kind.
 	FreeDevices map[string]int32
 	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
@@ -197,6 +197,8 @@ func refusal(h *Host, req Request) (Reason, string) {
 		return LANAccess, "cannot attach machines to a LAN: upgrade its capstand"
 	case req.LAN.VLAN != 0 && !h.VLANs:
 		return LANAccess, OldForVLANs
+	case req.LAN.hasIPv6() && !h.IPv6LANs:
+		return LANAccess, oldForIPv6
 	case repelling(h, req) != nil:
 		return Taint, fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):

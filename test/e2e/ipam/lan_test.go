@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,33 +27,38 @@ import (
 )
 
 const (
-	labCIDR, labRouter = "10.215.44.0/24", "10.215.44.254"
+	labCIDR, labRouter       = "10.215.44.0/24", "10.215.44.254"
+	labIPv6CIDR, labRouterV6 = "fd00:215:44::/64", "fd00:215:44::fe"
 	// The host, and with it the management plane, is a station of the LAN with this address.
 	labHost = "10.215.44.1"
 	// The virtual address of the endpoint.
 	labEndpoint = "10.215.44.10"
 )
 
-// TestLAN creates a cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports and the endpoint,
+// TestLAN creates a dual-stack cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports and the endpoint,
 // which the host gives up while its capstand hangs.
 func TestLAN(t *testing.T) {
 	router := makeLAN(t, "e2e-lab")
 	makePool(t, "lab", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}})
+	makePool(t, "lab-ipv6", ipamv1.Subnet{CIDR: labIPv6CIDR, Gateway: labRouterV6, Ranges: []ipamv1.AddressRange{"fd00:215:44::20-fd00:215:44::29"}})
 	offerLAN(t, infrav1.LANNetwork{
-		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, Addresses: []string{"10.215.44.16/28"},
+		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, IPv6CIDR: labIPv6CIDR, Addresses: []string{"10.215.44.16/28", "fd00:215:44::20/123"},
 		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{namespace}},
 	})
 	c := plane.CreateCluster(t, namespace, "lab", "--from", labTemplate(t), "--workers", "1")
 
 	for _, m := range c.Machines(t) {
-		want := claimed(t, m.Name+"-0", labCIDR).Spec
-		if got := nodeIPs(t, c, m.Name); len(got) != 1 || got[0] != want.Address {
-			t.Errorf("%s: the Node reports %v, claimed is %s", m.Name, got, want.Address)
+		want := []string{claimed(t, m.Name+"-0", labCIDR).Spec.Address, claimed(t, m.Name+"-1", labIPv6CIDR).Spec.Address}
+		if got := nodeIPs(t, c, m.Name); !slices.Equal(got, want) {
+			t.Errorf("%s: the Node reports %v, claimed are %v", m.Name, got, want)
+		}
+		if have, via := eth0(t, m.Spec.ID, netlink.FAMILY_V6); have != want[1]+"/64" || via != labRouterV6 {
+			t.Errorf("%s has %s through %s", m.Name, have, via)
 		}
 	}
 	// One of the two pods runs on the control plane machine.
 	c.MustKubectl(t, "taint", "nodes", "--selector", "node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/control-plane-")
-	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "SingleStack", 1) })
+	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "RequireDualStack", 2) })
 	t.Run("node ports for the router", func(t *testing.T) { checkNodePorts(t, c, router) })
 	t.Run("the endpoint for the router", func(t *testing.T) { checkLANEndpoint(t, router) })
 	t.Run("nothing remains after the deletion", func(t *testing.T) {
@@ -76,8 +82,12 @@ func makeLAN(t *testing.T, bridge string) *harness.Outside {
 	t.Cleanup(func() { sh("ip link del " + bridge) })
 	router := harness.NewOutside(t, "e2e-router")
 	sh("ip link set e2e-router master " + bridge)
-	if err := router.In(func() error { return exec.Command("ip", "addr", "add", labRouter+"/24", "dev", "client").Run() }); err != nil {
-		t.Fatal(err)
+	for _, address := range [][]string{{labRouter + "/24"}, {labRouterV6 + "/64", "nodad"}} {
+		if err := router.In(func() error {
+			return exec.Command("ip", append([]string{"addr", "add", "dev", "client"}, address...)...).Run()
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return router
 }
@@ -100,15 +110,16 @@ func offerLAN(t *testing.T, lan infrav1.LANNetwork) {
 	t.Cleanup(func() { set(nil) })
 }
 
-// labTemplate is the template of clusters with pools, changed to one in the LAN.
+// labTemplate is the template of dual-stack clusters with pools, changed to one in the LAN.
 func labTemplate(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(testenv.Root(), "templates", "cluster-template-ipam.yaml"))
+	text, err := os.ReadFile(filepath.Join(testenv.Root(), "templates", "cluster-template-dual-stack.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	network := regexp.MustCompile(`(?s)  network:\n    machineCIDR:.*?\n---`)
-	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}}\n---")
+	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}, machineIPv6CIDR: \""+labIPv6CIDR+"\"}\n---")
+	changed = strings.ReplaceAll(changed, "${CAPSTAN_IPV6_POOL_NAME:=machines-ipv6}", "lab-ipv6")
 	changed = strings.ReplaceAll(changed, "${CAPSTAN_IP_POOL_NAME:=machines}", "lab")
 	path := filepath.Join(t.TempDir(), "template.yaml")
 	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
