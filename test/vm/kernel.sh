@@ -40,7 +40,7 @@ ln -s bin "$root/sbin"
 number=100
 while (($# > 0)); do
 	mkdir "$root/tests/$number"
-	CGO_ENABLED=0 go test -c -o "$root/tests/$number/test" "$1"
+	CGO_ENABLED=0 go test -c -ldflags "-s -w" -o "$root/tests/$number/test" "$1"
 	printf '%s' "$1" >"$root/tests/$number/package"
 	printf '%s' "$2" >"$root/tests/$number/pattern"
 	number=$((number + 1))

@@ -23,9 +23,10 @@ const (
 const probeBytes = 1 << 20
 
 // ProbeQuotas returns nil if the kernel can enforce the project quotas of disks, otherwise an error. It creates a small disk in
-// the folder dir and removes it. The file system has no mount point, so nothing remains if the process ends in between.
+// the folder dir and removes it. The file system has no mount point, so only its file remains if the process ends in between, and the
+// next probe removes it.
 func ProbeQuotas(ctx context.Context, dir string) error {
-	file, err := os.CreateTemp(dir, "quota-probe-")
+	file, err := os.OpenFile(filepath.Join(dir, "quota-probe"), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}

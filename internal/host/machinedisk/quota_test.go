@@ -2,6 +2,7 @@ package machinedisk
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -22,6 +23,7 @@ func enforced(t *testing.T, dir string) bool {
 // says so, and its disks without them work. `make test-quota` runs this test with a kernel that has them.
 func TestQuotas(t *testing.T) {
 	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "quota-probe"), []byte("killed during a probe"), 0o600))
 	problem := ProbeQuotas(ctx(t), dir)
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("the probe leaves %v, %v", entries, err)
