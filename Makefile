@@ -431,7 +431,7 @@ QUOTA_MODULES := loop crc32c_generic ext4 quota_v2 overlay
 .PHONY: test-vlan
 test-vlan: setup ## Test VLANs of a LAN on Debian's kernel in an emulated guest, some minutes (not part of test).
 	@hack/setup.sh qemu-system-x86 busybox-static kmod
-	test/vm/kernel.sh $(BIN)/debian-kernel '$(VLAN_MODULES)' nft ./internal/host/network 'TestVLAN|TestStation'
+	test/vm/kernel.sh $(BIN)/debian-kernel '$(VLAN_MODULES)' nft ./internal/host/network 'TestVLAN|TestStation|TestLANIPv6Only|TestLANSpoofingIPv6'
 
 .PHONY: test-quota
 test-quota: setup build-node ## Test the sizes of local volumes on Debian's kernel in an emulated guest, some minutes (not part of test).
