@@ -54,7 +54,9 @@ until_true() {
 }
 
 kubectl() { KUBECONFIG=${KUBECONFIG:-/var/lib/capstan/admin.kubeconfig} /usr/lib/capstan/kubernetes/v1.36.3/kubectl "$@"; }
-demo() { KUBECONFIG=/root/demo.kubeconfig kubectl "$@"; }
+workload() { KUBECONFIG=/root/$1.kubeconfig kubectl "${@:2}"; }
+demo() { workload demo "$@"; }
+vlan() { workload vlan "$@"; }
 
 machine_pids() { for f in /var/lib/capstan/hosts/*/machines/*/; do basename "$f"; done | sort; pgrep -xa capstan-init | sort; }
 
@@ -94,12 +96,14 @@ unit() {
 	systemctl is-active capstan.service
 }
 
-cluster() {
-	capstan create cluster demo --workers 1 --timeout 90m
-	capstan get kubeconfig demo >/root/demo.kubeconfig
-	chmod 600 /root/demo.kubeconfig
-	demo get nodes -o wide
+# create_cluster NAME creates a cluster with a worker, with the given further options.
+create_cluster() {
+	capstan create cluster "$@" --workers 1 --timeout 90m
+	(umask 077 && capstan get kubeconfig "$1" >"/root/$1.kubeconfig")
+	workload "$1" get nodes -o wide
 }
+
+cluster() { create_cluster demo; }
 
 service() {
 	capstan load image --cluster demo /usr/lib/capstan/images/echo.tar
@@ -107,6 +111,7 @@ service() {
 	until_true 1200 demo wait --for=condition=Available --timeout=5s deployment/web
 	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
 	demo logs client | grep '^web-'
+	until_true 1200 demo wait --for=condition=Ready --timeout=5s pod/slow-stop
 }
 
 limits() {
@@ -157,6 +162,10 @@ after_reboot() {
 	demo apply -f /root/workload.yaml
 	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
 	demo delete pod memory-hog fork-bomb --wait=false
+	# systemd waited for the pod.
+	until_true 600 demo wait --for=condition=Ready --timeout=5s pod/slow-stop
+	demo logs slow-stop | grep -x 'stopped in order'
+	demo delete pod slow-stop
 }
 
 upgrade() {
@@ -180,11 +189,75 @@ removal() {
 		ls -d /sys/fs/cgroup/capstan /var/lib/capstan /run/capstan /usr/lib/capstan /etc/default/capstand 2>/dev/null
 		nft list tables | grep capstan
 		ip -br link | grep -E '^cap|^vcap'
+		ip -br link show master br-trunk
 		ip netns list
 		pgrep -a capstan
 		mount | grep capstan || true # its status is that of the assignment
 	)
 	[[ -z $left ]] || { echo "left over: $left"; return 1; }
+}
+
+# trunk replaces the cluster by a LAN with the configuration of docs/hosts.md. The cable of the card eth1 leads to two stations with the same
+# address, one in each VLAN.
+trunk() {
+	local vlan
+	kubectl delete cluster demo --wait --timeout=30m
+	for vlan in 100 101; do ip netns add "station$vlan"; done
+	ip link add eth1 type veth peer name cable netns station100
+	ip -n station100 link set cable up
+	for vlan in 100 101; do
+		ip -n station100 link add link cable name "vlan$vlan" type vlan id $vlan
+		[[ $vlan == 100 ]] || ip -n station100 link set "vlan$vlan" netns "station$vlan"
+		ip -n "station$vlan" address add 198.51.100.1/24 dev "vlan$vlan"
+		ip -n "station$vlan" link set "vlan$vlan" up
+	done
+	cp /root/trunk/* /etc/systemd/network/
+	systemctl start systemd-networkd
+	until_true 60 has_address br-trunk.100 198.51.100.11
+	kubectl patch "$(kubectl get capstanhosts -o name)" --type merge -p '{"spec": {
+		"virtualAddresses": ["198.51.100.112/28"],
+		"lanNetworks": [{"name": "trunk", "bridge": "br-trunk", "vlans": [100, 101], "cidr": "198.51.100.0/24",
+			"addresses": ["198.51.100.128/26"], "allowedNamespaces": {"names": ["default"]}}]}}'
+}
+
+has_address() { ip address show dev "$1" | grep -F "inet $2/"; }
+
+cluster_in_vlan() {
+	create_cluster vlan --from /root/vlancluster.yaml
+	node_addresses | grep -c '^198\.51\.100\.1[2-9]' | grep -x 2
+	pods_across vlan
+}
+
+node_addresses() { vlan get nodes -o jsonpath='{range .items[*]}{.status.addresses[?(@.type=="InternalIP")].address}{"\n"}{end}'; }
+
+# connects STATION ADDRESS PORT opens a connection.
+connects() { timeout 60 ip netns exec "$1" bash -c "exec 3<>/dev/tcp/$2/$3"; }
+
+known_neighbour() { ip -n "$1" neighbour show "$2" | grep lladdr; }
+
+# The station of VLAN 100 reaches the endpoint and the kubelet of each machine. That of VLAN 101 reaches none of them, but another
+# port of its VLAN.
+stations_of_vlans() {
+	local address port
+	while read -r address port; do
+		connects station100 "$address" "$port"
+		if connects station101 "$address" "$port"; then echo "VLAN 101 reaches $address"; return 1; fi
+	done < <(
+		kubectl get cluster vlan -o jsonpath='{.spec.controlPlaneEndpoint.host} {.spec.controlPlaneEndpoint.port}{"\n"}'
+		node_addresses | sed 's/$/ 10250/'
+	)
+	ip netns add other101
+	ip link add port101 type veth peer name card netns other101
+	ip -n other101 address add 198.51.100.2/24 dev card
+	ip -n other101 link set card up
+	ip link set port101 master br-trunk up
+	bridge vlan del dev port101 vid 1
+	bridge vlan add dev port101 vid 101 pvid untagged
+	ip netns exec station101 bash -c 'echo >/dev/udp/198.51.100.2/9' # asks for its MAC address
+	until_true 60 known_neighbour station101 198.51.100.2
+	ip netns del other101
+	ip netns del station100
+	ip netns del station101
 }
 
 # --- steps of two guests with a wire between them
@@ -229,20 +302,22 @@ cluster_of_both() {
 	[[ $(kubectl get capstanmachines -A -o jsonpath='{range .items[*]}{.spec.hostName}{"\n"}{end}' | sort) == $'host\nplane' ]]
 }
 
-# Each of two pods on two nodes is asked from the other node.
-pods_of_both() {
-	capstan load image --cluster demo /usr/lib/capstan/images/echo.tar
-	demo apply -f /root/twoguests.yaml
-	until_true 1200 demo wait --for=condition=Available --timeout=5s deployment/web
-	local ip node nodes number=0
-	nodes=$(demo get nodes -o jsonpath='{.items[*].metadata.name}')
+pods_of_both() { pods_across demo; }
+
+# pods_across CLUSTER runs two pods on two nodes. Each is asked from the other node.
+pods_across() {
+	local cluster=$1 ip node nodes number=0
+	capstan load image --cluster "$cluster" /usr/lib/capstan/images/echo.tar
+	workload "$cluster" apply -f /root/twonodes.yaml
+	until_true 1200 workload "$cluster" wait --for=condition=Available --timeout=5s deployment/web
+	nodes=$(workload "$cluster" get nodes -o jsonpath='{.items[*].metadata.name}')
 	while read -r ip node; do
 		number=$((number + 1))
-		demo run "client-$number" --image registry.capstan.dev/echo:v1 --restart OnFailure \
+		workload "$cluster" run "client-$number" --image registry.capstan.dev/echo:v1 --restart OnFailure \
 			--overrides "{\"spec\":{\"nodeName\":\"$(tr ' ' '\n' <<<"$nodes" | grep -vx "$node")\"}}" -- get -for 10m -timeout 30s "http://$ip:8080/"
-	done < <(demo get pods -l app=web -o jsonpath='{range .items[*]}{.status.podIP}{" "}{.spec.nodeName}{"\n"}{end}')
+	done < <(workload "$cluster" get pods -l app=web -o jsonpath='{range .items[*]}{.status.podIP}{" "}{.spec.nodeName}{"\n"}{end}')
 	((number == 2)) || { echo "expected 2 pods, found $number"; return 1; }
-	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client-1 pod/client-2
+	until_true 1200 workload "$cluster" wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client-1 pod/client-2
 }
 
 # The kernel's WireGuard carries all packets between the hosts.
@@ -260,7 +335,7 @@ deletion() {
 }
 
 case $role in
-alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade removal" ;;
+alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade trunk cluster_in_vlan stations_of_vlans removal" ;;
 plane) steps="system install network plane_of_hosts token join both_hosts cluster_of_both pods_of_both encryption deletion" ;;
 host) steps="system install network join" ;;
 esac
