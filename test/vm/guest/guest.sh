@@ -163,10 +163,11 @@ after_reboot() {
 	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
 	demo delete pod memory-hog fork-bomb --wait=false
 	# systemd waited for the pod.
-	until_true 600 demo wait --for=condition=Ready --timeout=5s pod/slow-stop
-	demo logs slow-stop | grep -x 'stopped in order'
+	until_true 600 stopped_in_order
 	demo delete pod slow-stop
 }
+
+stopped_in_order() { demo logs slow-stop | grep -x 'stopped in order'; }
 
 upgrade() {
 	local before after
