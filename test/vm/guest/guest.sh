@@ -198,7 +198,7 @@ removal() {
 	[[ -z $left ]] || { echo "left over: $left"; return 1; }
 }
 
-# trunk replaces the cluster by a LAN with the configuration of docs/hosts.md. The cable of the card eth1 leads to two stations with the same
+# trunk replaces the cluster by a LAN with the configuration of docs/lan.md. The cable of the card eth1 leads to two stations with the same
 # address, one in each VLAN.
 trunk() {
 	local vlan
