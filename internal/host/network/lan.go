@@ -195,17 +195,24 @@ func (b Box) lanFilter(n Network) (ruleset, error) {
 		r.rules[s.cable] = s.rules(n.LAN.Pods)
 		jumps = append(jumps, s.cable+" : jump "+s.cable)
 	}
-	// The bridge itself receives some frames to 01:80:c2:00:00:00/44 in the hook input only.
-	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.InputHook} {
+	for _, at := range []struct {
+		hook   knftables.BaseChainHook
+		frames string
+	}{{knftables.PreroutingHook, ""}, {knftables.InputHook, toBridges}} {
+		name := string(at.hook)
 		r.chains = append(r.chains, knftables.Chain{
-			Name: string(hook), Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(hook), Priority: knftables.PtrTo(knftables.FilterPriority),
+			Name: name, Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(at.hook), Priority: knftables.PtrTo(knftables.FilterPriority),
 		})
 		if len(jumps) > 0 {
-			r.rules[string(hook)] = []string{"iifname vmap { " + strings.Join(jumps, ", ") + " }"}
+			r.rules[name] = []string{at.frames + "iifname vmap { " + strings.Join(jumps, ", ") + " }"}
 		}
 	}
 	return r, nil
 }
+
+// toBridges matches frames that a bridge receives itself. They pass the hook input only. All other frames to the box have passed the hook
+// prerouting before, and have a tag in the hook input if the bridge has put them into a VLAN.
+const toBridges = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 "
 
 // toMachine matches frames to machines of Capstan, by the first bytes of MAC.
 const toMachine = "ether daddr & ff:ff:00:00:00:00 == 02:ca:00:00:00:00"

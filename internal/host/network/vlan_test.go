@@ -114,6 +114,7 @@ func TestVLAN_ALL18(t *testing.T) {
 	l.silent(onA, map[string]netns.NsHandle{"another VLAN": other, "another VLAN of the box": sameBox, "no VLAN": untagged}, onB)
 	l.tagsDropped(onA, first)
 	l.vlanAddresses(a, first)
+	l.stationOfBox(a, onA, sameBox)
 	l.vlansGuarded(a, onA, untagged)
 	l.must(in(a.ns, func() error {
 		return errors.Join(a.Unplug("m-a"), a.UnleaseAll("m-a"), a.Release(t.Context(), first.ID))
@@ -246,6 +247,28 @@ func (l *userLAN) vlanAddresses(a *rackBox, n Network) {
 		}
 		return deleteLink("br-flat")
 	}))
+}
+
+// stationOfBox: a box with an address in a VLAN reaches the machines of this VLAN, and they reach the box.
+func (l *userLAN) stationOfBox(a *rackBox, machine, other netns.NsHandle) {
+	l.Helper()
+	const name, address = "br-lab.100", "198.18.7.60"
+	l.must(in(a.ns, func() error {
+		bridge, err := netlink.LinkByName("br-lab")
+		if err != nil {
+			return err
+		}
+		station := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: bridge.Attrs().Index}, VlanId: firstVLAN}
+		return errors.Join(
+			trunk("br-lab", true, firstVLAN), netlink.LinkAdd(station),
+			netlink.AddrAdd(station, &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(address).To4(), Mask: net.CIDRMask(24, 32)}}), netlink.LinkSetUp(station),
+		)
+	}))
+	l.serve(a.ns, address+":81", "box")
+	l.reaches("machine of the VLAN from the box", a.ns, lanOwn+":80", "a")
+	l.reaches("box from a machine of the VLAN", machine, address+":81", "box")
+	l.blocked("box from a machine of another VLAN", other, address+":81")
+	l.must(in(a.ns, func() error { return deleteLink(name) }))
 }
 
 // vlansGuarded: capstand moves the port of a machine back into its VLAN, and disables the port while the bridge does not separate VLANs.
