@@ -39,7 +39,7 @@ for package in "$@"; do
 done
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/emulation" # the disk is emulated, and is lost anyway
 install -m 0755 "$here/guest/guest.sh" "$root/root/guest.sh"
-install -m 0644 "$here/guest/"{workload,twonodes,vlancluster}.yaml "$root/root/"
+install -m 0644 "$here/guest/"{workload,twonodes,vlancluster,volume}.yaml "$root/root/"
 install -D -m 0644 -t "$root/root/trunk" "$here/guest/trunk/"*
 mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
 for unit in guest.service shell.service; do

@@ -261,6 +261,15 @@ stations_of_vlans() {
 	ip netns del station101
 }
 
+# The kernel has project quotas, so a pod cannot write more into a local volume than its claim requested.
+volume_size() {
+	kubectl get capstanhosts -o jsonpath='{.items[0].status.localVolumeSizes}' | grep -x Enforced
+	vlan apply -f /root/volume.yaml
+	until_true 1200 vlan wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/filler
+	vlan logs filler | tee /dev/stderr | grep -x "size $((64 << 20))"
+	if vlan logs filler | grep 'no limit'; then return 1; fi
+}
+
 # --- steps of two guests with a wire between them
 
 role=$(grep -oP 'capstan\.role=\K\S+' /proc/cmdline)
@@ -336,7 +345,7 @@ deletion() {
 }
 
 case $role in
-alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade trunk cluster_in_vlan stations_of_vlans removal" ;;
+alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade trunk cluster_in_vlan stations_of_vlans volume_size removal" ;;
 plane) steps="system install network plane_of_hosts token join both_hosts cluster_of_both pods_of_both encryption deletion" ;;
 host) steps="system install network join" ;;
 esac
