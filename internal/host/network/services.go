@@ -474,7 +474,7 @@ func (f firewall) admitServices() (rules []string) {
 }
 
 // protectHost keeps clients at the address of a Service away from the programs of the host that listen on all addresses. The
-// host answers ping, and questions for the MAC address of an IPv6 address.
+// host answers ping, and questions for the MAC address of an IPv6 address: nft reads the name of ICMPv6, 58, from a file that a host can lack.
 func (f firewall) protectHost() (rules []string) {
 	of := map[string][]netip.Addr{}
 	for _, s := range f.services {
@@ -486,7 +486,7 @@ func (f firewall) protectHost() (rules []string) {
 	}
 	for _, ip := range []string{"ip", "ip6"} {
 		if len(of[ip]) > 0 {
-			rules = append(rules, fmt.Sprintf("%s daddr { %s } meta l4proto != { icmp, ipv6-icmp } ct state != { established, related } drop", ip, join(of[ip])))
+			rules = append(rules, fmt.Sprintf("%s daddr { %s } meta l4proto != { 1, 58 } ct state != { established, related } drop", ip, join(of[ip])))
 		}
 	}
 	return rules
