@@ -92,8 +92,8 @@ func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 		cidr := cidrs[i]
 		addr, err := netip.ParseAddr(a.Address)
 		if err == nil && addr.Is4() != cidr.Addr().Is4() {
-			return fmt.Errorf("the pool provided %s, and the cluster's machines have addresses of %s there: in spec.network.addressesFromPools, name one pool for each family of spec.network of the CapstanCluster",
-				a.Address, cidr)
+			return fmt.Errorf("the pool provided %s/%d, and the cluster's machines have addresses of %s there: in spec.network.addressesFromPools, name one pool for each family of spec.network of the CapstanCluster",
+				a.Address, a.Prefix, cidr)
 		}
 		if err != nil || !cidr.Contains(addr) || int(a.Prefix) != cidr.Bits() || addr == network.Gateway(cidr) {
 			return fmt.Errorf("the pool provided %s/%d, which is not a valid machine address in the cluster's network %s: correct the pool's range and prefix to match spec.network of the CapstanCluster",

@@ -240,7 +240,8 @@ func (h *host) cgroup() cgroup.Group { return cgroup.Group("/" + h.prefix + "/" 
 func (h *host) kill() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	must(h.t, h.runc.Delete(ctx, h.id))
+	// runc waits a second for the end of all processes, and a busy box needs longer.
+	eventually(h.t, patience, func() error { return h.runc.Delete(ctx, h.id) })
 	must(h.t, h.cgroup().Remove(ctx))
 }
 
