@@ -180,15 +180,17 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 			nothing := len(h.allowed) == 0 && len(h.ports.permitted) == 0
 			changed = h.present && nothing || s.published(name) && len(h.allowed) == 0 || slices.Contains(s.portHosts, name) && len(h.ports.permitted) == 0
 		}
+		if last == nil && !changed {
+			continue
+		}
 		if changed {
 			if _, e := r.set(ctx, s, name, keep); e != nil {
 				err = errors.Join(err, e)
 				continue
 			}
 		}
-		if changed || last != nil { // The reconciler withdrawal can be first, and leaves the record to this one.
-			err = errors.Join(err, r.recordKept(ctx, s, name, keep))
-		}
+		// Also without a change: the reconciler withdrawal can be first, and leaves the record to this one.
+		err = errors.Join(err, r.recordKept(ctx, s, name, keep))
 	}
 	return err
 }

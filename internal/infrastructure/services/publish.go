@@ -83,18 +83,6 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 	targets = append(targets, plan.targets...)
 	err = errors.Join(err, r.apply(ctx, s, v, targets), r.settlePorts(ctx, s, targets))
 	r.refuseIdle(ctx, s, plan)
-	err = errors.Join(err, r.showIngress(ctx, s, targets, ports))
-	for _, t := range targets {
-		if t.done && t.serves() {
-			r.report(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
-		}
-	}
-	return err
-}
-
-// showIngress shows the addresses of the Services of type LoadBalancer in their status. ports are those with ports of the hosts, which may
-// have no address.
-func (r *Reconciler) showIngress(ctx context.Context, s *scope, targets []*target, ports []accepted) (err error) {
 	shown := map[*corev1.Service][]corev1.LoadBalancerIngress{}
 	for _, service := range ports {
 		shown[service.Service] = nil
@@ -103,8 +91,11 @@ func (r *Reconciler) showIngress(ctx context.Context, s *scope, targets []*targe
 		shown[t.service] = append(shown[t.service], s.shown(t)...)
 	}
 	for service, addresses := range shown {
-		if !isNodePort(service) {
-			err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
+		err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
+	}
+	for _, t := range targets {
+		if t.done && t.serves() {
+			r.report(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
 		}
 	}
 	return err
@@ -145,10 +136,6 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 		r.refuse(ctx, s, service, why)
 	}
 	for _, service := range s.chosen.accepted {
-		if isNodePort(service.Service) {
-			ports = append(ports, service)
-			continue
-		}
 		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
 			continue

@@ -113,10 +113,10 @@ func nodeChanged() predicate.Predicate {
 // marked reports whether a Service has, or may have, an address of ours.
 func marked(s *corev1.Service) bool { return s.Annotations[infrav1.ServiceClaimAnnotation] != "" }
 
-// mark makes the Service wait for its address to be removed before it is deleted. This comes before the claim.
+// mark makes a Service of type LoadBalancer wait for its address to be removed before it is deleted. This comes before the claim.
 func (r *Reconciler) mark(ctx context.Context, s *scope, service *corev1.Service) error {
 	name := claimNames(s.capstan.Name, service)[0]
-	if service.Annotations[infrav1.ServiceClaimAnnotation] == name && controllerutil.ContainsFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer) {
+	if isNodePort(service) || service.Annotations[infrav1.ServiceClaimAnnotation] == name && controllerutil.ContainsFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer) {
 		return nil
 	}
 	ctx, cancel := s.asking(ctx)
@@ -141,13 +141,13 @@ func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Servi
 	return client.IgnoreNotFound(err)
 }
 
-// setIngress shows the addresses of a Service, or none.
+// setIngress shows the addresses of a Service of type LoadBalancer, or none.
 func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, want []corev1.LoadBalancerIngress) error {
 	ctx, cancel := s.asking(ctx)
 	defer cancel()
 	// Older API servers drop the mode.
 	same := func(a, b corev1.LoadBalancerIngress) bool { return a.IP == b.IP && slices.Equal(a.Ports, b.Ports) }
-	if slices.EqualFunc(service.Status.LoadBalancer.Ingress, want, same) {
+	if isNodePort(service) || slices.EqualFunc(service.Status.LoadBalancer.Ingress, want, same) {
 		return nil
 	}
 	return client.IgnoreNotFound(reconciling.ChangeStatus(ctx, s.workload, service, func() { service.Status.LoadBalancer.Ingress = want }))
