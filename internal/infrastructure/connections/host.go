@@ -472,10 +472,10 @@ func (h *Host) dropMachine(id string) {
 }
 
 // holds reports whether a machine of the host other than except has an address.
-func (h *Host) holds(p place, except string) bool {
+func (h *Host) holds(a networkAddress, except string) bool {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return h.sums.holds(p, except)
+	return h.sums.holds(a, except)
 }
 
 // keep puts an object into the mirror; h.mu is held.

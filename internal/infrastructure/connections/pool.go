@@ -143,7 +143,7 @@ func (p *Pool) HasAddress(networkID, address, except string) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for _, h := range p.hosts {
-		if h.holds(place{networkID, address}, except) {
+		if h.holds(networkAddress{networkID, address}, except) {
 			return true
 		}
 	}

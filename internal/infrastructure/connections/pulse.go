@@ -13,8 +13,8 @@ import (
 // pulsesPerSilence is the number of pulses in the time after which a host is silent.
 const pulsesPerSilence = 3
 
-// heartbeat is what is known about the answers of a host. Only hosts with addresses of Services get pulses: an early notice of a loss
-// is of use only for these.
+// heartbeat contains the last answer of a host to a pulse. Only hosts with addresses of Services get pulses, because only these addresses
+// move soon after a loss.
 type heartbeat struct {
 	// on: the host gets pulses.
 	on bool

@@ -14,33 +14,33 @@ type tally struct {
 	memory, disk int64
 	devices      map[string]int32 // CDI devices by kind
 	// holders are the ids of the machines by network and address. A host that reports one address twice has two.
-	holders map[place][]string
+	holders map[networkAddress][]string
 }
 
-// place is an address in a network of machines.
-type place struct{ network, address string }
+// networkAddress is an address in a network of machines.
+type networkAddress struct{ network, address string }
 
 // add counts a machine.
 func (t *tally) add(m *hostpb.Machine) {
 	t.count(m, 1)
-	for _, p := range places(m) {
+	for _, a := range networkAddresses(m) {
 		if t.holders == nil {
-			t.holders = map[place][]string{}
+			t.holders = map[networkAddress][]string{}
 		}
-		t.holders[p] = append(t.holders[p], m.GetSpec().GetId())
+		t.holders[a] = append(t.holders[a], m.GetSpec().GetId())
 	}
 }
 
 // remove takes back the count of a machine.
 func (t *tally) remove(m *hostpb.Machine) {
 	t.count(m, -1)
-	for _, p := range places(m) {
-		i := slices.Index(t.holders[p], m.GetSpec().GetId())
+	for _, a := range networkAddresses(m) {
+		i := slices.Index(t.holders[a], m.GetSpec().GetId())
 		if i < 0 {
 			continue
 		}
-		if t.holders[p] = slices.Delete(t.holders[p], i, i+1); len(t.holders[p]) == 0 {
-			delete(t.holders, p)
+		if t.holders[a] = slices.Delete(t.holders[a], i, i+1); len(t.holders[a]) == 0 {
+			delete(t.holders, a)
 		}
 	}
 }
@@ -64,13 +64,13 @@ func (t *tally) count(m *hostpb.Machine, sign int32) {
 }
 
 // holds reports whether a machine other than except has an address.
-func (t *tally) holds(p place, except string) bool {
-	return slices.ContainsFunc(t.holders[p], func(id string) bool { return id != except })
+func (t *tally) holds(a networkAddress, except string) bool {
+	return slices.ContainsFunc(t.holders[a], func(id string) bool { return id != except })
 }
 
-func places(m *hostpb.Machine) (out []place) {
+func networkAddresses(m *hostpb.Machine) (out []networkAddress) {
 	for _, a := range m.GetSpec().GetAddresses() {
-		out = append(out, place{network: m.GetSpec().GetNetwork().GetId(), address: a.GetAddress()})
+		out = append(out, networkAddress{network: m.GetSpec().GetNetwork().GetId(), address: a.GetAddress()})
 	}
 	return out
 }
