@@ -39,7 +39,7 @@ type attributes struct {
 	_                                                  [8]byte
 }
 
-// Quota is the use of a project id and its limits. A limit of 0 is none.
+// Quota contains the space and the files that a project id uses, and their limits. 0 means no limit.
 type Quota struct {
 	Bytes, Files       uint64
 	MaxBytes, MaxFiles uint64
@@ -130,7 +130,7 @@ func Get(f *os.File, id uint32) (Quota, error) {
 	return Quota{Bytes: q.Space, Files: q.Inodes, MaxBytes: q.BlockHard * blockSize, MaxFiles: q.InodeHard}, nil
 }
 
-// Limit sets the hard limits of a project id in the file system of f. A limit of 0 is none.
+// Limit sets the hard limits of a project id in the file system of f. 0 means no limit.
 func Limit(f *os.File, id uint32, maxBytes, maxFiles uint64) error {
 	q := dqblk{BlockHard: maxBytes/blockSize + min(1, maxBytes%blockSize), InodeHard: maxFiles, Valid: bothLimits}
 	if err := quotactl(int(f.Fd()), setQuota, id, unsafe.Pointer(&q)); err != nil { //nolint:gosec // The kernel reads the struct.

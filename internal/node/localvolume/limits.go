@@ -161,6 +161,11 @@ func projectOf(root *os.Root, name string) (uint32, error) {
 // clears returns whether the limits of a project id go with a volume. A pod without a seccomp profile can give its volume the id of another
 // volume, or one that is not for volumes. used contains the ids of all volumes, with this one.
 func clears(id uint32, used []uint32) bool {
-	others := slices.DeleteFunc(slices.Clone(used), func(other uint32) bool { return other != id })
-	return id >= firstProject && len(others) == 1
+	folders := 0
+	for _, other := range used {
+		if other == id {
+			folders++
+		}
+	}
+	return id >= firstProject && folders == 1
 }
