@@ -122,6 +122,7 @@ func (p *publishing) nodePorts() {
 		s.Spec.Ports = s.Spec.Ports[:1]
 		s.Spec.Ports[0].NodePort = 30081
 	})
+	created := node.ResourceVersion
 	p.authorise(0, "192.0.2.1", 30081)
 	other := p.portService("other", 30081)
 	p.Eventually(p.shows(other)).Should(Equal("192.0.2.1"), "the cluster publishes no node ports yet")
@@ -142,6 +143,7 @@ func (p *publishing) nodePorts() {
 	p.get(node)
 	p.Expect(node.Finalizers).To(BeEmpty())
 	p.Expect(node.Annotations).To(BeEmpty())
+	p.Expect(node.ResourceVersion).To(Equal(created), "somebody changed the Service")
 
 	p.authorise(0, "192.0.2.1", 30082)
 	p.Eventually(p.on(0, "node")).Should(BeEmpty(), "the permission ended")
