@@ -234,7 +234,11 @@ node_addresses() { vlan get nodes -o jsonpath='{range .items[*]}{.status.address
 # connects STATION ADDRESS PORT opens a connection.
 connects() { timeout 60 ip netns exec "$1" bash -c "exec 3<>/dev/tcp/$2/$3"; }
 
-known_neighbour() { ip -n "$1" neighbour show "$2" | grep lladdr; }
+# is_neighbour STATION ADDRESS sends a packet, for which the station asks for the MAC address.
+is_neighbour() {
+	ip netns exec "$1" bash -c "echo >/dev/udp/$2/9"
+	ip -n "$1" neighbour show "$2" | grep lladdr
+}
 
 # The station of VLAN 100 reaches the endpoint and the kubelet of each machine. That of VLAN 101 reaches none of them, but another
 # port of its VLAN.
@@ -254,8 +258,7 @@ stations_of_vlans() {
 	ip link set port101 master br-trunk up
 	bridge vlan del dev port101 vid 1
 	bridge vlan add dev port101 vid 101 pvid untagged
-	ip netns exec station101 bash -c 'echo >/dev/udp/198.51.100.2/9' # asks for its MAC address
-	until_true 60 known_neighbour station101 198.51.100.2
+	until_true 60 is_neighbour station101 198.51.100.2
 	ip netns del other101
 	ip netns del station100
 	ip netns del station101
