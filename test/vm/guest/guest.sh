@@ -203,7 +203,10 @@ removal() {
 trunk() {
 	local vlan
 	kubectl delete cluster demo --wait --timeout=30m
-	for vlan in 100 101; do ip netns add "station$vlan"; done
+	for vlan in 100 101; do
+		ip netns add "station$vlan"
+		ip -n "station$vlan" link set lo up # without it, a station waits for an answer of an address that nobody has
+	done
 	ip link add eth1 type veth peer name cable netns station100
 	ip -n station100 link set cable up
 	for vlan in 100 101; do
