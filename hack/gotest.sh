@@ -6,6 +6,9 @@
 # contains the first failure, and the last lines name the tests that needed their second try. If more than ten tests fail, none
 # is repeated. With RERUNS=0 in the environment, each failure counts.
 #
+# Tests have more memory than processor time, so the garbage collectors of their processes run less often than usual. The compiler
+# and the components of planes and machines do not inherit GOGC.
+#
 # The tests are not vetted: make lint does that for all of them, and vet would analyse all their imports once more.
 #
 # A package that fails outside of its tests is a failure, for example if its setup fails or its tests leave processes behind:
@@ -16,7 +19,7 @@ shift 2
 mkdir -p bin/test-events
 events=bin/test-events/$(echo "$packages" | tr -c 'a-z0-9\n' '-').json
 "$gotestsum" --format pkgname-and-test-fails --format-hide-empty-pkg --format-icons text --jsonfile "$events" \
-	--rerun-fails="${RERUNS:-1}" --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages "$packages" -- -vet=off "$@"
+	--rerun-fails="${RERUNS:-1}" --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages "$packages" -- -vet=off -exec "env GOGC=300" "$@"
 awk -F'"Package":"' '/"Action":"fail"/ {
 	split($2, rest, "\"")
 	if (/"Test":"/) { inTest[rest[1]] = 1; tries[rest[1] " " rest[5]]++ }
