@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// interval is the pause between two writes.
-	interval = 20 * time.Millisecond
+	// interval is the pause between two writes. Gaps in the writes last for seconds, and more writes load the processors of the
+	// test.
+	interval = 50 * time.Millisecond
 	// retryInterval is the pause between two attempts of one write.
 	retryInterval = 50 * time.Millisecond
 )
