@@ -19,14 +19,13 @@ import (
 
 func main() {
 	if dir := bundle.Dir(os.Args[1:]); dir != "" {
-		// A container with the /proc of the kernel is better than none.
-		if err := bundle.Change(dir, podview.Add(podview.Views())); err != nil {
-			fmt.Fprintln(os.Stderr, "capstan-runc: the container sees the memory of the host:", err)
+		limited := projectquota.Own("/", "/") == nil
+		err := bundle.Change(dir, changes(limited))
+		if err != nil && limited {
+			fail("keeping the container in the limits of its local volumes", err)
 		}
-		if projectquota.Own("/", "/") == nil {
-			if err := bundle.Change(dir, podseccomp.Restrict); err != nil {
-				fail("restricting the seccomp profile of the container", err)
-			}
+		if err != nil { // A container with the /proc of the kernel is better than none.
+			fmt.Fprintln(os.Stderr, "capstan-runc: the container sees the memory of the host:", err)
 		}
 	}
 	self, err := os.Executable()
@@ -36,6 +35,17 @@ func main() {
 		err = syscall.Exec(runc, append([]string{runc}, os.Args[1:]...), os.Environ())
 	}
 	fail("starting runc", err)
+}
+
+// changes returns the changes of the specification of a container. limited is true if local volumes have limits.
+func changes(limited bool) func(spec []byte) ([]byte, error) {
+	return func(spec []byte) ([]byte, error) {
+		spec, err := podview.Add(spec, podview.Views())
+		if err != nil || !limited {
+			return spec, err
+		}
+		return podseccomp.Restrict(spec)
+	}
 }
 
 func fail(step string, err error) {

@@ -28,11 +28,6 @@ func Views() []string {
 	})
 }
 
-// Add returns a function that adds views to the specification of a container.
-func Add(views []string) func(spec []byte) ([]byte, error) {
-	return func(spec []byte) ([]byte, error) { return add(spec, views) }
-}
-
 // kind is the treatment of a container.
 type kind int
 
@@ -119,8 +114,8 @@ func (s spec) mounts(views []string) []mount {
 	return all
 }
 
-// add returns the specification with the mounts of the views, and keeps all else.
-func add(data []byte, views []string) ([]byte, error) {
+// Add returns the specification of a container with the mounts of the views, and keeps all else.
+func Add(data []byte, views []string) ([]byte, error) {
 	var s spec
 	if err := json.Unmarshal(data, &s); err != nil {
 		return nil, err

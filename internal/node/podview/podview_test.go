@@ -43,7 +43,7 @@ func TestAdd(t *testing.T) {
 		"a sandbox":                        {strings.Replace(config(masked, procMount), `"container"`, `"sandbox"`, 1), views, "/proc"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := add([]byte(test.config), test.views)
+			got, err := Add([]byte(test.config), test.views)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +61,7 @@ func TestAdd(t *testing.T) {
 			if !strings.Contains(string(got), `"unknown":18446744073709551615`) || !strings.Contains(string(got), `"ociVersion":"1.2.1"`) {
 				t.Errorf("other fields changed: %s", got)
 			}
-			if again, err := add(got, test.views); err != nil || len(again) != len(got) {
+			if again, err := Add(got, test.views); err != nil || len(again) != len(got) {
 				t.Errorf("the second call: %v, %s", err, again)
 			}
 		})
@@ -70,7 +70,7 @@ func TestAdd(t *testing.T) {
 
 // The views cannot be written by the container.
 func TestReadOnly(t *testing.T) {
-	got, err := add([]byte(config(masked, procMount)), Files)
+	got, err := Add([]byte(config(masked, procMount)), Files)
 	var s spec
 	if err != nil || json.Unmarshal(got, &s) != nil {
 		t.Fatal(err, string(got))
