@@ -227,7 +227,7 @@ func (s *scene) cutFromManager() {
 	first.Leave()
 	since := time.Now()
 	s.asking("loss of "+first.Name()+" after the cut", func() {
-		second = s.takenOver(first)
+		second = rack.HolderOf(s, rack.Others(s.boxes, first), s.stack.service)
 		s.Logf("%s has %s %s after the loss", second.Name(), s.stack.service, time.Since(since).Round(100*time.Millisecond))
 	})
 	since = time.Now()
@@ -254,7 +254,7 @@ func (s *scene) serviceHostLost() {
 	first.Lose()
 	since := time.Now()
 	longest := s.asking("loss of "+first.Name()+" with the Service", func() {
-		second = s.takenOver(first)
+		second = rack.HolderOf(s, rack.Others(s.boxes, first), s.stack.service)
 		s.Logf("%s has %s %s after the loss", second.Name(), s.stack.service, time.Since(since).Round(100*time.Millisecond))
 	})
 	if longest > 20*time.Second {
@@ -350,21 +350,6 @@ func (s *scene) reachAt(b *rack.Box, socket string) {
 	s.Helper()
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: b.Name()}}
 	check(s.T, testenv.Change(s.Context(), s.plane.Client, host, func(h *infrav1.CapstanHost) { h.Spec.Address = "unix://" + socket }))
-}
-
-// takenOver waits until another host has the address of the Service.
-func (s *scene) takenOver(lost *rack.Box) (found *rack.Box) {
-	s.Helper()
-	harness.Eventually(s.T, "another host with the address", slowest, func(context.Context) error {
-		for _, b := range rack.Others(s.boxes, lost) {
-			if b.Has(s.stack.service) {
-				found = b
-				return nil
-			}
-		}
-		return fmt.Errorf("no other host has %s", s.stack.service)
-	})
-	return found
 }
 
 // asking asks the Service from outside until a change has its effect, and until it answers once more. It returns the longest time
