@@ -190,6 +190,15 @@ func (ms *machines) get(id string) (*machine, error) {
 	return nil, admission.NoMachine(id)
 }
 
+// owned returns the machine that a request of its owner may change.
+func (ms *machines) owned(req admission.Request) (*machine, error) {
+	m, err := ms.get(req.GetId())
+	if err != nil {
+		return nil, admission.Owned(req, nil)
+	}
+	return m, admission.Owned(req, m.spec)
+}
+
 // GetMachine returns one machine.
 func (ms *machines) GetMachine(_ context.Context, req *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
 	m, err := ms.get(req.Id)
@@ -212,14 +221,8 @@ func (ms *machines) ListMachines(context.Context, *hostpb.ListMachinesRequest) (
 
 // StartMachine starts a machine that has failed.
 func (ms *machines) StartMachine(_ context.Context, req *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", req.Id, req); err != nil {
-		return nil, err
-	}
-	m, err := ms.get(req.Id)
+	m, err := ms.owned(req)
 	if err != nil {
-		return nil, err
-	}
-	if err := owner.Ensure("machine", req.Id, m.spec, req); err != nil {
 		return nil, err
 	}
 	if err := m.startAgain(); err != nil {
@@ -230,14 +233,8 @@ func (ms *machines) StartMachine(_ context.Context, req *hostpb.StartMachineRequ
 
 // ClaimMachine records the management cluster of a machine.
 func (ms *machines) ClaimMachine(_ context.Context, req *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", req.Id, req); err != nil {
-		return nil, err
-	}
-	m, err := ms.get(req.Id)
+	m, err := ms.owned(req)
 	if err != nil {
-		return nil, err
-	}
-	if err := owner.Ensure("machine", req.Id, m.spec, req); err != nil {
 		return nil, err
 	}
 	if err := m.claim(req.ManagementCluster); err != nil {

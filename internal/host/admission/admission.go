@@ -158,6 +158,17 @@ func Deletion(what string, req Request, have owner.Object) error {
 	return owner.Delete(what, req.GetId(), have, req)
 }
 
+// Owned decides whether a request is for a machine of this host, and from its owner. have is nil if the host does not have the machine (NOT_FOUND).
+func Owned(req Request, have *hostpb.MachineSpec) error {
+	if err := owner.Given("machine", req.GetId(), req); err != nil {
+		return err
+	}
+	if have == nil {
+		return NoMachine(req.GetId())
+	}
+	return owner.Ensure("machine", req.GetId(), have, req)
+}
+
 // NoMachine is the refusal of a call about a machine that the host does not have (NOT_FOUND).
 func NoMachine(id string) error {
 	return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "no machine %q on this host", id)

@@ -29,7 +29,6 @@ import (
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
@@ -347,35 +346,30 @@ func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 }
 
 // StartMachine implements hostpb.HostServer. A failed hollow machine stays failed, so that tests of remediation see it.
-func (h *Host) StartMachine(ctx context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", r.GetId(), r); err != nil {
-		return nil, err
-	}
-	m, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: r.GetId()})
+func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	m, err := h.owned(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
-		return nil, err
-	}
-	if m.GetStatus().GetPhase() == hostpb.MachineStatus_FAILED {
+	now := m.snapshot()
+	if now.GetStatus().GetPhase() == hostpb.MachineStatus_FAILED {
 		return nil, refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its failed machines do not start again; delete the machine")
 	}
-	return m, nil
+	return now, nil
+}
+
+// owned returns the machine that a request of its owner may change.
+func (h *Host) owned(r admission.Request) (*machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := h.machines[r.GetId()]
+	return m, admission.Owned(r, m.owner())
 }
 
 // ClaimMachine implements hostpb.HostServer.
 func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", r.GetId(), r); err != nil {
-		return nil, err
-	}
-	h.mu.Lock()
-	m := h.machines[r.GetId()]
-	h.mu.Unlock()
-	if m == nil {
-		return nil, admission.NoMachine(r.GetId())
-	}
-	if err := owner.Ensure("machine", r.GetId(), m.owner(), r); err != nil {
+	m, err := h.owned(r)
+	if err != nil {
 		return nil, err
 	}
 	m.update(func(s *hostpb.MachineStatus) { s.ManagementCluster = r.GetManagementCluster() })

@@ -28,7 +28,6 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/dialing"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
@@ -566,16 +565,10 @@ func (h *Host) run(m *hostpb.Machine) {
 
 // StartMachine implements hostpb.HostServer.
 func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", r.GetId(), r); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
-	if m == nil {
-		return nil, admission.NoMachine(r.GetId())
-	}
-	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
+	if err := admission.Owned(r, m.GetSpec()); err != nil {
 		return nil, err
 	}
 	if m.Status.Phase == hostpb.MachineStatus_FAILED {
@@ -587,16 +580,10 @@ func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*
 
 // ClaimMachine implements hostpb.HostServer.
 func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
-	if err := owner.Given("machine", r.GetId(), r); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
-	if m == nil {
-		return nil, admission.NoMachine(r.GetId())
-	}
-	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
+	if err := admission.Owned(r, m.GetSpec()); err != nil {
 		return nil, err
 	}
 	m.Status.ManagementCluster = r.GetManagementCluster()
