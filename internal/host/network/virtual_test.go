@@ -95,6 +95,12 @@ func TestVirtualAddress_IC10(t *testing.T) {
 	if from := conn.LocalAddr().String(); !strings.HasPrefix(from, "203.0.113.1:") {
 		t.Errorf("the host uses %s for its own connections", from)
 	}
+	checkEnd(t, link, address, has)
+}
+
+// checkEnd waits until the kernel removes a virtual address at the end of its term, then holds and releases the address.
+func checkEnd(t *testing.T, link netlink.Link, address netip.Addr, has func() bool) {
+	t.Helper()
 	since := time.Now()
 	for has() && time.Since(since) < 10*time.Second {
 		time.Sleep(50 * time.Millisecond)
