@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // The machines of a pool share one Secret of bootstrap data for as long as the pool exists. A change of the
@@ -66,7 +67,7 @@ func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 		return nil
 	}
 	secrets := &corev1.SecretList{}
-	if err := r.SecretClient.List(ctx, secrets, client.InNamespace(s.config.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name}); err != nil {
+	if err := r.SecretClient.List(ctx, secrets, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster))); err != nil {
 		return err
 	}
 	for i := range secrets.Items {

@@ -31,6 +31,7 @@ var Provider = reconciling.Provider{
 	Name:              "bootstrap",
 	Kinds:             []string{"CapstanConfig"},
 	NeedsClusterCache: true,
+	ByCluster:         []client.Object{&bootstrapv1.CapstanConfig{}, &corev1.Secret{}},
 	AddToScheme: func(s *runtime.Scheme) error {
 		return errors.Join(bootstrapv1.AddToScheme(s), bootstrapv1beta1.AddToScheme(s), controlplanev1.AddToScheme(s))
 	},
@@ -116,7 +117,7 @@ func (r *Reconciler) configsOf(ctx context.Context, namespace, cluster string) [
 		return nil
 	}
 	configs := &bootstrapv1.CapstanConfigList{}
-	if err := r.Client.List(ctx, configs, client.InNamespace(namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster}); err != nil {
+	if err := r.Client.List(ctx, configs, reconciling.OfCluster(client.ObjectKey{Namespace: namespace, Name: cluster})); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the CapstanConfigs of a cluster", "cluster", cluster)
 		return nil
 	}

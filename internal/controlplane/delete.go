@@ -82,9 +82,9 @@ func deleting(reason, message string) result {
 
 // workers counts the worker Machines and MachinePools of the cluster.
 func (r *deletion) workers(ctx context.Context, s *scope) (int, error) {
-	ofCluster := []client.ListOption{client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Cluster.Name}}
+	ofCluster := reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))
 	machines := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, machines, ofCluster...); err != nil {
+	if err := r.Client.List(ctx, machines, ofCluster); err != nil {
 		return 0, err
 	}
 	n := 0
@@ -94,7 +94,7 @@ func (r *deletion) workers(ctx context.Context, s *scope) (int, error) {
 		}
 	}
 	pools := &clusterv1.MachinePoolList{}
-	if err := r.Client.List(ctx, pools, ofCluster...); err != nil {
+	if err := r.Client.List(ctx, pools, ofCluster); err != nil {
 		return 0, err
 	}
 	return n + len(pools.Items), nil

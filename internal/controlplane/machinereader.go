@@ -17,6 +17,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // machineReader reads the Machines of a control plane with the objects that belong to them.
@@ -30,9 +31,7 @@ type machineReader struct {
 // owner.
 func (r *machineReader) ownMachines(ctx context.Context, c client.Reader, s *scope) (collections.Machines, error) {
 	list := &clusterv1.MachineList{}
-	if err := c.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
-		clusterv1.ClusterNameLabel: s.Cluster.Name,
-	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+	if err := c.List(ctx, list, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
 	out, others := collections.Machines{}, []string{}

@@ -25,6 +25,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/naming"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // machines is the step that creates, deletes and updates Machines.
@@ -233,9 +234,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 // unfinishedConfigs returns the CapstanConfigs whose Machines do not exist.
 func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstrapv1.CapstanConfig, error) {
 	list := &bootstrapv1.CapstanConfigList{}
-	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
-		clusterv1.ClusterNameLabel: s.Cluster.Name,
-	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+	if err := r.LiveClient.List(ctx, list, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
 	var out []*bootstrapv1.CapstanConfig

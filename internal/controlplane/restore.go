@@ -18,6 +18,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // restoredMarker is a ConfigMap in the restored cluster with the restore that created it. It is read when the annotation of
@@ -230,7 +231,7 @@ func (r *restores) removeStaleNodes(ctx context.Context, s *scope) error {
 		return fmt.Errorf("cannot list the Nodes of the restored cluster: %w", err)
 	}
 	all := &clusterv1.MachineList{}
-	if err := r.LiveClient.List(ctx, all, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Cluster.Name}); err != nil {
+	if err := r.LiveClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return err
 	}
 	nodes, machines := map[string]map[string]string{}, map[string]bool{}

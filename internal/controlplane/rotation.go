@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 const (
@@ -366,7 +367,7 @@ func answerTo(challenge string, bundle, key []byte, has string) (string, error) 
 // workersOnTheWay returns the Machines with bootstrap data and without a Node.
 func (r *rotations) workersOnTheWay(ctx context.Context, s *scope) ([]model.TrustHolder, error) {
 	list := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Cluster.Name}); err != nil {
+	if err := r.Client.List(ctx, list, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
 	var out []*clusterv1.Machine

@@ -25,6 +25,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // rotating is a cluster whose certificate authority is rotated. It has a control plane Machine, a worker that has not joined, and
@@ -67,8 +68,8 @@ func newRotating(t *testing.T) *rotating {
 	worker.Status.NodeRef.Name = "w"
 	r := &rotating{
 		t: t,
-		management: fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&clusterv1.Machine{}).
-			WithObjects(cp, authority, machine("a", map[string]string{clusterv1.MachineControlPlaneLabel: ""}), worker, data("a"), data("w")).Build(),
+		management: reconciling.Live(fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&clusterv1.Machine{}).
+			WithObjects(cp, authority, machine("a", map[string]string{clusterv1.MachineControlPlaneLabel: ""}), worker, data("a"), data("w")).Build()),
 		workload: fake.NewClientBuilder().WithScheme(scheme).WithObjects(
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}},
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "orphan", Annotations: map[string]string{clusterv1.MachineAnnotation: "gone", clusterv1.ClusterNameAnnotation: "demo", clusterv1.ClusterNamespaceAnnotation: "ns"}}},

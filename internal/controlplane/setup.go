@@ -42,6 +42,7 @@ var Provider = reconciling.Provider{
 	Kinds:             []string{model.Kind},
 	NeedsClusterCache: true,
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
+	ByCluster:         []client.Object{&clusterv1.Machine{}, &clusterv1.MachinePool{}, &corev1.Secret{}},
 	AddToScheme: func(s *runtime.Scheme) error {
 		return errors.Join(controlplanev1.AddToScheme(s), controlplanev1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s), infrav1.AddToScheme(s))
 	},

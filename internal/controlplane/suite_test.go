@@ -11,6 +11,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -30,6 +31,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = env.Stop() }()
+	env.Client = reconciling.Live(env.Client) // Reconcilers of tests have no cache.
 	if err := installMembers(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -58,6 +58,7 @@ func Provider() reconciling.Provider {
 		Name:              "infrastructure",
 		NeedsClusterCache: true, // for the Services of clusters
 		Kinds:             []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost", "CapstanVolume"},
+		ByCluster:         []client.Object{&clusterv1.Machine{}, &infrav1.CapstanMachine{}},
 		AddToScheme: func(s *runtime.Scheme) error {
 			return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s))
 		},

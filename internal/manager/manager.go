@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -91,7 +92,7 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 	if err != nil {
 		return nil, err
 	}
-	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), migrateStorage(ctx, mgr, flags, providers), addChecks(mgr, flags),
+	return mgr, errors.Join(indexByCluster(ctx, mgr, providers), setup(ctx, mgr, opts, flags, providers), migrateStorage(ctx, mgr, flags, providers), addChecks(mgr, flags),
 		addCertificates(mgr, flags, options.LeaderElectionID))
 }
 
@@ -110,6 +111,23 @@ func leaderElectionID(providers []reconciling.Provider) string {
 		return "controller-leader-election-capstan"
 	}
 	return "controller-leader-election-capstan-" + providers[0].Name
+}
+
+// indexByCluster adds the indexes of all providers. Two providers can list the same kind, and a cache accepts an index once.
+func indexByCluster(ctx context.Context, mgr ctrl.Manager, providers []reconciling.Provider) error {
+	indexed := map[reflect.Type]bool{}
+	for _, p := range providers {
+		for _, kind := range p.ByCluster {
+			if indexed[reflect.TypeOf(kind)] {
+				continue
+			}
+			indexed[reflect.TypeOf(kind)] = true
+			if err := reconciling.IndexByCluster(ctx, mgr.GetFieldIndexer(), kind); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, flags *Flags, providers []reconciling.Provider) error {
@@ -199,7 +217,7 @@ func NewOptions(mgr ctrl.Manager) (reconciling.Options, error) {
 	live, err := client.New(mgr.GetConfig(), client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
 	})
-	return reconciling.Options{SecretCachingClient: secrets, LiveClient: live}, err
+	return reconciling.Options{SecretCachingClient: secrets, LiveClient: reconciling.Live(live)}, err
 }
 
 // uncached contains the kinds that the manager's own client reads live.

@@ -2,6 +2,7 @@ package reconciling
 
 import (
 	"context"
+	"slices"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,7 +35,7 @@ func ofCluster(o client.Object) []string {
 	return nil
 }
 
-// OfCluster selects the objects with the label of a cluster in a cache with the indexes of IndexByCluster.
+// OfCluster selects the objects with the label of a cluster, with a client of Live or in a cache with the indexes of IndexByCluster.
 func OfCluster(cluster client.ObjectKey) client.ListOption {
 	return indexed{cluster, clusterIndex}
 }
@@ -53,4 +54,32 @@ type indexed struct {
 func (i indexed) ApplyToList(o *client.ListOptions) {
 	client.InNamespace(i.cluster.Namespace).ApplyToList(o)
 	client.MatchingFields{i.index: i.cluster.Name}.ApplyToList(o)
+}
+
+// Live returns a client of the API server that accepts OfCluster and ControlPlaneOf. The API server has no indexes, so the client
+// sends the labels instead.
+func Live(c client.Client) client.Client { return live{c} }
+
+type live struct{ client.Client }
+
+// List implements client.Client.
+func (l live) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	opts = slices.Clone(opts)
+	for i := range opts {
+		if o, ok := opts[i].(indexed); ok {
+			opts[i] = labelled(o)
+		}
+	}
+	return l.Client.List(ctx, list, opts...)
+}
+
+type labelled indexed
+
+// ApplyToList implements client.ListOption.
+func (l labelled) ApplyToList(o *client.ListOptions) {
+	client.InNamespace(l.cluster.Namespace).ApplyToList(o)
+	client.MatchingLabels{clusterv1.ClusterNameLabel: l.cluster.Name}.ApplyToList(o)
+	if l.index == controlPlaneIndex {
+		client.HasLabels{clusterv1.MachineControlPlaneLabel}.ApplyToList(o)
+	}
 }

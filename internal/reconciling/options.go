@@ -39,7 +39,7 @@ type Options struct {
 	// client reads Secrets and ConfigMaps live.
 	SecretCachingClient client.Client
 
-	// LiveClient reads all objects from the API server. Patch helpers use it, so that conditions are patched against the
+	// LiveClient reads all objects from the API server; see Live. Patch helpers use it, so that conditions are patched against the
 	// stored object. Patches against a stale cache conflict, and the helper then waits for 100 ms or more.
 	LiveClient client.Client
 }

@@ -34,6 +34,9 @@ type Provider struct {
 	// ClusterIndexes are the indexes of the provider in the cache of each workload cluster.
 	ClusterIndexes []clustercache.CacheOptionsIndex
 
+	// ByCluster are the kinds that the provider lists with OfCluster and ControlPlaneOf.
+	ByCluster []client.Object
+
 	// AddToScheme adds the provider's own API types. The scheme already contains those of Cluster API and Kubernetes.
 	AddToScheme func(*runtime.Scheme) error
 

@@ -190,9 +190,7 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 // as the cluster is large, and only read: they are not copied.
 func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, tokens bool) (Cluster, error) {
 	machines, pools, secrets := &clusterv1.MachineList{}, &clusterv1.MachinePoolList{}, &corev1.SecretList{}
-	options := []client.ListOption{
-		client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}, client.UnsafeDisableDeepCopy,
-	}
+	options := []client.ListOption{reconciling.OfCluster(cluster), client.UnsafeDisableDeepCopy}
 	err := r.Client.List(ctx, machines, options...)
 	if tokens {
 		err = errors.Join(err, r.Client.List(ctx, pools, options...), r.SecretClient.List(ctx, secrets, options...))

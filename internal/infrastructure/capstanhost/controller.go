@@ -114,8 +114,6 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 
 func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 	return errors.Join(
-		reconciling.IndexByCluster(ctx, mgr.GetFieldIndexer(), &infrav1.CapstanMachine{}),
-		reconciling.IndexByCluster(ctx, mgr.GetFieldIndexer(), &clusterv1.Machine{}),
 		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, MachineHostIndex, func(o client.Object) []string {
 			if name := o.(*infrav1.CapstanMachine).Spec.HostName; name != "" {
 				return []string{name}
@@ -347,7 +345,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
 	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("wanted the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
+		return fmt.Errorf("expected the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
 	}
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // A drain deletes Machines. Their owners, of any kind, create the replacements, and Cluster API's core drains the Nodes with
@@ -92,7 +93,7 @@ func (r *Reconciler) drainCluster(ctx context.Context, key client.ObjectKey, nam
 		return nil, err
 	}
 	machines := &clusterv1.MachineList{}
-	if err := r.LiveClient.List(ctx, machines, client.InNamespace(key.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: key.Name}); err != nil {
+	if err := r.LiveClient.List(ctx, machines, reconciling.OfCluster(key)); err != nil {
 		return nil, err
 	}
 	next, delays := planDrain(cluster, machines.Items, names)

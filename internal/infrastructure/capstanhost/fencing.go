@@ -28,7 +28,7 @@ const (
 	fencingRecord
 )
 
-// nextFencing decides the next step. A value of 0 means none. inEffect is what a connected host reports.
+// nextFencing decides the next step. A value of 0 means none. inEffect is the value that a connected host reports.
 func nextFencing(wanted, recorded, inEffect int32) fencingStep {
 	switch {
 	case recorded != 0 && (recorded != wanted || inEffect != wanted):

@@ -80,9 +80,8 @@ func unprovided(list *infrav1.CapstanMachineList) *infrav1.CapstanMachineList {
 // ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.
 func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconcile.Request {
 	list := &infrav1.CapstanMachineList{}
-	if r.Client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingLabels{
-		clusterv1.ClusterNameLabel: o.GetLabels()[clusterv1.ClusterNameLabel],
-	}) != nil {
+	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}
+	if r.Client.List(ctx, list, reconciling.OfCluster(cluster)) != nil {
 		return nil
 	}
 	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool {
@@ -95,10 +94,9 @@ func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconc
 // ofMachinePool maps a MachinePool to those of its machines that wait for its bootstrap data (IM-05).
 func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []reconcile.Request {
 	list := &infrav1.CapstanMachineList{}
-	if r.Client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingLabels{
-		clusterv1.ClusterNameLabel:     o.(*clusterv1.MachinePool).Spec.ClusterName,
-		clusterv1.MachinePoolNameLabel: format.MustFormatValue(o.GetName()),
-	}) != nil {
+	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.(*clusterv1.MachinePool).Spec.ClusterName}
+	ofPool := client.MatchingLabels{clusterv1.MachinePoolNameLabel: format.MustFormatValue(o.GetName())}
+	if r.Client.List(ctx, list, reconciling.OfCluster(cluster), ofPool) != nil {
 		return nil
 	}
 	return requests(unprovided(list))

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -24,15 +23,6 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// indexes adds indexes to a fake client.
-type indexes struct{ *fake.ClientBuilder }
-
-// IndexField implements client.FieldIndexer.
-func (i indexes) IndexField(_ context.Context, obj client.Object, field string, extract client.IndexerFunc) error {
-	i.WithIndex(obj, field, extract)
-	return nil
-}
-
 // newPlacer returns a reconciler with connected hosts of 64 GiB, and a function that returns the objects of a new machine.
 func newPlacer(t testing.TB, hosts int) (*Reconciler, *infrav1.CapstanCluster, func(name, memory string) *scope) {
 	t.Helper()
@@ -42,13 +32,7 @@ func newPlacer(t testing.TB, hosts int) (*Reconciler, *infrav1.CapstanCluster, f
 			t.Fatal(err)
 		}
 	}
-	b := fake.NewClientBuilder().WithScheme(scheme)
-	for _, kind := range []client.Object{&infrav1.CapstanMachine{}, &clusterv1.Machine{}} {
-		if err := reconciling.IndexByCluster(t.Context(), indexes{b}, kind); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b.WithIndex(&infrav1.CapstanMachine{}, addressIndex, addressesOf)
+	b := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&infrav1.CapstanMachine{}, addressIndex, addressesOf)
 	r := &Reconciler{Pool: connections.NewPool(t.Context(), nil), controller: capicontroller.NewFakeController()}
 	for i := range hosts {
 		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("host-%03d", i)}}
@@ -65,7 +49,7 @@ func newPlacer(t testing.TB, hosts int) (*Reconciler, *infrav1.CapstanCluster, f
 	cluster := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
 	cluster.Spec.Network.MachineCIDR = "10.0.0.0/16"
 	labels := map[string]string{clusterv1.ClusterNameLabel: "c"}
-	r.Client = b.Build()
+	r.Client = reconciling.Live(b.Build())
 	r.LiveClient = r.Client
 	return r, cluster, func(name, memory string) *scope {
 		return &scope{

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // member is a machine of the pool: the CapstanMachine, and the Machine that core has made for it, if it has.
@@ -29,10 +30,9 @@ type member struct {
 func find(ctx context.Context, c client.Reader, s *scope) (members []member, orphans []clusterv1.Machine, err error) {
 	machines := &clusterv1.MachineList{}
 	if s.machinePool != nil {
-		if err := c.List(ctx, machines, client.InNamespace(s.pool.Namespace), client.MatchingLabels{
-			clusterv1.ClusterNameLabel:     s.machinePool.Spec.ClusterName,
-			clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name),
-		}); err != nil {
+		cluster := client.ObjectKey{Namespace: s.pool.Namespace, Name: s.machinePool.Spec.ClusterName}
+		ofPool := client.MatchingLabels{clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name)}
+		if err := c.List(ctx, machines, reconciling.OfCluster(cluster), ofPool); err != nil {
 			return nil, nil, err
 		}
 	}
