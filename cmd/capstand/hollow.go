@@ -119,17 +119,17 @@ func checkHollow(c hollow.Config) error {
 	var errs []error
 	for _, v := range c.Versions {
 		if !strings.HasPrefix(v, "v") {
-			errs = append(errs, fmt.Errorf("wanted --versions with a leading v, for example v1.36.3, found %q", v))
+			errs = append(errs, fmt.Errorf("expected --versions with a leading v, for example v1.36.3, found %q", v))
 		}
 	}
 	b := c.Behaviour
 	for name, p := range map[string]float64{"--fail-start": b.FailStart, "--fail-bootstrap": b.FailBootstrap, "--fail-update": b.FailUpdate, "--jitter": b.Jitter} {
 		if p < 0 || p > 1 {
-			errs = append(errs, fmt.Errorf("wanted %s from 0 to 1, found %v", name, p))
+			errs = append(errs, fmt.Errorf("expected %s from 0 to 1, found %v", name, p))
 		}
 	}
 	if b.LeaseInterval > 40*time.Second {
-		errs = append(errs, fmt.Errorf("wanted --lease-interval of at most 40s, found %s: a Node is lost after 40s", b.LeaseInterval))
+		errs = append(errs, fmt.Errorf("expected --lease-interval of at most 40s, found %s: a Node is lost after 40s", b.LeaseInterval))
 	}
 	return errors.Join(errs...)
 }

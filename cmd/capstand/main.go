@@ -111,7 +111,7 @@ func command() *cobra.Command {
 
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
-		return errors.New("wanted to run as root, found another user: capstand creates containers and networks")
+		return errors.New("expected to run as root, found another user: capstand creates containers and networks")
 	}
 	config, socket, err := o.parse()
 	if err != nil {

@@ -94,7 +94,7 @@ func parse(data []byte) (all []*unstructured.Unstructured, err error) {
 		case o.GetKind() != "" && o.GetAPIVersion() != "":
 			all = append(all, o)
 		case o.GetKind() != "" || o.GetAPIVersion() != "" || hasSpec:
-			return nil, errors.New("wanted apiVersion and kind of an object, found a part of it")
+			return nil, errors.New("expected apiVersion and kind of an object, found a part of it")
 		}
 	}
 }

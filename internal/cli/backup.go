@@ -87,10 +87,10 @@ func (a *app) backupTarget(target embedded.BackupTarget, file string) (embedded.
 			return target, a.noPlane(err)
 		}
 		if state.Backup == nil {
-			return target, coded{errors.New("wanted --to or --file: this plane has no schedule with a place for backups"), exitUsage}
+			return target, coded{errors.New("expected --to or --file: this plane has no schedule with a place for backups"), exitUsage}
 		}
 		if target != (embedded.BackupTarget{}) {
-			return target, coded{errors.New("wanted --to with the other flags: without --to, the settings of the schedule apply"), exitUsage}
+			return target, coded{errors.New("expected --to with the other flags: without --to, the settings of the schedule apply"), exitUsage}
 		}
 		return state.Backup.BackupTarget, nil
 	}

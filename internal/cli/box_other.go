@@ -25,7 +25,7 @@ func (*app) localServer() string { return "" }
 func (*app) rootFlag() string { return "" }
 
 func (*app) localKubeconfig() (string, error) {
-	return "", coded{errors.New("wanted the kubeconfig of a management cluster, found none: set --kubeconfig or $KUBECONFIG"), exitNotFound}
+	return "", coded{errors.New("expected the kubeconfig of a management cluster, found none: set --kubeconfig or $KUBECONFIG"), exitNotFound}
 }
 
 func (*app) planeHere() bool { return false }
@@ -47,7 +47,7 @@ func (*app) imageTargetsHere(context.Context, string, string) ([]imageTarget, er
 	return nil, errNoHosts
 }
 
-var errNoHosts = coded{errors.New("wanted a management cluster, found --socket: machines run on Linux hosts only; set --kubeconfig or $KUBECONFIG"), exitUsage}
+var errNoHosts = coded{errors.New("expected a management cluster, found --socket: machines run on Linux hosts only; set --kubeconfig or $KUBECONFIG"), exitUsage}
 
 func (*app) localVersions() ([]string, error) { return nil, nil }
 

@@ -43,7 +43,7 @@ func TestFindMachine(t *testing.T) {
 		"by name and namespace": {"b", "two", exitOK, ""},
 		"ambiguous name":        {"", "two", exitUsage, "--namespace"},
 		"unknown":               {"", "three", exitNotFound, "found one, two, two"},
-		"elsewhere":             {"b", "one", exitNotFound, "wanted a machine one"},
+		"elsewhere":             {"b", "one", exitNotFound, "expected a machine one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := findMachine(all, test.namespace, test.name)

@@ -70,10 +70,10 @@ An interrupted command can be repeated. The strategies of the objects decide how
 // checkSizes checks the numbers of the command line. given reports whether it contains a flag.
 func (t target) checkSizes(given func(flag string) bool) error {
 	if given("control-plane-machines") && (t.controlPlanes < 1 || t.controlPlanes%2 == 0) {
-		return coded{fmt.Errorf("wanted an odd number of control plane machines, found %d: etcd needs a majority", t.controlPlanes), exitUsage}
+		return coded{fmt.Errorf("expected an odd number of control plane machines, found %d: etcd needs a majority", t.controlPlanes), exitUsage}
 	}
 	if given("workers") && t.workers < 0 {
-		return coded{fmt.Errorf("wanted a number of workers, found %d", t.workers), exitUsage}
+		return coded{fmt.Errorf("expected a number of workers, found %d", t.workers), exitUsage}
 	}
 	return nil
 }
@@ -246,7 +246,7 @@ func (p parts) changed(to target) (parts, error) {
 		return out, changeTopology(out.cluster.Object, to)
 	}
 	if out.controlPlane == nil && (to.controlPlanes != unchanged || to.version != "") {
-		return out, fmt.Errorf("wanted a Cluster with a controlPlaneRef or a topology, found neither in Cluster %s", p.cluster.GetName())
+		return out, fmt.Errorf("expected a Cluster with a controlPlaneRef or a topology, found neither in Cluster %s", p.cluster.GetName())
 	}
 	if to.controlPlanes != unchanged {
 		set64(out.controlPlane.Object, to.controlPlanes, "spec", "replicas")
@@ -294,7 +294,7 @@ func scaleGroup(groups []workerGroup, to target) error {
 		if to.group != "" {
 			wanted = "a group of workers " + to.group
 		}
-		return coded{fmt.Errorf("wanted %s, found the groups %s", wanted, orNone(names)), exitUsage}
+		return coded{fmt.Errorf("expected %s, found the groups %s", wanted, orNone(names)), exitUsage}
 	}
 	set64(groups[i].object, to.workers, groups[i].path...)
 	return nil

@@ -23,7 +23,7 @@ func (lateClient) Get(context.Context, client.ObjectKey, client.Object, ...clien
 func TestWriteWithoutTime(t *testing.T) {
 	m := &management{client: lateClient{}}
 	if _, err := m.write(t.Context(), client.ObjectKey{Name: "a"}, target{}, parts.controlPlaneObjects); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("wanted the end of the time, found %v", err)
+		t.Errorf("expected the end of the time, found %v", err)
 	}
 }
 
@@ -89,7 +89,7 @@ func TestChanged(t *testing.T) {
 		"scale the only group":           {plain("md"), target{controlPlanes: unchanged, workers: 0}, "v1.35.4 1 v1.35.4 0", "", 0},
 		"several groups need a name":     {plain("w1", "w2"), target{controlPlanes: unchanged, workers: 2}, "", "found the groups w1, w2", 0},
 		"named group":                    {plain("w1", "w2"), target{controlPlanes: unchanged, workers: 2, group: "w2"}, "v1.35.4 1 v1.35.4 1 v1.35.4 2", "", 3},
-		"unknown group":                  {plain("x"), target{controlPlanes: unchanged, workers: 2, group: "z"}, "", "wanted a group of workers z", 0},
+		"unknown group":                  {plain("x"), target{controlPlanes: unchanged, workers: 2, group: "z"}, "", "expected a group of workers z", 0},
 		"no workers":                     {plain(), target{controlPlanes: unchanged, workers: 2}, "", "found the groups none", 0},
 		"upgrade":                        {plain("md"), target{controlPlanes: unchanged, workers: unchanged, version: "v1.36.3"}, "v1.36.3 1 v1.36.3 1", "", 1},
 		"upgrade of a topology":          {topology, target{controlPlanes: unchanged, workers: unchanged, version: "v1.36.3"}, "v1.36.3 1 1 2", "", 3},

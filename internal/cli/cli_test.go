@@ -299,7 +299,7 @@ func TestTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(objects) != 2 || objects[1].GetKind() != "Cluster" {
-		t.Fatalf("wanted the Cluster last, got %v", objects)
+		t.Fatalf("expected the Cluster last, got %v", objects)
 	}
 	if objects[0].GetName() != "a-md" || objects[0].GetNamespace() != "team" {
 		t.Errorf("got %s/%s", objects[0].GetNamespace(), objects[0].GetName())
@@ -322,7 +322,7 @@ func TestTemplateSources(t *testing.T) {
 	for name, test := range map[string]struct{ flavor, from, want, wrong string }{
 		"default": {"", "", "default", ""},
 		"flavor":  {"ha", "", "ha", ""},
-		"unknown": {"x", "", "", "wanted the template cluster-template-x.yaml, found [cluster-template-ha.yaml cluster-template.yaml]"},
+		"unknown": {"x", "", "", "expected the template cluster-template-x.yaml, found [cluster-template-ha.yaml cluster-template.yaml]"},
 		"stdin":   {"", "-", "piped", ""},
 		"file":    {"", "/nonexistent", "", "no such file"},
 	} {

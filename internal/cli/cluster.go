@@ -207,7 +207,7 @@ func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]by
 	}
 	data := s.Data[secret.KubeconfigDataName]
 	if len(data) == 0 {
-		return nil, fmt.Errorf("wanted a kubeconfig under the key %s of Secret %s/%s, found none", secret.KubeconfigDataName, s.Namespace, s.Name)
+		return nil, fmt.Errorf("expected a kubeconfig under the key %s of Secret %s/%s, found none", secret.KubeconfigDataName, s.Namespace, s.Name)
 	}
 	return data, nil
 }
@@ -257,7 +257,7 @@ func printYAML(out io.Writer, objects []*unstructured.Unstructured) error {
 func oneArg(what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return coded{fmt.Errorf("wanted %s, found %d arguments; see `%s --help`", what, len(args), c.CommandPath()), exitUsage}
+			return coded{fmt.Errorf("expected %s, found %d arguments; see `%s --help`", what, len(args), c.CommandPath()), exitUsage}
 		}
 		return nil
 	}

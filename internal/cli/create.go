@@ -160,16 +160,16 @@ func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) 
 // check checks the options that the command line sets.
 func (o *clusterOptions) check() error {
 	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
-		return coded{fmt.Errorf("wanted a cluster name of lower case letters, digits and dashes, found %q: %s", o.name, problems[0]), exitUsage}
+		return coded{fmt.Errorf("expected a cluster name of lower case letters, digits and dashes, found %q: %s", o.name, problems[0]), exitUsage}
 	}
 	if problems := validation.IsDNS1123Label(o.namespace); len(problems) > 0 {
-		return coded{fmt.Errorf("wanted a namespace of lower case letters, digits and dashes, found %q: %s", o.namespace, problems[0]), exitUsage}
+		return coded{fmt.Errorf("expected a namespace of lower case letters, digits and dashes, found %q: %s", o.namespace, problems[0]), exitUsage}
 	}
 	if o.controlPlanes < 1 || o.controlPlanes%2 == 0 {
-		return coded{fmt.Errorf("wanted an odd number of control plane machines, found %d: etcd needs a majority", o.controlPlanes), exitUsage}
+		return coded{fmt.Errorf("expected an odd number of control plane machines, found %d: etcd needs a majority", o.controlPlanes), exitUsage}
 	}
 	if o.workers < 0 {
-		return coded{fmt.Errorf("wanted a number of workers, found %d", o.workers), exitUsage}
+		return coded{fmt.Errorf("expected a number of workers, found %d", o.workers), exitUsage}
 	}
 	if o.kubernetesVersion == "" {
 		return nil
@@ -183,7 +183,7 @@ func (o *clusterOptions) check() error {
 func parseVersion(text string) (string, error) {
 	v := "v" + strings.TrimPrefix(text, "v")
 	if !semver.IsValid(v) || strings.Count(v, ".") < 2 {
-		return "", coded{fmt.Errorf("wanted a Kubernetes version such as v1.36.3, found %q", v), exitUsage}
+		return "", coded{fmt.Errorf("expected a Kubernetes version such as v1.36.3, found %q", v), exitUsage}
 	}
 	return v, nil
 }
@@ -194,13 +194,13 @@ func (o *clusterOptions) chooseVersion(hosts []infrav1.CapstanHost) error {
 	versions, complete := versionsOf(hosts)
 	if o.kubernetesVersion == "" {
 		if len(versions) == 0 {
-			return coded{errors.New("wanted a host that reports its Kubernetes versions, found none: look at `kubectl get capstanhosts`, or set --kubernetes-version"), exitFailed}
+			return coded{errors.New("expected a host that reports its Kubernetes versions, found none: look at `kubectl get capstanhosts`, or set --kubernetes-version"), exitFailed}
 		}
 		o.kubernetesVersion = versions[len(versions)-1]
 		return nil
 	}
 	if complete && !slices.Contains(versions, o.kubernetesVersion) {
-		return coded{fmt.Errorf("wanted Kubernetes %s, found %s on the hosts: choose one of these, or install the other one on a host", o.kubernetesVersion, orNone(versions)), exitUsage}
+		return coded{fmt.Errorf("expected Kubernetes %s, found %s on the hosts: choose one of these, or install the other one on a host", o.kubernetesVersion, orNone(versions)), exitUsage}
 	}
 	return nil
 }
@@ -224,7 +224,7 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 		data, err := fs.ReadFile(shipped, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			found, _ := fs.Glob(shipped, "cluster-template*.yaml")
-			return nil, coded{fmt.Errorf("wanted the template %s, found %v", name, found), exitUsage}
+			return nil, coded{fmt.Errorf("expected the template %s, found %v", name, found), exitUsage}
 		}
 		return data, err
 	case "-":
@@ -249,7 +249,7 @@ func (o *clusterOptions) process(template []byte, environment func(string) (stri
 		return "", fmt.Errorf("%s is not set", name)
 	})
 	if err != nil {
-		return nil, coded{fmt.Errorf("wanted a value for each variable of the template: %w; set the missing ones in the environment", err), exitUsage}
+		return nil, coded{fmt.Errorf("expected a value for each variable of the template: %w; set the missing ones in the environment", err), exitUsage}
 	}
 	return o.parse(data)
 }
@@ -263,7 +263,7 @@ const incompleteAnnotation = "capstan.dev/incomplete"
 func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error) {
 	all, err := manifest.Parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("wanted a template of YAML objects: %w", err)
+		return nil, fmt.Errorf("expected a template of YAML objects: %w", err)
 	}
 	var objects, clusters, workers []*unstructured.Unstructured
 	for _, u := range all {
@@ -280,7 +280,7 @@ func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error
 		}
 	}
 	if len(clusters) != 1 {
-		return nil, fmt.Errorf("wanted a template with one Cluster named %s, found %d", o.name, len(clusters))
+		return nil, fmt.Errorf("expected a template with one Cluster named %s, found %d", o.name, len(clusters))
 	}
 	return slices.Concat(objects, clusters, workers), nil
 }

@@ -46,7 +46,7 @@ last events. Without a kind, all objects of this name are shown.`,
 			if len(args) == 1 || len(args) == 2 && described[args[0]] != nil {
 				return nil
 			}
-			return coded{fmt.Errorf("wanted one of %s, and a name, found %q", strings.Join(describedOrder, ", "), args), exitUsage}
+			return coded{fmt.Errorf("expected one of %s, and a name, found %q", strings.Join(describedOrder, ", "), args), exitUsage}
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			m, key, err := a.clusterOf(namespace, args[len(args)-1])

@@ -78,7 +78,7 @@ func parseEvents(t *testing.T, text string) (states []eventState) {
 		decoder := json.NewDecoder(strings.NewReader(line))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(&e); err != nil || e.Time.IsZero() || e.Step+e.Message == "" || e.ElapsedSeconds > 3600 {
-			t.Errorf("wanted an event, found %q: %v", line, err)
+			t.Errorf("expected an event, found %q: %v", line, err)
 		}
 		if !slices.Contains(states, e.State) {
 			states = append(states, e.State)

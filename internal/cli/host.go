@@ -80,7 +80,7 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	if problems := validation.IsDNS1123Subdomain(o.name); len(problems) > 0 {
-		return nil, coded{fmt.Errorf("wanted a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0]), exitUsage}
+		return nil, coded{fmt.Errorf("expected a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0]), exitUsage}
 	}
 	if err := os.MkdirAll(filepath.Dir(o.dir), 0o711); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (o hostOptions) server() (string, error) {
 	}
 	server, port, err := net.SplitHostPort(o.address)
 	if number, bad := strconv.Atoi(port); err != nil || bad != nil || server == "" || number < 1 || number > 65535 {
-		return "", coded{fmt.Errorf("wanted --address host:port, found %q", o.address), exitUsage}
+		return "", coded{fmt.Errorf("expected --address host:port, found %q", o.address), exitUsage}
 	}
 	return server, nil
 }

@@ -122,7 +122,7 @@ func optionLine(words []string) string {
 func splitChain(data []byte) (leaf, authority *x509.Certificate, err error) {
 	chain, err := cert.ParseCertsPEM(data)
 	if err != nil || len(chain) != 2 {
-		return nil, nil, fmt.Errorf("wanted the certificates of this host and of its authority, found %d: the signer %w", len(chain), errForeignSigner)
+		return nil, nil, fmt.Errorf("expected the certificates of this host and of its authority, found %d: the signer %w", len(chain), errForeignSigner)
 	}
 	if err := chain[0].CheckSignatureFrom(chain[1]); err != nil {
 		return nil, nil, err

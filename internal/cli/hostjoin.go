@@ -137,22 +137,22 @@ func (o joinOptions) readToken() (joining.Token, error) {
 func (o joinOptions) request() (joining.Request, error) {
 	u, err := url.Parse(o.server)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		return joining.Request{}, fmt.Errorf("wanted PLANE as https://host:port, found %q", o.server)
+		return joining.Request{}, fmt.Errorf("expected PLANE as https://host:port, found %q", o.server)
 	}
 	_, port, err := net.SplitHostPort(o.listen)
 	if err != nil {
-		return joining.Request{}, fmt.Errorf("wanted --listen host:port, found %q", o.listen)
+		return joining.Request{}, fmt.Errorf("expected --listen host:port, found %q", o.listen)
 	}
 	own, err := ownAddress(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
 	if o.address == "" && o.dial == "" && err != nil {
-		return joining.Request{}, fmt.Errorf("wanted a route to %s: %w; set --address", o.server, err)
+		return joining.Request{}, fmt.Errorf("expected a route to %s: %w; set --address", o.server, err)
 	}
 	address := cmp.Or(o.address, net.JoinHostPort(own.String(), port))
 	if o.dial != "" {
 		// The hosts outside of its network do not reach its own address.
 		address, o.tunnel = "", cmp.Or(o.tunnel, joining.NoTunnel)
 		if _, _, err := net.SplitHostPort(o.dial); err != nil {
-			return joining.Request{}, fmt.Errorf("wanted --dial host:port, found %q", o.dial)
+			return joining.Request{}, fmt.Errorf("expected --dial host:port, found %q", o.dial)
 		}
 	}
 	r := joining.Request{
@@ -177,14 +177,14 @@ func ownAddress(server string) (netip.Addr, error) {
 // alreadyJoined reports whether the host has the certificate of this join. A host with other certificates is an error.
 func (o joinOptions) alreadyJoined(want joined, now time.Time) (bool, error) {
 	if atomicfile.Exists(filepath.Join(o.dir, "ca.key")) {
-		return false, fmt.Errorf("wanted a host without credentials in %s, found those of `capstan host credentials`: a management cluster uses this host already. To join instead, delete its CapstanHost, and remove the folder", o.dir)
+		return false, fmt.Errorf("expected a host without credentials in %s, found those of `capstan host credentials`: a management cluster uses this host already. To join instead, delete its CapstanHost, and remove the folder", o.dir)
 	}
 	have, err := readJoinRecord(o.dir)
 	if err != nil || have == nil || have.Unfinished {
 		return false, err
 	}
 	if have.Server != want.Server {
-		return false, fmt.Errorf("wanted a host that has not joined, found CapstanHost %s of %s: leave that management cluster first with `capstan host leave`", have.Request.Name, have.Server)
+		return false, fmt.Errorf("expected a host that has not joined, found CapstanHost %s of %s: leave that management cluster first with `capstan host leave`", have.Request.Name, have.Server)
 	}
 	made, err := pki.ReadCert(credentials.In(o.dir).Cert)
 	return err == nil && have.joined == want && pki.ValidAt(made, now), nil
@@ -222,7 +222,7 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 		return err
 	}
 	if !pki.HasKey(made, key) {
-		return errors.New("wanted a certificate for the key of this host, found one for another key: check PLANE")
+		return errors.New("expected a certificate for the key of this host, found one for another key: check PLANE")
 	}
 	if err := errors.Join(certfiles.WriteFile(files.ClientCA, pki.EncodeCert(authority)), certfiles.WriteFile(files.Cert, pki.EncodeCert(made))); err != nil {
 		return err

@@ -60,7 +60,7 @@ func (a *app) leave(ctx context.Context, o leaveOptions) error {
 	}
 	record, err := readJoinRecord(o.dir)
 	if err != nil {
-		return fmt.Errorf("wanted the record of the join: %w; if the file is damaged, remove %s, and run `systemctl disable --now %s`", err, o.dir, capstandUnit)
+		return fmt.Errorf("expected the record of the join: %w; if the file is damaged, remove %s, and run `systemctl disable --now %s`", err, o.dir, capstandUnit)
 	}
 	if record == nil {
 		return a.neverJoined(o)
@@ -145,7 +145,7 @@ func (a *app) stopCapstand(ctx context.Context, o leaveOptions, name string) err
 	}
 	unlock, err := statelock.Lock(root)
 	if err != nil {
-		return fmt.Errorf("wanted that no capstand runs, found one that %s did not start: stop it, and run the command again: %w", capstandUnit, err)
+		return fmt.Errorf("expected that no capstand runs, found one that %s did not start: stop it, and run the command again: %w", capstandUnit, err)
 	}
 	left, err := occupants(root) // A manager may have created a machine before capstand stopped.
 	unlock()

@@ -103,10 +103,10 @@ func (a *app) joinServer(configured, asked string) (string, error) {
 	}
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		return "", fmt.Errorf("wanted --server https://host:port, found %q", server)
+		return "", fmt.Errorf("expected --server https://host:port, found %q", server)
 	}
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil && !ip.IsGlobalUnicast() || u.Hostname() == "localhost" {
-		return "", fmt.Errorf("wanted an address of the management API that the host reaches, found %s: run `%s up --api-address %s` with an address of this box, or set --server",
+		return "", fmt.Errorf("expected an address of the management API that the host reaches, found %s: run `%s up --api-address %s` with an address of this box, or set --server",
 			server, a.self(), net.JoinHostPort("ADDRESS", "6443"))
 	}
 	return server, nil
@@ -167,7 +167,7 @@ func (m *management) issue(ctx context.Context, secret *corev1.Secret, ttl time.
 // authorities returns the certificate authorities of the management API, or nothing for those of the system.
 func authorities(config *rest.Config) ([]byte, error) {
 	if config.Insecure {
-		return nil, fmt.Errorf("wanted a kubeconfig with certificate-authority-data, found insecure-skip-tls-verify: a host must recognize the management API")
+		return nil, fmt.Errorf("expected a kubeconfig with certificate-authority-data, found insecure-skip-tls-verify: a host must recognize the management API")
 	}
 	if len(config.CAData) > 0 || config.CAFile == "" {
 		return config.CAData, nil

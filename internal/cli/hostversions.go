@@ -78,7 +78,7 @@ trust: the programs run as root in machines. The command can be interrupted and 
 // versionSources joins sources and checksums.
 func versionSources(locations, sums []string, caFile string) (out []versions.Source, err error) {
 	if len(sums) > 0 && len(sums) != len(locations) {
-		return nil, fmt.Errorf("wanted --sha256 once for each of %d sources, found it %d times", len(locations), len(sums))
+		return nil, fmt.Errorf("expected --sha256 once for each of %d sources, found it %d times", len(locations), len(sums))
 	}
 	for i, location := range locations {
 		source := versions.Source{Location: location, CAFile: caFile}

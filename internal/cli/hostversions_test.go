@@ -65,7 +65,7 @@ func TestHostVersions(t *testing.T) {
 				out, code = out+err.Error(), exitCode(err)
 			}
 			if code != c.code || !strings.Contains(out, c.want) {
-				t.Errorf("wanted %q and code %d, got %d: %s", c.want, c.code, code, out)
+				t.Errorf("expected %q and code %d, got %d: %s", c.want, c.code, code, out)
 			}
 		})
 	}

@@ -189,7 +189,7 @@ func (a *app) imageTargetsOfPlane(ctx context.Context, namespace, cluster string
 		}})
 	}
 	if len(targets) == 0 {
-		return nil, coded{fmt.Errorf("wanted machines of cluster %s (namespace %s), found none", cluster, key.Namespace), exitNotFound}
+		return nil, coded{fmt.Errorf("expected machines of cluster %s (namespace %s), found none", cluster, key.Namespace), exitNotFound}
 	}
 	return targets, nil
 }

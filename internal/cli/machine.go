@@ -106,7 +106,7 @@ func withHost(host localHost, do func(hostpb.HostClient) error) error {
 	defer conn.Close()
 	err = do(hostpb.NewHostClient(conn))
 	if status.Code(err) == codes.Unavailable {
-		return fmt.Errorf("wanted an answer from capstand of host %s, found none at its socket %s: run `capstan status` or `systemctl status capstand` as root (%w)", host.name, host.socket, err)
+		return fmt.Errorf("expected an answer from capstand of host %s, found none at its socket %s: run `capstan status` or `systemctl status capstand` as root (%w)", host.name, host.socket, err)
 	}
 	return err
 }
@@ -135,7 +135,7 @@ func findMachine(all []located, namespace, name string) (located, error) {
 			names = append(names, l.machine.GetSpec().GetName())
 		}
 		slices.Sort(names)
-		return located{}, coded{fmt.Errorf("wanted a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
+		return located{}, coded{fmt.Errorf("expected a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
 	}
 	return located{}, coded{fmt.Errorf("%d machines are named %s: choose one with --namespace", len(matches), name), exitUsage}
 }
@@ -210,7 +210,7 @@ func (a *app) imageTargetsHere(ctx context.Context, namespace, cluster string) (
 		}})
 	}
 	if len(targets) == 0 {
-		return nil, coded{fmt.Errorf("wanted machines of cluster %s (namespace %s) on this box, found none", cluster, namespace), exitNotFound}
+		return nil, coded{fmt.Errorf("expected machines of cluster %s (namespace %s) on this box, found none", cluster, namespace), exitNotFound}
 	}
 	return targets, nil
 }
@@ -254,7 +254,7 @@ func (a *app) shellHere(ctx context.Context, namespace, name string, command []s
 func (a *app) shell(l located, command []string) error {
 	state := filepath.Join(l.host.root, "runc")
 	if _, err := os.Stat(state); err != nil {
-		return fmt.Errorf("wanted the state of capstand's machines: %w; run the command as root, and set --root to the same folder as for capstand", err)
+		return fmt.Errorf("expected the state of capstand's machines: %w; run the command as root, and set --root to the same folder as for capstand", err)
 	}
 	program := embedded.Assets{Dir: l.host.assets}.Runc()
 	in := runc.Command{Args: command, Term: os.Getenv("TERM"), TTY: a.terminal(), KubernetesVersion: l.machine.GetSpec().GetKubernetesVersion()}

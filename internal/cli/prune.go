@@ -42,7 +42,7 @@ undone. Machines of other management clusters are never listed or removed.`,
 
 func (a *app) prune(ctx context.Context, c client.Client, name string, ids []string, all bool) error {
 	if all && len(ids) > 0 {
-		return coded{fmt.Errorf("wanted ids or --yes, found both: give one of them"), exitUsage}
+		return coded{fmt.Errorf("expected ids or --yes, found both: give one of them"), exitUsage}
 	}
 	host := &infrav1.CapstanHost{}
 	if err := c.Get(ctx, client.ObjectKey{Name: name}, host); apierrors.IsNotFound(err) {
@@ -75,7 +75,7 @@ func pruned(unknown []infrav1.UnknownMachine, ids []string, all bool) (remove []
 	}
 	for _, id := range ids {
 		if !slices.Contains(remove, id) {
-			return nil, fmt.Errorf("wanted ids of machines without a CapstanMachine, found %q, which is not one of them: run the command without ids to list them", id)
+			return nil, fmt.Errorf("expected ids of machines without a CapstanMachine, found %q, which is not one of them: run the command without ids to list them", id)
 		}
 	}
 	return remove, nil

@@ -174,7 +174,7 @@ func (w *workload) run(ctx context.Context, a *app) error {
 		return err
 	}
 	if err := w.waitAvailable(ctx); err != nil {
-		return fmt.Errorf("wanted %d pods of Deployment %s: %w", echoPods, echoName, err)
+		return fmt.Errorf("expected %d pods of Deployment %s: %w", echoPods, echoName, err)
 	}
 	steps[1].done = true
 	p.show(steps)
@@ -285,7 +285,7 @@ func (w *workload) ask(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if len(pods.Items) == 0 {
-		return "", fmt.Errorf("wanted a running pod of Deployment %s, found none", echoName)
+		return "", fmt.Errorf("expected a running pod of Deployment %s, found none", echoName)
 	}
 	request := w.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(metav1.NamespaceDefault).Name(pods.Items[0].Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
@@ -297,7 +297,7 @@ func (w *workload) ask(ctx context.Context) (string, error) {
 	}
 	var out, errs bytes.Buffer
 	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Stderr: &errs}); err != nil {
-		return "", fmt.Errorf("wanted an answer through Service %s: %w: %s", echoName, err, strings.TrimSpace(errs.String()))
+		return "", fmt.Errorf("expected an answer through Service %s: %w: %s", echoName, err, strings.TrimSpace(errs.String()))
 	}
 	return strings.TrimSpace(out.String()), nil
 }

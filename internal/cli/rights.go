@@ -81,7 +81,7 @@ func (m *management) noRights() error {
 	if m.readable || len(m.gaps) == 0 {
 		return nil
 	}
-	return errors.New("wanted the right to read at least one of these kinds, found none: an administrator gives it with the commands of the output")
+	return errors.New("expected the right to read at least one of these kinds, found none: an administrator gives it with the commands of the output")
 }
 
 // refused notes what the user cannot read.

@@ -188,10 +188,10 @@ const daemon = "daemon"
 
 func (a *app) checkOutput() error {
 	if a.output != "" && a.output != "json" {
-		return coded{fmt.Errorf("wanted -o json or no -o, found -o %s", a.output), exitUsage}
+		return coded{fmt.Errorf("expected -o json or no -o, found -o %s", a.output), exitUsage}
 	}
 	if !slices.Contains([]string{"auto", "plain", "json", "none"}, a.progressFormat) {
-		return coded{fmt.Errorf("wanted --progress auto, plain, json or none, found --progress %s", a.progressFormat), exitUsage}
+		return coded{fmt.Errorf("expected --progress auto, plain, json or none, found --progress %s", a.progressFormat), exitUsage}
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func (s *apiStatus) read(ctx context.Context, m *management) error {
 	}
 	version, err := server.ServerVersion()
 	if err != nil {
-		return fmt.Errorf("wanted the version of the API server %s: %w", s.Server, err)
+		return fmt.Errorf("expected the version of the API server %s: %w", s.Server, err)
 	}
 	s.KubernetesVersion = version.GitVersion
 	if s.Providers, err = m.providers(ctx); err != nil {

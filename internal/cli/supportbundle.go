@@ -222,7 +222,7 @@ func endOf(path string, limit int64) ([]byte, error) {
 func writeBundle(path string, files map[string][]byte, now time.Time) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		return coded{fmt.Errorf("wanted to create %s, found a file there: choose another --file", path), exitUsage}
+		return coded{fmt.Errorf("expected to create %s, found a file there: choose another --file", path), exitUsage}
 	}
 	if err != nil {
 		return err

@@ -122,10 +122,10 @@ func (a *app) management() (*management, error) {
 	}
 	config, err := loader.ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, coded{fmt.Errorf("wanted the kubeconfig of a management cluster from %s, found no file with a cluster: set --kubeconfig or $KUBECONFIG", from), exitNotFound}
+		return nil, coded{fmt.Errorf("expected the kubeconfig of a management cluster from %s, found no file with a cluster: set --kubeconfig or $KUBECONFIG", from), exitNotFound}
 	}
 	if err != nil {
-		return nil, coded{fmt.Errorf("wanted the kubeconfig of a management cluster from %s: %w", from, err), exitFailed}
+		return nil, coded{fmt.Errorf("expected the kubeconfig of a management cluster from %s: %w", from, err), exitFailed}
 	}
 	m, err := connect(config, from.String())
 	if err != nil {
@@ -157,14 +157,14 @@ func connect(config *rest.Config, from string) (*management, error) {
 	}
 	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 	if err != nil {
-		return nil, fmt.Errorf("wanted a management API at %s (from %s): %w", config.Host, from, err)
+		return nil, fmt.Errorf("expected a management API at %s (from %s): %w", config.Host, from, err)
 	}
 	_, err = c.RESTMapper().RESTMapping(clusterv1.GroupVersion.WithKind("Cluster").GroupKind(), clusterv1.GroupVersion.Version)
 	if apimeta.IsNoMatchError(err) {
-		return nil, fmt.Errorf("wanted Cluster API at %s (from %s), found another cluster: choose the management cluster with --kubeconfig, --context or $KUBECONFIG", config.Host, from)
+		return nil, fmt.Errorf("expected Cluster API at %s (from %s), found another cluster: choose the management cluster with --kubeconfig, --context or $KUBECONFIG", config.Host, from)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("wanted a management API at %s (from %s): %w", config.Host, from, err)
+		return nil, fmt.Errorf("expected a management API at %s (from %s): %w", config.Host, from, err)
 	}
 	return &management{config: config, client: c}, nil
 }

@@ -324,9 +324,9 @@ func (s *site) testDown() {
 			out, err := s.run("down", "--root", l.Root)
 			switch {
 			case test.refusal == "" && err != nil:
-				t.Errorf("wanted no question, found %v %s", err, out)
+				t.Errorf("expected no question, found %v %s", err, out)
 			case test.refusal != "" && (err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), test.refusal) || !strings.Contains(err.Error(), repeat)):
-				t.Errorf("wanted the refusal %q, found %v", test.refusal, err)
+				t.Errorf("expected the refusal %q, found %v", test.refusal, err)
 			}
 			if _, err := os.Stat(l.State()); test.refusal != "" && err != nil {
 				t.Errorf("the refused command removed the state: %v", err)

@@ -484,7 +484,7 @@ func (b *browser) content() {
 		rows := evaluate[[]string](b, test.rows)
 		for _, want := range test.want {
 			if !slices.Contains(rows, want) {
-				b.Errorf("%s: wanted the row %q, found %q", what, want, rows)
+				b.Errorf("%s: expected the row %q, found %q", what, want, rows)
 			}
 		}
 	}
@@ -548,7 +548,7 @@ func (b *browser) changes() {
 	b.do(script(`(() => { const d = document.querySelector('[data-key="Cluster/team-a/shop"]'); d.open = true; d.querySelector('summary').focus(); window.kept = d; })()`))
 	host := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "infrastructure.capstan.dev/v1beta2", "kind": "CapstanHost"}}
 	host.SetName("rack-c-1")
-	const message = "wanted an answer of capstand at 10.0.3.11:8443, found none"
+	const message = "expected an answer of capstand at 10.0.3.11:8443, found none"
 	if err := setCondition(b.Context(), env.Client, host, map[string]any{"type": "Connected", "status": "False", "reason": "Unreachable", "message": message, "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}); err != nil {
 		b.Fatal(err)
 	}

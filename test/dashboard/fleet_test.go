@@ -211,7 +211,7 @@ func (f *fleet) build() {
 	f.host("rack-a-1", "rack-a", "10.0.1.11:8443", "", `cpu: "6", memory: 24Gi, ephemeral-storage: 610Gi`, connected, 6)
 	f.host("rack-a-2", "rack-a", "10.0.1.12:8443", ", drain: true", `cpu: "12", memory: 51Gi, ephemeral-storage: 770Gi`, connected+", "+f.condition("Drained", "False", "Draining", "2 machines are left: team-a/shop-md-0-x7k2p, team-a/search-cp-2", 4*time.Minute), 2)
 	f.host("rack-b-1", "rack-b", "10.0.2.11:8443", "", `cpu: "1", memory: 3Gi, ephemeral-storage: 40Gi`, connected, 7)
-	f.host("rack-b-2", "rack-b", "10.0.2.12:8443", "", `cpu: "14", memory: 60Gi, ephemeral-storage: 880Gi`, f.condition("Connected", "False", "Unreachable", "wanted an answer of capstand at 10.0.2.12:8443, found a timeout after 10s", 7*time.Minute), 1)
+	f.host("rack-b-2", "rack-b", "10.0.2.12:8443", "", `cpu: "14", memory: 60Gi, ephemeral-storage: 880Gi`, f.condition("Connected", "False", "Unreachable", "expected an answer of capstand at 10.0.2.12:8443, found a timeout after 10s", 7*time.Minute), 1)
 	f.host("rack-c-1", "rack-c", "10.0.3.11:8443", ", taints: [{key: gpu, value: a40, effect: NoSchedule}]", `cpu: "16", memory: 64Gi, ephemeral-storage: 900Gi`, connected, 0)
 	f.shop()
 	f.search()
@@ -228,7 +228,7 @@ spec: {address: 10.64.6.%d, prefix: 28, claimRef: {name: ledger-%[1]d}, poolRef:
 `, i, i+2))
 	}
 	f.event("team-a", "CapstanMachine", infra, "search-cp-1", "Normal", "UpdateStarted", "The update to v1.36.3 begins", 2*time.Minute)
-	f.event("", "CapstanHost", infra, "rack-b-2", "Warning", "Unreachable", "wanted an answer of capstand at 10.0.2.12:8443, found a timeout after 10s", 7*time.Minute)
+	f.event("", "CapstanHost", infra, "rack-b-2", "Warning", "Unreachable", "expected an answer of capstand at 10.0.2.12:8443, found a timeout after 10s", 7*time.Minute)
 	f.event("team-b", "CapstanMachine", infra, "ledger-md-0-9qf4z", "Warning", "NoHost", "no host of 5 has 16Gi of free memory and admits the namespace team-b", 11*time.Minute)
 	f.event("team-a", "MachineDeployment", core, "shop-md-0", "Normal", "SuccessfulCreate", "Created machine shop-md-0-t5w8c", 42*time.Minute)
 	f.event("team-b", "Cluster", core, hostile, "Warning", "<b>Bold</b>", hostile+" "+strings.Repeat("long", 60), 50*time.Minute)
@@ -252,7 +252,7 @@ func (f *fleet) search() {
 	f.controlPlane("team-a", "search", "v1.36.3", 3, 1)
 	f.workers("team-a", "search", "search-md-0", "v1.35.4", 2, 2)
 	f.machine("team-a", "search", "", "search-cp-1", "rack-a-1", "v1.35.4", "Updating",
-		f.good("Available")+", "+f.condition("UpToDate", "False", "NotUpToDate", "version v1.35.4, wanted v1.36.3", 3*time.Minute),
+		f.good("Available")+", "+f.condition("UpToDate", "False", "NotUpToDate", "version v1.35.4, expected v1.36.3", 3*time.Minute),
 		f.good("HostAssigned", "MachineRunning")+", "+f.condition("Updating", "True", "UpdateRunning", "kubelet: waits until the node is ready", 2*time.Minute),
 		"update: {id: u1, phase: Running, step: kubelet, kubernetesVersion: v1.36.3, startTime: "+f.ago(2*time.Minute)+"}, ")
 	f.running("team-a", "search", "", "search-cp-2", "rack-a-2", "v1.35.4")

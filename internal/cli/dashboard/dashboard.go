@@ -58,7 +58,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(o.Port)))
 	if err != nil {
-		return fmt.Errorf("wanted to serve the page on loopback, port %d; choose another --port: %w", o.Port, err)
+		return fmt.Errorf("expected to serve the page on loopback, port %d; choose another --port: %w", o.Port, err)
 	}
 	s := newServer(listener.Addr().(*net.TCPAddr).Port)
 	r := newReader(dyn, o.Mapper, o.Namespace, o.Fallback)

@@ -95,18 +95,18 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for name, value := range headers {
 		w.Header().Set(name, value)
 	}
-	if !s.knows(r.Host) {
-		http.Error(w, fmt.Sprintf("wanted a request to 127.0.0.1:%d, found another host name: open the address that `capstan dashboard` printed", s.port), http.StatusForbidden)
+	if !s.serves(r.Host) {
+		http.Error(w, fmt.Sprintf("expected a request to 127.0.0.1:%d, found another host name: open the address that `capstan dashboard` printed", s.port), http.StatusForbidden)
 		return
 	}
 	token, name, below := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if !below || subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1 {
-		http.Error(w, "wanted the address that `capstan dashboard` printed, found another path: the address changes with each start of the command", http.StatusNotFound)
+		http.Error(w, "expected the address that `capstan dashboard` printed, found another path: the address changes with each start of the command", http.StatusNotFound)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "wanted GET or HEAD: the page only reads", http.StatusMethodNotAllowed)
+		http.Error(w, "expected GET or HEAD: the page only reads", http.StatusMethodNotAllowed)
 		return
 	}
 	if name == "stream" {
@@ -182,7 +182,7 @@ func (s *server) since(version int64) (events []byte, now int64) {
 func (s *server) stream(w http.ResponseWriter, r *http.Request) {
 	changed, closing, ok := s.open()
 	if !ok {
-		http.Error(w, fmt.Sprintf("wanted at most %d open pages: close one", maxStreams), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("expected at most %d open pages: close one", maxStreams), http.StatusServiceUnavailable)
 		return
 	}
 	defer closing()

@@ -23,7 +23,7 @@ func unpackArchive(file, out, version string, limits Limits) error {
 			folders[dir] = map[string]entry{}
 		}
 		if _, twice := folders[dir][e.name]; twice {
-			return errors.New("wanted each file once, found it twice")
+			return errors.New("expected each file once, found it twice")
 		}
 		folders[dir][e.name] = e
 		return nil
@@ -69,9 +69,9 @@ func programFolder(folders map[string]map[string]entry, version string) (string,
 	case len(candidates) == 1:
 		return candidates[0], nil
 	case len(candidates) == 0:
-		return "", fmt.Errorf("wanted an archive with a folder that contains kubelet or etcd, found %d folders without them", len(folders))
+		return "", fmt.Errorf("expected an archive with a folder that contains kubelet or etcd, found %d folders without them", len(folders))
 	}
-	return "", fmt.Errorf("wanted an archive with one version, found %s: choose one with --version", strings.Join(candidates, ", "))
+	return "", fmt.Errorf("expected an archive with one version, found %s: choose one with --version", strings.Join(candidates, ", "))
 }
 
 // readArchive calls visit for each file and symbolic link of an archive. It refuses archives with other entries, with names that lead
@@ -84,7 +84,7 @@ func readArchive(file string, limits Limits, visit func(name string, e entry, r 
 	defer in.Close()
 	plain, err := gzip.NewReader(in)
 	if err != nil {
-		return fmt.Errorf("wanted an archive that tar and gzip made (.tar.gz): %w", err)
+		return fmt.Errorf("expected an archive that tar and gzip made (.tar.gz): %w", err)
 	}
 	bounded := &bounded{r: plain, left: limits.Unpacked, limit: limits.Unpacked}
 	r := tar.NewReader(bounded)
@@ -99,7 +99,7 @@ func readArchive(file string, limits Limits, visit func(name string, e entry, r 
 			return err
 		}
 		if count >= limits.Entries {
-			return fmt.Errorf("wanted an archive of at most %d entries, found more", limits.Entries)
+			return fmt.Errorf("expected an archive of at most %d entries, found more", limits.Entries)
 		}
 		if err := visitHeader(h, r, visit); err != nil {
 			return fmt.Errorf("%q: %w", h.Name, err)
@@ -113,7 +113,7 @@ func visitHeader(h *tar.Header, r *tar.Reader, visit func(string, entry, *tar.Re
 	}
 	name := path.Clean(h.Name)
 	if !filepath.IsLocal(name) || slices.Contains(strings.Split(h.Name, "/"), "..") {
-		return errors.New("wanted a path inside of the archive, found one that leads out of it")
+		return errors.New("expected a path inside of the archive, found one that leads out of it")
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
@@ -123,7 +123,7 @@ func visitHeader(h *tar.Header, r *tar.Reader, visit func(string, entry, *tar.Re
 	case tar.TypeSymlink:
 		return visit(name, entry{name: path.Base(name), link: h.Linkname}, r, false)
 	}
-	return fmt.Errorf("wanted files, folders and symbolic links, found an entry of type %q", h.Typeflag)
+	return fmt.Errorf("expected files, folders and symbolic links, found an entry of type %q", h.Typeflag)
 }
 
 // bounded fails after a number of bytes.
@@ -134,7 +134,7 @@ type bounded struct {
 
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("wanted an archive with a content of at most %d bytes, found more", b.limit)
+		return 0, fmt.Errorf("expected an archive with a content of at most %d bytes, found more", b.limit)
 	}
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)

@@ -27,7 +27,7 @@ var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM
 // check checks that the folder contains complete programs of one version for this host, and returns the version.
 func check(ctx context.Context, dir, version string) (string, error) {
 	if absent := missing(dir, WorkerPrograms); len(absent) > 0 {
-		return "", fmt.Errorf("wanted %s, found no %s: give a source that contains them", strings.Join(WorkerPrograms, ", "), strings.Join(absent, ", "))
+		return "", fmt.Errorf("expected %s, found no %s: give a source that contains them", strings.Join(WorkerPrograms, ", "), strings.Join(absent, ", "))
 	}
 	absent := missing(dir, ControlPlanePrograms)
 	for _, name := range slices.Concat(WorkerPrograms, ControlPlanePrograms) {
@@ -49,7 +49,7 @@ func check(ctx context.Context, dir, version string) (string, error) {
 			version = found
 		}
 		if found != version || !Valid(found) {
-			return "", fmt.Errorf("wanted programs of one version, here %s, found that %s prints the version %q", version, name, found)
+			return "", fmt.Errorf("expected programs of one version, here %s, found that %s prints the version %q", version, name, found)
 		}
 	}
 	return version, nil
@@ -62,18 +62,18 @@ func checkFile(path string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("wanted an executable file, found %s", info.Mode())
+		return fmt.Errorf("expected an executable file, found %s", info.Mode())
 	}
 	file, err := elf.Open(path)
 	if err != nil {
-		return fmt.Errorf("wanted a Linux program (ELF): %w", err)
+		return fmt.Errorf("expected a Linux program (ELF): %w", err)
 	}
 	machine := file.Machine
 	if err := file.Close(); err != nil {
 		return err
 	}
 	if machine != elfMachines[runtime.GOARCH] {
-		return fmt.Errorf("wanted a program for %s, found one for %s", runtime.GOARCH, machine)
+		return fmt.Errorf("expected a program for %s, found one for %s", runtime.GOARCH, machine)
 	}
 	return nil
 }
@@ -92,12 +92,12 @@ func versionOf(ctx context.Context, path string) (string, error) {
 	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
-		return "", fmt.Errorf("wanted that it prints its version with %q: %w", strings.Join(arguments, " "), errors.Join(err, firstLine(stderr.String())))
+		return "", fmt.Errorf("expected that it prints its version with %q: %w", strings.Join(arguments, " "), errors.Join(err, firstLine(stderr.String())))
 	}
 	line, _, _ := strings.Cut(string(out), "\n")
 	words := strings.Fields(line)
 	if len(words) == 0 {
-		return "", errors.New("wanted that it prints its version, found nothing")
+		return "", errors.New("expected that it prints its version, found nothing")
 	}
 	return words[len(words)-1], nil
 }

@@ -55,16 +55,16 @@ var sha256Text = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // Check reports a source that cannot be used as it is written.
 func (s Source) Check() error {
 	if s.SHA256 != "" && !sha256Text.MatchString(s.SHA256) {
-		return fmt.Errorf("wanted a SHA-256 of 64 lower case hexadecimal digits, found %q", s.SHA256)
+		return fmt.Errorf("expected a SHA-256 of 64 lower case hexadecimal digits, found %q", s.SHA256)
 	}
 	if !s.remote() {
 		return nil
 	}
 	if u, err := url.Parse(s.Location); err != nil || u.Host == "" {
-		return fmt.Errorf("wanted an URL such as https://mirror.example.com/kubernetes.tar.gz, found %q", s.Location)
+		return fmt.Errorf("expected an URL such as https://mirror.example.com/kubernetes.tar.gz, found %q", s.Location)
 	}
 	if s.SHA256 == "" {
-		return fmt.Errorf("wanted the SHA-256 of %s, found none: add --sha256 with the checksum that the publisher states", s.Location)
+		return fmt.Errorf("expected the SHA-256 of %s, found none: add --sha256 with the checksum that the publisher states", s.Location)
 	}
 	return nil
 }
@@ -89,9 +89,9 @@ func (s Source) unpack(ctx context.Context, fetched, out, version string, limits
 	case info.Mode().IsRegular():
 		return s.archive(ctx, s.open, fetched, out, version, limits)
 	case !info.IsDir():
-		return fmt.Errorf("wanted a folder, an archive (.tar.gz) or an URL, found %s", info.Mode().Type())
+		return fmt.Errorf("expected a folder, an archive (.tar.gz) or an URL, found %s", info.Mode().Type())
 	case s.SHA256 != "":
-		return errors.New("wanted --sha256 for an archive only, found a folder")
+		return errors.New("expected --sha256 for an archive only, found a folder")
 	}
 	root, err := os.OpenRoot(s.Location)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s Source) archive(ctx context.Context, open func(context.Context) (io.Read
 		return err
 	}
 	if s.SHA256 != "" && sum != s.SHA256 {
-		return fmt.Errorf("wanted an archive with the SHA-256 %s, found %s: fetch the archive again, or correct --sha256", s.SHA256, sum)
+		return fmt.Errorf("expected an archive with the SHA-256 %s, found %s: fetch the archive again, or correct --sha256", s.SHA256, sum)
 	}
 	return errors.Join(unpackArchive(fetched, out, version, limits), os.Remove(fetched))
 }
@@ -124,7 +124,7 @@ func (s Source) download(ctx context.Context) (io.ReadCloser, error) {
 	if s.CAFile != "" {
 		pool, err := cert.NewPool(s.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("wanted certificates in PEM in %s: %w", s.CAFile, err)
+			return nil, fmt.Errorf("expected certificates in PEM in %s: %w", s.CAFile, err)
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
@@ -138,7 +138,7 @@ func (s Source) download(ctx context.Context) (io.ReadCloser, error) {
 	}
 	if response.StatusCode != http.StatusOK {
 		_ = response.Body.Close()
-		return nil, fmt.Errorf("wanted status 200 of the server, found %s", response.Status)
+		return nil, fmt.Errorf("expected status 200 of the server, found %s", response.Status)
 	}
 	return response.Body, nil
 }
@@ -152,7 +152,7 @@ func save(r io.Reader, file string, limit int64) (string, error) {
 	hash := sha256.New()
 	n, err := io.Copy(io.MultiWriter(out, hash), io.LimitReader(r, limit+1))
 	if err == nil && n > limit {
-		err = fmt.Errorf("wanted an archive of at most %d bytes, found a larger one", limit)
+		err = fmt.Errorf("expected an archive of at most %d bytes, found a larger one", limit)
 	}
 	return hex.EncodeToString(hash.Sum(nil)), errors.Join(err, out.Close())
 }
@@ -178,17 +178,17 @@ func chosen(entries map[string]entry, limits Limits) (map[string]bool, error) {
 		if e.link != "" {
 			target := entries[e.link]
 			if path.Base(e.link) != e.link || target.name == "" || target.link != "" {
-				return nil, fmt.Errorf("wanted that %s is a file, or a link to a file of its folder, found a link to %q", name, e.link)
+				return nil, fmt.Errorf("expected that %s is a file, or a link to a file of its folder, found a link to %q", name, e.link)
 			}
 			e = target
 			out[e.name] = true
 		}
 		if e.size > limits.Program {
-			return nil, fmt.Errorf("wanted programs of at most %d bytes, found %s with %d bytes", limits.Program, e.name, e.size)
+			return nil, fmt.Errorf("expected programs of at most %d bytes, found %s with %d bytes", limits.Program, e.name, e.size)
 		}
 	}
 	if len(out) == 0 {
-		return nil, errors.New("wanted programs such as kubelet, found none")
+		return nil, errors.New("expected programs such as kubelet, found none")
 	}
 	return out, nil
 }
@@ -204,7 +204,7 @@ func unpackFolder(root *os.Root, out string, limits Limits) error {
 		return err
 	}
 	if len(names) > limits.Entries {
-		return fmt.Errorf("wanted a folder of at most %d files, found more", limits.Entries)
+		return fmt.Errorf("expected a folder of at most %d files, found more", limits.Entries)
 	}
 	entries := map[string]entry{}
 	for _, name := range names {
@@ -272,7 +272,7 @@ func write(r io.Reader, name string, executable bool, out string, limit int64) e
 	}
 	n, err := io.Copy(file, io.LimitReader(r, limit+1))
 	if err == nil && n > limit {
-		err = fmt.Errorf("wanted a program of at most %d bytes, found a larger one", limit)
+		err = fmt.Errorf("expected a program of at most %d bytes, found a larger one", limit)
 	}
 	return errors.Join(err, file.Chmod(mode), file.Sync(), file.Close(), atomicfile.SyncDir(out))
 }

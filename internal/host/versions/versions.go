@@ -129,7 +129,7 @@ func (s *Store) lock() (unlock func(), err error) {
 	}
 	unlock, err = flock(s.Dir)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("wanted to be the only command that changes %s, found another one: wait until it has ended: %w", s.Dir, err)
+		return nil, fmt.Errorf("expected to be the only command that changes %s, found another one: wait until it has ended: %w", s.Dir, err)
 	}
 	if err != nil {
 		return nil, err
@@ -202,7 +202,7 @@ type Request struct {
 // Add adds a version, and returns it. added is false if the host had the version with the same content.
 func (s *Store) Add(ctx context.Context, r Request) (v Version, added bool, err error) {
 	if r.Version != "" && !Valid(r.Version) {
-		return v, false, fmt.Errorf("wanted a version such as v1.36.3, found %q", r.Version)
+		return v, false, fmt.Errorf("expected a version such as v1.36.3, found %q", r.Version)
 	}
 	unlock, err := s.lock()
 	if err != nil {
@@ -248,7 +248,7 @@ func (s *Store) publish(dir, name string) (bool, error) {
 	if atomicfile.Exists(target) {
 		same, err := equal(dir, target)
 		if err == nil && !same {
-			err = fmt.Errorf("wanted a host without Kubernetes %s, found %s with other content: machines may use it. Remove it first with `capstan host versions remove %s`", name, target, name)
+			err = fmt.Errorf("expected a host without Kubernetes %s, found %s with other content: machines may use it. Remove it first with `capstan host versions remove %s`", name, target, name)
 		}
 		return false, err
 	}
@@ -303,7 +303,7 @@ var ErrNotInstalled = errors.New("this host does not have the version: `capstan 
 // Remove removes a version. users returns what uses it. Remove refuses a version with users, unless force is true.
 func (s *Store) Remove(name string, users func() ([]string, error), force bool) error {
 	if !Valid(name) {
-		return fmt.Errorf("wanted a version such as v1.36.3, found %q", name)
+		return fmt.Errorf("expected a version such as v1.36.3, found %q", name)
 	}
 	unlock, err := s.lock()
 	if err != nil {
@@ -312,7 +312,7 @@ func (s *Store) Remove(name string, users func() ([]string, error), force bool) 
 	defer unlock()
 	target := filepath.Join(s.Dir, name)
 	if !atomicfile.Exists(target) {
-		return fmt.Errorf("wanted Kubernetes %s in %s: %w", name, s.Dir, ErrNotInstalled)
+		return fmt.Errorf("expected Kubernetes %s in %s: %w", name, s.Dir, ErrNotInstalled)
 	}
 	if !force {
 		if target, err = s.hide(name, users); err != nil {
@@ -350,7 +350,7 @@ func (s *Store) hide(name string, users func() ([]string, error)) (string, error
 func unused(name string, users func() ([]string, error)) error {
 	found, err := users()
 	if err == nil && len(found) > 0 {
-		err = fmt.Errorf("wanted a version that nothing uses, found that %s is used by %s: upgrade or delete them first, or repeat the command with --force", name, strings.Join(found, ", "))
+		err = fmt.Errorf("expected a version that nothing uses, found that %s is used by %s: upgrade or delete them first, or repeat the command with --force", name, strings.Join(found, ", "))
 	}
 	return err
 }

@@ -277,10 +277,10 @@ func TestRefused(t *testing.T) {
 		"no archive":         {source: outside, want: "that tar and gzip made"},
 		"nothing":            {source: archive(t, file("README", nil)), want: "contains kubelet or etcd"},
 		"two versions":       {source: archive(t, append(good(), version(t, "v1.98.0", "v1.98.0", all()...)...)...), want: "choose one with --version"},
-		"checksum":           {source: with(), sum: strings.Repeat("0", 64), want: "wanted an archive with the SHA-256"},
+		"checksum":           {source: with(), sum: strings.Repeat("0", 64), want: "expected an archive with the SHA-256"},
 		"bad checksum":       {source: with(), sum: "ABC", want: "64 lower case"},
 		"missing file":       {source: filepath.Join(t.TempDir(), "none"), want: "no such file"},
-		"device as source":   {source: "/dev/null", want: "wanted a folder"},
+		"device as source":   {source: "/dev/null", want: "expected a folder"},
 
 		"checksum of a folder": {source: folder(t, "v1.99.1", all()...), sum: strings.Repeat("0", 64), want: "found a folder"},
 		"folder: link out":     {source: changed(func(dir string) error { return os.Symlink(outside, filepath.Join(dir, "kube-proxy")) }), want: "found a link to"},
@@ -288,7 +288,7 @@ func TestRefused(t *testing.T) {
 		"folder: absent":       {source: changed(func(string) error { return nil }), want: "no kube-proxy"},
 		"not executable": {source: changed(func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "kube-proxy"), program(t, "v1.99.1"), 0o644)
-		}), want: "wanted an executable file"},
+		}), want: "expected an executable file"},
 		"script": {source: changed(func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "kube-proxy"), []byte("#!/bin/sh\n"), 0o755)
 		}), want: "ELF"},
@@ -306,7 +306,7 @@ func TestRefused(t *testing.T) {
 			s.Limits = c.limits
 			_, _, err := s.Add(t.Context(), Request{Sources: []Source{{Location: c.source, SHA256: c.sum}}, Version: c.version})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("wanted %q, got %v", c.want, err)
+				t.Errorf("expected %q, got %v", c.want, err)
 			}
 			if left := s.names(t); len(left) > 0 {
 				t.Errorf("left %v", left)
@@ -335,16 +335,16 @@ func TestDownload(t *testing.T) {
 	for name, c := range map[string]struct{ path, sum, ca, want string }{
 		"good":            {path: "/good", sum: sum, ca: ca},
 		"no checksum":     {path: "/good", ca: ca, want: "add --sha256"},
-		"other checksum":  {path: "/good", sum: strings.Repeat("1", 64), ca: ca, want: "wanted an archive with the SHA-256"},
+		"other checksum":  {path: "/good", sum: strings.Repeat("1", 64), ca: ca, want: "expected an archive with the SHA-256"},
 		"other authority": {path: "/good", sum: sum, want: "certificate"},
-		"no authority":    {path: "/good", sum: sum, ca: source, want: "wanted certificates in PEM"},
+		"no authority":    {path: "/good", sum: sum, ca: source, want: "expected certificates in PEM"},
 		"not found":       {path: "/none", sum: sum, ca: ca, want: "found 404"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t)
 			_, _, err := s.Add(t.Context(), Request{Sources: []Source{{Location: server.URL + c.path, SHA256: c.sum, CAFile: c.ca}}})
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("wanted %q, got %v", c.want, err)
+				t.Errorf("expected %q, got %v", c.want, err)
 			}
 			if (len(s.names(t)) == 1) != (c.want == "") {
 				t.Errorf("left %v", s.names(t))
@@ -397,7 +397,7 @@ func TestKilled(t *testing.T) {
 				out, err := command.CombinedOutput()
 				if err == nil {
 					if n-1 != steps {
-						t.Errorf("%d steps, wanted %d", n-1, steps)
+						t.Errorf("%d steps, expected %d", n-1, steps)
 					}
 					return
 				}
@@ -516,7 +516,7 @@ func TestRemove(t *testing.T) {
 			calls := 0
 			err := s.Remove(cmp.Or(c.version, "v1.99.1"), func() ([]string, error) { calls++; return c.users[calls-1], nil }, c.force)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("wanted %q, got %v", c.want, err)
+				t.Errorf("expected %q, got %v", c.want, err)
 			}
 			if left := s.names(t); (len(left) == 0) != (c.want == "") {
 				t.Errorf("left %v", left)

@@ -49,7 +49,7 @@ func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clus
 		return nil, fmt.Errorf("IPAddressClaim %s exists and does not belong to %s: %s", key, owner.GetName(), why)
 	}
 	if claim.Spec.PoolRef != pool {
-		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, wanted %q: the pools of a machine cannot be changed, replace the machine", key, claim.Spec.PoolRef.Name, pool.Name)
+		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, expected %q: the pools of a machine cannot be changed, replace the machine", key, claim.Spec.PoolRef.Name, pool.Name)
 	}
 	return claim, own(ctx, c, claim, ref)
 }

@@ -130,12 +130,12 @@ func decode(infra, config runtime.RawExtension, out *machineSpecs, infraKind, co
 func decodeSpec(in runtime.RawExtension, group, kind string, out any, path []string) (any, error) {
 	object := map[string]any{}
 	if err := json.Unmarshal(in.Raw, &object); err != nil {
-		return nil, fmt.Errorf("wanted a %s of %s, found no object", kind, group)
+		return nil, fmt.Errorf("expected a %s of %s, found no object", kind, group)
 	}
 	var meta metav1.TypeMeta
 	_ = json.Unmarshal(in.Raw, &meta)
 	if gv, err := schema.ParseGroupVersion(meta.APIVersion); err != nil || gv.Group != group || meta.Kind != kind {
-		return nil, fmt.Errorf("wanted a %s of %s, found a %s of %q: this extension updates Capstan's machines only", kind, group, meta.Kind, meta.APIVersion)
+		return nil, fmt.Errorf("expected a %s of %s, found a %s of %q: this extension updates Capstan's machines only", kind, group, meta.Kind, meta.APIVersion)
 	}
 	var spec any = object
 	for _, name := range path {

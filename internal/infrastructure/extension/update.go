@@ -37,14 +37,14 @@ func (u Updater) UpdateMachine(ctx context.Context, req *hooks.UpdateMachineRequ
 func (u Updater) state(ctx context.Context, req *hooks.UpdateMachineRequest) (infrav1.UpdatePhase, string, error) {
 	var infra, configRef metav1.PartialObjectMetadata
 	if err := json.Unmarshal(req.Desired.InfrastructureMachine.Raw, &infra); err != nil {
-		return "", "", fmt.Errorf("wanted a CapstanMachine in the request: %w", err)
+		return "", "", fmt.Errorf("expected a CapstanMachine in the request: %w", err)
 	}
 	if err := json.Unmarshal(req.Desired.BootstrapConfig.Raw, &configRef); err != nil {
-		return "", "", fmt.Errorf("wanted a CapstanConfig in the request: %w", err)
+		return "", "", fmt.Errorf("expected a CapstanConfig in the request: %w", err)
 	}
 	if infra.GroupVersionKind().GroupKind() != infrav1.GroupVersion.WithKind("CapstanMachine").GroupKind() ||
 		configRef.GroupVersionKind().GroupKind() != bootstrapv1.GroupVersion.WithKind("CapstanConfig").GroupKind() {
-		return "", "", fmt.Errorf("wanted a CapstanMachine and a CapstanConfig in the request, found a %s and a %s", infra.Kind, configRef.Kind)
+		return "", "", fmt.Errorf("expected a CapstanMachine and a CapstanConfig in the request, found a %s and a %s", infra.Kind, configRef.Kind)
 	}
 	machine, config := &infrav1.CapstanMachine{}, &bootstrapv1.CapstanConfig{}
 	if err := u.Client.Get(ctx, client.ObjectKey{Namespace: infra.Namespace, Name: infra.Name}, machine); err != nil {

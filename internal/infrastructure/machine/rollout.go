@@ -98,5 +98,5 @@ func (r *Reconciler) changesOf(ctx context.Context, s *scope, desired clusterv1.
 }
 
 func otherKind(path, want, found string) inplace.Change {
-	return inplace.Change{Path: path, Verdict: inplace.Replace, Why: fmt.Sprintf("wanted a %s, found a %s", want, found)}
+	return inplace.Change{Path: path, Verdict: inplace.Replace, Why: fmt.Sprintf("expected a %s, found a %s", want, found)}
 }

@@ -25,7 +25,7 @@ func Compile(spec *ipamv1.CapstanIPPoolSpec, path *field.Path) (*Plan, field.Err
 	}
 	subnets := path.Child("subnets")
 	if len(spec.Subnets) == 0 {
-		return nil, field.ErrorList{field.Required(subnets, "wanted at least one subnet, found none: add a subnet with a cidr")}
+		return nil, field.ErrorList{field.Required(subnets, "expected at least one subnet, found none: add a subnet with a cidr")}
 	}
 	var pool netipx.IPSetBuilder
 	for i := range spec.Subnets {
@@ -227,12 +227,12 @@ func (c *compiler) prefixLength(path *field.Path) {
 	}
 	length, width := int(*c.spec.PrefixLength), c.cidrs[0].Addr().BitLen()
 	if length < 1 || length > width {
-		c.invalid(path, length, "wanted 1 to %d bits", width)
+		c.invalid(path, length, "expected 1 to %d bits", width)
 		return
 	}
 	for _, cidr := range c.cidrs {
 		if cidr.Bits() > length {
-			c.invalid(path, length, "a prefix of %d bits is larger than subnet %s: wanted at least %d", length, cidr, cidr.Bits())
+			c.invalid(path, length, "a prefix of %d bits is larger than subnet %s: expected at least %d", length, cidr, cidr.Bits())
 			return
 		}
 	}

@@ -21,8 +21,8 @@ func TestCompileRefuses(t *testing.T) {
 		spec ipamv1.CapstanIPPoolSpec
 		want string
 	}{
-		"nothing":             {ipamv1.CapstanIPPoolSpec{}, "wanted at least one subnet"},
-		"no CIDR":             {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0")}}, "wanted a CIDR"},
+		"nothing":             {ipamv1.CapstanIPPoolSpec{}, "expected at least one subnet"},
+		"no CIDR":             {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0")}}, "expected a CIDR"},
 		"host bits":           {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.1/24")}}, `write "10.0.0.0/24"`},
 		"everything":          {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("0.0.0.0/0")}}, "must not be /0"},
 		"v4 in v6":            {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("::ffff:10.0.0.0/120")}}, "written as IPv6"},
@@ -30,7 +30,7 @@ func TestCompileRefuses(t *testing.T) {
 		"overlapping subnets": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24"), sub("10.0.0.128/25")}}, "overlaps subnet 10.0.0.0/24"},
 		"reversed range":      {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.0.9-10.0.0.1")}}, `is reversed: its first address is above its last; write "10.0.0.1-10.0.0.9"`},
 		"mixed range":         {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.0.9-fd00::1")}}, "mixes IPv4 and IPv6"},
-		"no range":            {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "ten")}}, "wanted a range"},
+		"no range":            {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "ten")}}, "expected a range"},
 		"range outside":       {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.1.1-10.0.1.9")}}, "must be inside 10.0.0.0/24"},
 		"range family":        {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "fd00::1")}}, "another address family"},
 		"duplicate range":     {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.0.1-10.0.0.9", "10.0.0.1-10.0.0.9")}}, "overlaps or repeats"},
@@ -43,7 +43,7 @@ func TestCompileRefuses(t *testing.T) {
 		"nothing left": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{with(sub("10.0.0.0/24"), func(s *ipamv1.Subnet) { s.Exclude = []ipamv1.AddressRange{"10.0.0.0/24"} })}},
 			"no address to allocate"},
 		"block too large": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](20)}, "is larger than subnet"},
-		"block too long":  {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](64)}, "wanted 1 to 32 bits"},
+		"block too long":  {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](64)}, "expected 1 to 32 bits"},
 		"reservation outside": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.0.1-10.0.0.9")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.20", Claim: "a"}}},
 			"is not in the pool"},
 		"reservation family": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "fd00::1", Claim: "a"}}},

@@ -156,7 +156,7 @@ func ParseRange(s string) (netipx.IPRange, error) {
 	}
 	addr, err := ParseAddr(s)
 	if err != nil {
-		return netipx.IPRange{}, fmt.Errorf("wanted a range %q, a CIDR %q or an address %q, found %q",
+		return netipx.IPRange{}, fmt.Errorf("expected a range %q, a CIDR %q or an address %q, found %q",
 			"10.0.0.10-10.0.0.20", "10.0.0.0/28", "10.0.0.7", s)
 	}
 	return netipx.IPRangeFrom(addr, addr), nil
@@ -185,9 +185,9 @@ func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {
 	case err != nil:
-		return netip.Addr{}, fmt.Errorf("wanted an IP address, found %q", s)
+		return netip.Addr{}, fmt.Errorf("expected an IP address, found %q", s)
 	case a.Zone() != "":
-		return netip.Addr{}, fmt.Errorf("wanted an IP address without a zone, found %q: leave out %q", s, "%"+a.Zone())
+		return netip.Addr{}, fmt.Errorf("expected an IP address without a zone, found %q: leave out %q", s, "%"+a.Zone())
 	case a.Is4In6():
 		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address written as IPv6: write %q", s, a.Unmap())
 	}
@@ -198,7 +198,7 @@ func ParseAddr(s string) (netip.Addr, error) {
 func ParseCIDR(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("wanted a CIDR such as %q, found %q", "10.0.0.0/24", s)
+		return netip.Prefix{}, fmt.Errorf("expected a CIDR such as %q, found %q", "10.0.0.0/24", s)
 	}
 	if p.Addr().Is4In6() {
 		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 network written as IPv6: write it as IPv4", s)

@@ -323,7 +323,7 @@ func TestExactAddresses(t *testing.T) {
 	if m := wantReason(t, second, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "in use by claim "+ns+"/exact") {
 		t.Errorf("unclear message %q", m)
 	}
-	for address, want := range map[string]string{"10.2.5.1": "is reserved for claim \"kept\"", "10.9.9.9": "is not in the pool", "ten": "wanted an IP address", "10.2.5.0": "is not in the pool"} {
+	for address, want := range map[string]string{"10.2.5.1": "is reserved for claim \"kept\"", "10.9.9.9": "is not in the pool", "ten": "expected an IP address", "10.2.5.0": "is not in the pool"} {
 		c := ask("bad-"+strings.ReplaceAll(address, ".", "-"), address)
 		if m := wantReason(t, c, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, want) {
 			t.Errorf("%s: unclear message %q", address, m)

@@ -23,7 +23,7 @@ import (
 func TestSSH(t *testing.T) {
 	packages := os.Getenv("CAPSTAN_SSHD")
 	if packages == "" {
-		t.Fatal("wanted a folder in CAPSTAN_SSHD: run make test-ssh")
+		t.Fatal("expected a folder in CAPSTAN_SSHD: run make test-ssh")
 	}
 	w := newTestNetwork(t)
 	h := w.newMachine("ssh", "10.77.0.5")

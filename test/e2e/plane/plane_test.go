@@ -252,7 +252,7 @@ func (i *installation) testHostMetrics() {
 	_, address, found := strings.Cut(string(args), "\x00--metrics-address=")
 	address, _, _ = strings.Cut(address, "\x00")
 	if err != nil || !found || !strings.HasPrefix(address, "127.0.0.1:") {
-		i.t.Fatalf("wanted capstand with --metrics-address=127.0.0.1:PORT, found %q, %v", args, err)
+		i.t.Fatalf("expected capstand with --metrics-address=127.0.0.1:PORT, found %q, %v", args, err)
 	}
 	response, err := (&http.Client{Timeout: time.Minute}).Get("http://" + address + "/metrics")
 	if err != nil {
@@ -505,11 +505,11 @@ func (i *installation) logsAreJSON(components ...string) {
 	for _, name := range components {
 		data, err := os.ReadFile(embedded.Layout{Root: i.root}.Log(name))
 		if err != nil || len(data) == 0 {
-			i.t.Errorf("wanted a log of %s, found %d bytes, %v", name, len(data), err)
+			i.t.Errorf("expected a log of %s, found %d bytes, %v", name, len(data), err)
 		}
 		for line := range strings.Lines(string(data)) {
 			if !json.Valid([]byte(line)) {
-				i.t.Errorf("%s: wanted a line of JSON, found %q", name, line)
+				i.t.Errorf("%s: expected a line of JSON, found %q", name, line)
 			}
 		}
 	}

@@ -245,7 +245,7 @@ func (w *workstation) isPluginOfKubectl() {
 	} {
 		out, err := run("nsenter", w.arguments("PATH="+links+":"+os.Getenv("PATH"), append([]string{kubectl}, args...)...)...)
 		if err != nil || !strings.Contains(out, want) {
-			t.Errorf("kubectl %v: wanted %q, found %q, %v", args, want, out, err)
+			t.Errorf("kubectl %v: expected %q, found %q, %v", args, want, out, err)
 		}
 	}
 }
