@@ -2,7 +2,7 @@
 // keeps them as the spec demands, and reports their state.
 //
 // Reconciler runs a list of steps. Each step is a type of its own, takes the scope of the reconciliation and returns a
-// result. Decisions are in the package model, which this package may import; nothing but the manager imports this package.
+// result. Decisions are in the package model. Only the manager imports this package.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package controlplane

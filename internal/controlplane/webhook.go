@@ -47,7 +47,7 @@ func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 type webhook struct{}
 
 // Default sets the defaults: one replica, and a rolling update with one additional machine (CP-03). It changes no
-// existing value (see wantedVersion), and restores the fields that a replacement from a manifest removes.
+// existing value, and restores the fields that a replacement from a manifest removes.
 func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
 	spec, before := &obj.Spec, &controlplanev1.CapstanControlPlane{}
 	if replaced, err := replace.Restore(ctx, obj, before, controlplanev1.ControlPlaneFinalizer); err != nil {

@@ -108,7 +108,7 @@ func (e *execSender) send(r *hostpb.ExecResponse) error {
 	return e.stream.Send(r)
 }
 
-// copy sends what it reads. It reads to the end after a failure too, so that the command does not wait.
+// copy sends the data that it reads. It reads to the end after a failure too, so that the command does not wait.
 func (e *execSender) copy(from io.Reader, failed func(), response func([]byte) *hostpb.ExecResponse) {
 	buffer := make([]byte, 32<<10)
 	for {

@@ -9,8 +9,6 @@
 // state folder, runc, network box, event broadcaster and one lock. A machine and a loadBalancer each have one goroutine that
 // starts, observes and removes the processes.
 //
-// The package imports its own sub-packages and internal/atomicfile. It imports neither the managers nor internal/node.
-//
 // Layer: host. Allowed imports: api, library, contract.
 package host
 

@@ -60,7 +60,7 @@ func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	return stream.SendAndClose(&hostpb.LoadImageResponse{Images: images})
 }
 
-// importError tells a bad archive from a bad machine.
+// importError distinguishes a bad archive from a bad machine.
 func importError(spec *hostpb.MachineSpec, err error) error {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == machineapi.ExitBadArchive {
 		return refusal.Errorf(hostpb.Refusal_INVALID, "machine %s/%s refused the image archive: %v", spec.GetNamespace(), spec.GetName(), err)
@@ -93,7 +93,7 @@ func (r *archiveReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// imageName matches the characters of image references. Others could control the terminal of the person who loads the image.
+// imageName matches the characters of image references. Others could control the terminal of the user who loads the image.
 var imageName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
 // importedNames reads the output of importCommand.

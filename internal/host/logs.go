@@ -116,7 +116,7 @@ func noLog(err error, service string, spec *hostpb.MachineSpec) error {
 	return status.Errorf(codes.Internal, "reading the log of service %q: %v", service, err)
 }
 
-// follow sends the content of the file and, on request, what is added until ctx is done. It reads a truncated file from the
+// follow sends the content of the file and, on request, additions until ctx is done. It reads a truncated file from the
 // start.
 func follow(ctx context.Context, file *os.File, on bool, send func([]byte) error) error {
 	if !on {

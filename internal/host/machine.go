@@ -48,7 +48,7 @@ type machine struct {
 	// deleted is done when the machine must be removed.
 	deleted context.Context
 	delete  context.CancelFunc
-	// wake makes run check again what it must do.
+	// wake makes run decide again.
 	wake wakeup.Signal
 	// updates wakes the goroutine that carries out updates.
 	updates wakeup.Signal

@@ -151,7 +151,7 @@ func (m *machine) stageHostMounts() (out []runc.HostMount, err error) {
 	return out, nil
 }
 
-// unstage removes what stageHostMounts has mounted. The machine keeps its mounts.
+// unstage removes the mounts of stageHostMounts. The machine keeps its mounts.
 func (m *machine) unstage() {
 	if err := hostmount.Unstage(m.stagingDir()); err != nil {
 		m.log.Error("The mounts for the start of the machine were not removed; the next start or removal tries again", "error", err)

@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// platform contains what machines, networks and load balancers share: the configuration, the properties of the Linux
+// platform contains the parts that machines, networks and load balancers share: the configuration, the properties of the Linux
 // host, the state folder, the tools, and the lock of the three registries.
 type platform struct {
 	config      Config

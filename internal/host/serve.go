@@ -51,7 +51,7 @@ func (s Socket) Listen() (net.Listener, error) {
 }
 
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,
-// because the kernel checks who can connect.
+// because the kernel checks which users can connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
 	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logCalls(h.log)), tracing.ServerOption())
 	server := grpc.NewServer(options...)

@@ -69,7 +69,7 @@ func (s store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.root}, parts...)...)
 }
 
-// open creates the folders and completes what a crash interrupted.
+// open creates the folders and completes the changes that a crash interrupted.
 func (s store) open() (hostID string, err error) {
 	if err := os.MkdirAll(s.root, 0o711); err != nil {
 		return "", err

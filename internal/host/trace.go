@@ -29,7 +29,7 @@ func (m *machine) span(scope, name string, options ...trace.SpanStartOption) (co
 	return otel.Tracer(scope).Start(ctx, name, options...)
 }
 
-// traceBootstrap sends the spans of capstan-init, which the machine has reported: a machine neither knows the collector nor has
+// traceBootstrap sends the spans of capstan-init, which the machine has reported: a machine has neither the address of the collector nor
 // credentials for it. Its users control the times, so they count only between the start of the machine and now.
 func (m *machine) traceBootstrap(t machineapi.Times, started, now time.Time, failed bool) {
 	from, applied := within(t.Started, started, now), within(t.Applied, started, now)

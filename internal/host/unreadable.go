@@ -113,7 +113,7 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 	return nil
 }
 
-// knownNetwork returns what the machines, or else the box, contain about a network, or nil. mu is held.
+// knownNetwork returns the record of a network in the machines, or else in the box, or nil. mu is held.
 func (h *Host) knownNetwork(id string) *hostpb.Network {
 	for _, m := range h.machines.byID {
 		if n := m.spec.Network; n.Id == id && n.Cidr != "" {

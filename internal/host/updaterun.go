@@ -74,7 +74,7 @@ func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Durati
 	return stalledAfter
 }
 
-// report is what PID 1 has reported about an update.
+// report is the report of PID 1 about an update.
 type report struct {
 	// heard is false until PID 1 has reported its state.
 	heard  bool
@@ -140,7 +140,7 @@ func oneLine(text string, limit int) string {
 	return shorten.To(text, limit)
 }
 
-// hearUpdate keeps what PID 1 reports about its update; m.mu is held.
+// hearUpdate keeps the report of PID 1 about its update; m.mu is held.
 func (m *machine) hearUpdate(s machineapi.Status) {
 	before := m.reported.status.Update
 	if !m.reported.heard || (before == nil) != (s.Update == nil) || before != nil && *before != *s.Update {

@@ -1,7 +1,7 @@
 // Package machineapi defines the documents that capstand and capstan-init exchange: metadata.json, which capstand writes into
 // the folder /run/capstan of a machine; the status, which capstan-init serves on init.sock in that folder; the files of the
-// election of the endpoint's host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package imports the
-// standard library only.
+// election of the endpoint's host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the
+// values that it uses. The package imports the standard library only.
 //
 // Layer: contract. Allowed imports: api, library.
 package machineapi

@@ -84,8 +84,9 @@ func (s *server) http(ctx context.Context) *http.Server {
 	}
 }
 
-// knows reports whether a request is for a name of this server. A request with another name is one of a page whose name resolves to loopback (DNS rebinding).
-func (s *server) knows(host string) bool {
+// serves reports whether a request is for a name of this server. A request with another name is one of a page whose name resolves to
+// loopback (DNS rebinding).
+func (s *server) serves(host string) bool {
 	port := strconv.Itoa(s.port)
 	return slices.Contains([]string{net.JoinHostPort("127.0.0.1", port), net.JoinHostPort("localhost", port)}, host)
 }

@@ -4,8 +4,7 @@
 // The package contains data and functions of data, without connections, locks and clocks. ControlPlane.Now is the time of the
 // reconciliation. Each decision has a table test.
 //
-// The package may import API types, Cluster API's helpers without a client, internal/bootstrap/render, internal/pki and
-// internal/node/nodeconfig. It must not import internal/controlplane or a client.
+// It must not import internal/controlplane or use a client.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package model

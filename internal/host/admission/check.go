@@ -1,7 +1,6 @@
 // Package admission contains the rules by which a host accepts or refuses the calls of hostpb.Host. The three
 // implementations (capstand, the hollow host, the fake host of the tests) share them; package conformance proves that.
-// The functions are pure: they get what the host has and return nil or a refusal. The package imports accessapi,
-// hostpb, owner, refusal and the address arithmetic of package network.
+// The functions are pure: they get the state of the host and return nil or a refusal.
 //
 // Layer: host. Allowed imports: api, library, contract.
 package admission

@@ -18,7 +18,7 @@ const maxMounts = 8
 // mountForm is the form of the path of a volume in a machine. No component starts with a dot, so the path is clean.
 var mountForm = regexp.MustCompile(`^/(srv|mnt|data|opt|var/lib)(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$`)
 
-// reservedPaths contain what a machine must have of its own. The API has the same list.
+// reservedPaths contain the folders that a machine must have of its own. The API has the same list.
 var reservedPaths = []string{
 	"/opt/capstan", "/opt/cni", "/var/lib/capstan", "/var/lib/cni", "/var/lib/containerd", "/var/lib/etcd", "/var/lib/kubelet",
 }

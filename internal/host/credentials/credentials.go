@@ -49,7 +49,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	for _, a := range addresses {
 		server.Leaf = server.For(a)
 	}
-	// Always issue a new certificate, because the caller wants the validity to start now.
+	// Always issue a new certificate, because the validity shall start now.
 	if err := os.Remove(filepath.Join(dir, "server.crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Client{}, err
 	}

@@ -31,7 +31,7 @@ type Network struct {
 // Machine is a machine that the host may have to stop.
 type Machine struct{ ID, Network, ManagementCluster string }
 
-// Fence knows the settings and the contacts of a host.
+// Fence has the settings and the contacts of a host.
 type Fence struct {
 	log *slog.Logger
 	// settings is the path of the settings, path that of the memory.

@@ -14,7 +14,7 @@ const (
 	MaximumHostVersion = 3
 )
 
-// Incompatible returns why managers of this version cannot work with a capstand, and what to do, or an empty string. minimum is
+// Incompatible returns why managers of this version cannot work with a capstand, and the remedy, or an empty string. minimum is
 // the smallest version of managers that the capstand accepts. A capstand without a version in its report has version 1.
 func Incompatible(version, minimum int32, capstand string) string {
 	version = max(version, 1)

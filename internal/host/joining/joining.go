@@ -1,4 +1,4 @@
-// Package joining is what a joining host and its management cluster exchange: the token, its terms, and the request of the
+// Package joining contains the data that a joining host and its management cluster exchange: the token, its terms, and the request of the
 // host.
 //
 // A token is a token of a service account that Kubernetes issues (TokenRequest). It is bound to a Secret with the terms, so the
@@ -35,7 +35,7 @@ const (
 	MaxName = 200
 )
 
-// Token is what the administrator gives to the host.
+// Token admits a host. The administrator gives it to the host.
 type Token struct {
 	// CA are the authorities that sign the certificate of the management API, in PEM. The host trusts no others. Empty: those
 	// of the host's system.
@@ -125,7 +125,7 @@ const (
 	MaxValidity = 5 * 365 * 24 * time.Hour
 )
 
-// Terms limit what a host can do with a token.
+// Terms limit the use of a token.
 type Terms struct {
 	// Expires is the end of the token.
 	Expires metav1.Time `json:"expires"`
@@ -196,7 +196,7 @@ func (u Uses) Remove(host string) (out Uses, used bool) {
 	return out, used
 }
 
-// Request is what a host states about itself in the annotation of its CertificateSigningRequest. The signer believes none of
+// Request is the description of a host by itself, in the annotation of its CertificateSigningRequest. The signer believes none of
 // it without a check.
 type Request struct {
 	// Name of the CapstanHost.

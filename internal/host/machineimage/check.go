@@ -18,8 +18,8 @@ import (
 // shell is a program that an image must contain at this place: the commands of the bootstrap data run in it.
 const shell = "bin/sh"
 
-// programs that an image must contain in one of the searched folders, with their packages of Debian. Those of Capstan and of Kubernetes need no libraries: they
-// are static, and machines get them from the host.
+// programs that an image must contain in one of the searched folders, with their packages of Debian. Those of Capstan and of
+// Kubernetes need no libraries: they are static, and machines get them from the host.
 var programs = []struct{ name, apt, purpose string }{
 	{"mount", "mount", "the kubelet mounts volumes with it"},
 	{"umount", "mount", "the kubelet unmounts volumes with it"},

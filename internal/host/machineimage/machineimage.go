@@ -123,7 +123,7 @@ func (s *Store) unpacked(digest string) string {
 }
 
 // Scan registers the images that are new or changed, and forgets those that are gone. It returns whether the list differs from
-// before. It unpacks archives, which can take minutes. inUse tells which digests machines have: others are removed.
+// before. It unpacks archives, which can take minutes. inUse reports whether a machine has a digest: others are removed.
 func (s *Store) Scan(inUse func(digest string) bool) (changed bool, err error) {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
@@ -202,7 +202,7 @@ func (s *Store) register(name string, files []string) Image {
 	return image
 }
 
-// clean removes what was unpacked and is not used any more.
+// clean removes unpacked images that are not used any more.
 func (s *Store) clean(images map[string]entry, inUse func(digest string) bool) error {
 	used := map[string]bool{}
 	for _, e := range images {
@@ -245,7 +245,7 @@ func (s *Store) limits() Limits {
 	return Limits{Bytes: cmp.Or(s.Limits.Bytes, DefaultLimits.Bytes), Files: cmp.Or(s.Limits.Files, DefaultLimits.Files)}
 }
 
-// budget is what is left of limits.
+// budget is the rest of the limits.
 type budget Limits
 
 // take counts a file.

@@ -2,7 +2,7 @@
 // machine, and firewall rules.
 //
 // Several capstands can run on one box, and the machines of one cluster on several of them. Files below /run/capstan, which
-// last as long as the links, record what the capstands share. One lock guards them:
+// last as long as the links, record the state that the capstands share. One lock guards them:
 //
 //	lock
 //	networks/<hash>/network.json     id, CIDR, overlay

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// firewall contains what determines the nftables rules of a network.
+// firewall contains the data that determine the nftables rules of a network.
 type firewall struct {
 	networkID string
 	subnets   []Subnet

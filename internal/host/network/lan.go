@@ -181,7 +181,7 @@ func (b Box) stations(networkID string) ([]lanStation, error) {
 	return all, err
 }
 
-// lanFilter returns the rules for what the machines of a network send into their LAN. The packets pass no rules for IP,
+// lanFilter returns the rules for the frames that the machines of a network send into their LAN. They pass no rules for IP,
 // because the box does not route them.
 func (b Box) lanFilter(n Network) (ruleset, error) {
 	stations, err := b.stations(n.ID)
@@ -217,8 +217,9 @@ const toBridges = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 "
 // toMachine matches frames to machines of Capstan, by the first bytes of MAC.
 const toMachine = "ether daddr & ff:ff:00:00:00:00 == 02:ca:00:00:00:00"
 
-// rules returns what a machine may send: ARP, neighbour discovery and IP with its own addresses, and packets between pods of the cluster
-// to other machines. Everything else is dropped, for example VLAN tags and the packets of a router or a DHCP server.
+// rules returns the rules that accept frames of a machine: ARP, neighbour discovery and IP with its own addresses, and packets
+// between pods of the cluster to other machines. Everything else is dropped, for example VLAN tags and the packets of a router or a
+// DHCP server.
 func (s lanStation) rules(pods []netip.Prefix) []string {
 	rules := []string{
 		fmt.Sprintf("ether saddr != %s drop", s.mac),
@@ -256,9 +257,9 @@ const (
 	laterFragments = "meta l4proto { 17, 58 } frag frag-off != 0 accept"
 )
 
-// ipv6Rules returns what a machine may send with an IPv6 address, or with its link-local one. Messages of neighbour discovery have no other
-// option than the machine's own MAC address, or the nonce of a search for duplicates, and no extension headers. They say nothing about
-// other addresses.
+// ipv6Rules returns the rules that accept packets with an IPv6 address of a machine, or with its link-local one. Messages of
+// neighbour discovery have no other option than the machine's own MAC address, or the nonce of a search for duplicates, and no
+// extension headers. They say nothing about other addresses.
 func (s lanStation) ipv6Rules(address netip.Addr) []string {
 	local := linkLocal(s.mac)
 	own := fmt.Sprintf("ip6 saddr { %s, %s } ", address, local)

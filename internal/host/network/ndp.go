@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Neighbour discovery (RFC 4861) does for IPv6 what ARP does for IPv4.
+// Neighbour discovery (RFC 4861) is the counterpart of ARP for IPv6.
 
 const (
 	ndpSolicitation, ndpAdvertisement = 135, 136
 	// The options with the MAC address of the sender and of the target.
 	ndpSource, ndpTarget = 1, 2
-	// ndpOverride makes stations replace the MAC address that they know.
+	// ndpOverride makes stations replace the MAC address that they have recorded.
 	ndpOverride = 0x20 << 24
 	// ndpHops is the hop limit of all messages. A router reduces it, so messages from other networks have a smaller one.
 	ndpHops   = 255
@@ -99,7 +99,7 @@ func awaitLocal(link netlink.Link, address netip.Addr) {
 	}
 }
 
-// advertise tells all stations of a link's network that the link has an address.
+// advertise announces to all stations of a link's network that the link has an address.
 func advertise(link netlink.Link, address netip.Addr) error {
 	fd, err := neighbourSocket(link)
 	if err != nil {

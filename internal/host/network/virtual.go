@@ -155,7 +155,7 @@ func packets(link netlink.Link, kind uint16) (fd int, to *unix.SockaddrLinklayer
 	return fd, to, err
 }
 
-// AnnounceVirtual tells all stations that the link has an IP address: with gratuitous ARP packets of both kinds, because some
+// AnnounceVirtual announces to all stations that the link has an IP address: with gratuitous ARP packets of both kinds, because some
 // systems ignore one of them, or with a neighbour advertisement.
 func AnnounceVirtual(link netlink.Link, address netip.Addr) error {
 	if address.Is6() {

@@ -122,7 +122,7 @@ func sizeOf(dir string) (total int64, err error) {
 	return total, err
 }
 
-// lock admits one change at a time, restores versions that an interrupted removal hid, and removes what else interrupted changes left.
+// lock admits one change at a time, restores versions that an interrupted removal hid, and removes all other remains of interrupted changes.
 func (s *Store) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
@@ -300,7 +300,7 @@ func sums(dir string) ([]byte, error) {
 // ErrNotInstalled is the error for the removal of a version that the host does not have.
 var ErrNotInstalled = errors.New("this host does not have the version: `capstan host versions list` lists all")
 
-// Remove removes a version. users returns what uses it. Remove refuses a version with users, unless force is true.
+// Remove removes a version. users returns the names of its users. Remove refuses a version with users, unless force is true.
 func (s *Store) Remove(name string, users func() ([]string, error), force bool) error {
 	if !Valid(name) {
 		return fmt.Errorf("expected a version such as v1.36.3, found %q", name)

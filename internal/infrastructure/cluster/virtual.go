@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
 
-// virtualAddress returns what a host does with the endpoint's virtual address.
+// virtualAddress returns the part of a host in the endpoint's virtual address.
 func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *connections.Host) *hostpb.VirtualAddress {
 	// The last report counts also while the load balancer's host is away.
 	var first *hostpb.LoadBalancer

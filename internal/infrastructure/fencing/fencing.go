@@ -73,7 +73,7 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 		}
 	}
 	if !evidence {
-		return Decision{Why: "no connected host of the cluster knows that it stops machines"}
+		return Decision{Why: "no connected host of the cluster has recorded that it stops machines"}
 	}
 	need := time.Duration(seconds)*time.Second + Margin
 	for _, o := range others {

@@ -10,7 +10,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
-// Permissions returns what each host of a list allows for the machines of a namespace, by the name of the host. It is empty for a
+// Permissions returns the permissions of each host of a list for the machines of a namespace, by the name of the host. It is empty for a
 // machine without mounts and devices in a cluster with a network of its own.
 func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine, cluster *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {
 	if len(m.Spec.HostMounts)+len(m.Spec.Devices) == 0 && cluster.Spec.Network.LAN.Name == "" {

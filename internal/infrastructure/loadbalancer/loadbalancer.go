@@ -132,7 +132,7 @@ func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost, held b
 	return held || slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
 }
 
-// VirtualAddress returns what a host does with the virtual endpoint of a cluster; nil if it must not have it. Before the API
+// VirtualAddress returns the part of a host in the virtual endpoint of a cluster; nil if the host must not have it. Before the API
 // server has answered, only the load balancer's host has the address. Then it moves by election, which begins on that host: as
 // long as it may have the address without an election, no other host may take part. initialized: the API server has answered.
 // current is the load balancer of the host, first that of the load balancer's host, as last reported; nil if unknown.

@@ -52,7 +52,7 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// checkHost refuses a forbidden host in spec, regardless of who wrote it (ALL-18), until the machine is created. A
+// checkHost refuses a forbidden host in spec, whichever client wrote it (ALL-18), until the machine is created. A
 // running machine stays on its host even if that host would not be chosen any more.
 func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	m := s.capstan
@@ -109,7 +109,7 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 }
 
 // choose sets host and addresses, for one machine at a time. The host reports its memory late, so the placement of the
-// next machine must include what was promised to this one.
+// next machine must include the resources that were promised to this one.
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.placing.Lock()
 	defer r.placing.Unlock()

@@ -97,7 +97,7 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 		}
 		conn := r.Pool.Get(h.Name)
 		if conn == nil {
-			continue // It was lost just now, as far as this process knows.
+			continue // For this process, it was lost just now.
 		}
 		out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
 		if !out[i].Connected {

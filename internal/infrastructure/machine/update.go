@@ -38,7 +38,7 @@ import (
 // configKind is the only kind of bootstrap configuration with the data of updates.
 const configKind = "CapstanConfig"
 
-// updateRequest is what the specs ask for.
+// updateRequest is the update that the specs request.
 type updateRequest struct {
 	spec *hostpb.MachineSpec
 	// data is the Secret with the data of the update.
@@ -250,7 +250,7 @@ func updating(m *infrav1.CapstanMachine, reason, format string, args ...any) {
 	set(m, infrav1.UpdatingCondition, metav1.ConditionTrue, reason, format, args...)
 }
 
-// notUpdating shows a machine whose owner wants no update. A machine that was never updated has no condition.
+// notUpdating shows a machine whose owner requests no update. A machine that was never updated has no condition.
 func notUpdating(m *infrav1.CapstanMachine, report *hostpb.UpdateStatus) {
 	if report.GetId() == "" && !conditions.Has(m, infrav1.UpdatingCondition) {
 		return
@@ -286,7 +286,7 @@ func (r *Reconciler) showUpdate(m *infrav1.CapstanMachine, request *updateReques
 	}
 }
 
-// updateFailure describes the end of an update and what the user can do.
+// updateFailure describes the end of an update and the remedy.
 func updateFailure(u infrav1.MachineUpdateStatus) string {
 	state := "The update failed"
 	if u.Phase == infrav1.UpdateRolledBack {
@@ -336,7 +336,7 @@ func updateStep() predicate.Predicate {
 	}})
 }
 
-// differences returns what core reports about the differences of a Machine from its owner.
+// differences returns the differences of a Machine from its owner that core reports.
 func differences(o client.Object) string {
 	m, ok := o.(*clusterv1.Machine)
 	if !ok || !conditions.IsFalse(m, clusterv1.MachineUpToDateCondition) {

@@ -69,7 +69,7 @@ func (s *Server) exec(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	return nil
 }
 
-// record states who runs something in a machine. The command itself can contain secrets.
+// record names the user who runs something in a machine. The command itself can contain secrets.
 func (s *Server) record(ctx context.Context, t *target, o accessapi.ExecOptions, caller user.Info) {
 	what := "a command"
 	if len(o.Command) == 0 {

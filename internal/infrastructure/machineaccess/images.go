@@ -24,7 +24,7 @@ const (
 	imagesTimeout = time.Hour
 	// readTimeout is how long a client may take to send a part of an archive.
 	readTimeout = 30 * time.Second
-	// partBytes is the size of a part: what an upload occupies in the memory of the manager, beside the buffers of connections.
+	// partBytes is the size of a part: the memory of an upload in the manager, beside the buffers of connections.
 	partBytes = 64 << 10
 )
 

@@ -136,7 +136,7 @@ func (s *Server) stream(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	return s.exec(ctx, w, r, caller, req)
 }
 
-// caller returns who sent the request to the API server. The API server sends its own requests as system:kube-aggregator.
+// caller returns the user who sent the request to the API server. The API server sends its own requests as system:kube-aggregator.
 func (s *Server) caller(r *http.Request) (user.Info, error) {
 	response, ok, err := s.Authenticator.AuthenticateRequest(r)
 	if err != nil || !ok || response.User.GetName() == "" {

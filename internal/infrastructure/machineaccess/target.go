@@ -88,7 +88,7 @@ func conflict(name, format string, args ...any) error {
 	return apierrors.NewConflict(resource, name, fmt.Errorf(format, args...))
 }
 
-// readError keeps that an object was not found, and hides what else the manager cannot read.
+// readError reports that an object was not found, and hides all other errors of the manager.
 func readError(err error, name string) error {
 	if apierrors.IsNotFound(err) {
 		return apierrors.NewNotFound(resource, name)

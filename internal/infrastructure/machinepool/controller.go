@@ -64,7 +64,7 @@ type scope struct {
 	// want is the desired state of the pool.
 	want    desired
 	invalid *invalid
-	// draining is what the drain of a Node waits for; "" without a drain.
+	// draining is the reason why the drain of a Node waits; "" without a drain.
 	draining string
 	// trouble contains the errors of the pool's machines in this reconcile.
 	trouble error

@@ -40,7 +40,7 @@ func toRelease(instances []instance, start []string) (out []string) {
 	return out
 }
 
-// drained returns those of the machines whose Nodes are drained, if the pool asks for a drain. It records what it waits for.
+// drained returns those of the machines whose Nodes are drained, if the pool requests a drain. It records the reason of a wait.
 func (r *Reconciler) drained(ctx context.Context, s *scope, names []string, byName map[string]member) (ready []string, err error) {
 	if len(names) == 0 || !ptr.Deref(s.pool.Spec.RollingUpdate.DrainBeforeUpdate, false) {
 		return names, nil

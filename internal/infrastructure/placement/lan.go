@@ -44,7 +44,7 @@ func (p Permissions) Offer(lan LAN) *infrav1.LANNetwork {
 	return &p.LANs[i]
 }
 
-// LANRefusal returns why a host does not attach a machine of a namespace to a LAN, with what to do, or "". It names no other
+// LANRefusal returns why a host does not attach a machine of a namespace to a LAN, with the remedy, or "". It names no other
 // network of the host, because these may belong to other tenants.
 func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 	if lan.Name == "" {

@@ -21,7 +21,7 @@ type Permissions struct {
 	Virtual []string
 }
 
-// Permitted returns what a host allows for a namespace. An invalid selector allows nothing.
+// Permitted returns the mounts and devices that a host allows for a namespace. An invalid selector allows nothing.
 func Permitted(h *infrav1.CapstanHost, namespace string, namespaceLabels map[string]string) (out Permissions) {
 	allows := func(a infrav1.AllowedNamespaces) bool {
 		return selection.Namespace(a.Names, a.Selector, namespace, namespaceLabels)
@@ -45,7 +45,7 @@ func Permitted(h *infrav1.CapstanHost, namespace string, namespaceLabels map[str
 	return out
 }
 
-// Refusal returns the first mount or device of a machine that the host does not allow for its namespace, with what to do, or "". It
+// Refusal returns the first mount or device of a machine that the host does not allow for its namespace, with the remedy, or "". It
 // names no other permission of the host, because these may belong to other tenants.
 func (p Permissions) Refusal(namespace string, mounts []infrav1.HostMount, devices []infrav1.MachineDevice) string {
 	for _, m := range mounts {

@@ -61,7 +61,7 @@ type Host struct {
 	LANs, VLANs, IPv6LANs bool
 	// FreeDevices are the free CDI devices by kind.
 	FreeDevices map[string]int32
-	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
+	// FreeDisk is Disk less the sizes of all disks of machines. It can be negative.
 	FreeDisk int64
 }
 
@@ -83,7 +83,7 @@ type Request struct {
 	ControlPlane bool
 	// Tolerations of the machine.
 	Tolerations []infrav1.HostToleration
-	// AnyTaint is true for what taints do not keep off.
+	// AnyTaint is true for a load balancer, because taints keep off machines only.
 	AnyTaint bool
 	// CPUs of the machine; 0 for all of the host's.
 	CPUs int32

@@ -18,7 +18,7 @@ import (
 type Request struct {
 	// Machine is the name of the CapstanMachine, Cluster that of its Cluster, and Owner its owner as in spec.owner of volumes.
 	Machine, Cluster, Owner string
-	// Replicas is the number of machines that the owner wants. It has as many volumes of one name at most.
+	// Replicas is the number of machines that the owner shall have. It has as many volumes of one name at most.
 	Replicas int
 	// Wanted are the volumes of the machine.
 	Wanted []infrav1.MachineVolume
@@ -139,7 +139,7 @@ func wants(wanted []infrav1.MachineVolume, name string) bool {
 	return slices.ContainsFunc(wanted, func(w infrav1.MachineVolume) bool { return w.Name == name })
 }
 
-// on returns what the machine gets on a host. It is impossible if a volume is missing there and the owner has all of its own.
+// on returns the volumes that the machine gets on a host. It is impossible if a volume is missing there and the owner has all of its own.
 func on(host string, req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVolume) (Option, bool) {
 	o := Option{Host: host}
 	for _, w := range missing {
@@ -167,7 +167,7 @@ func count(all []infrav1.CapstanVolume, name string) (n int) {
 	return n
 }
 
-// inUse explains that the owner has as many volumes as it wants machines, and none is free on the host.
+// inUse explains that the owner has a volume for each replica, and none is free on the host.
 func inUse(req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVolume, host string) string {
 	var found []string
 	for _, v := range all {
@@ -185,11 +185,11 @@ func inUse(req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVo
 	if host != "" {
 		where = ", on host " + host + " where its other volume is"
 	}
-	return fmt.Sprintf("the machine waits for a free volume of %s%s, which wants %d machines and has a volume for each (CapstanVolume %s). %s",
+	return fmt.Sprintf("the machine waits for a free volume of %s%s, which has %d replicas and a volume for each (CapstanVolume %s). %s",
 		req.Owner, where, req.Replicas, strings.Join(found, "; "), remedy(req.Owner))
 }
 
-// remedy is what makes a volume free. Control planes and pools of Capstan delete machines with volumes before they create successors.
+// remedy describes how a volume becomes free. Control planes and pools of Capstan delete machines with volumes before they create successors.
 func remedy(owner string) string {
 	switch kind, _, _ := strings.Cut(owner, "/"); kind {
 	case "CapstanControlPlane":

@@ -40,9 +40,9 @@ type subject struct {
 	volumes *harness.Volumes
 }
 
-// TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03, CP-04),
-// a rollout of another template, whose machines have volumes, another rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently
-// (CP-10), lost owner references (ALL-11).
+// TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03, CP-04), a rollout of
+// another template, whose machines have volumes, another rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine
+// that is killed permanently (CP-10), lost owner references (ALL-11).
 func TestLife(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)

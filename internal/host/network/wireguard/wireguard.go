@@ -63,7 +63,7 @@ type Link struct {
 	KeyFile string
 	// Public is the public key.
 	Public wgtypes.Key
-	// Dir contains what lasts as long as the links of the box.
+	// Dir contains the files that last as long as the links of the box.
 	Dir string
 	// UID is the user and group of the process of a device, if the kernel has none.
 	UID int
