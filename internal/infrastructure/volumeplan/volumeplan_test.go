@@ -54,7 +54,7 @@ func TestPlan(t *testing.T) {
 		"a machine that has its part": {"data", 1, []infrav1.CapstanVolume{volume("data-1", "a", "me")}, []string{"a:"}, ""},
 		"a surge":                     {"data", 1, []infrav1.CapstanVolume{volume("data-1", "a", "old")}, nil, "data-1 belongs to machine old). A rollout must delete"},
 		"a second machine":            {"data", 2, []infrav1.CapstanVolume{volume("data-1", "a", "old")}, []string{": +data"}, ""},
-		"no replicas":                 {"data", 0, nil, nil, "wants 0 machines"},
+		"no replicas":                 {"data", 0, nil, nil, "has 0 replicas"},
 		"a volume that is deleted":    {"data", 1, []infrav1.CapstanVolume{volume("data-1", "a", "", leaving)}, []string{": +data"}, ""},
 		"a bound one that is deleted": {"data", 1, []infrav1.CapstanVolume{volume("data-1", "a", "me", leaving)}, []string{": +data"}, ""},
 		"another owner":               {"data", 1, []infrav1.CapstanVolume{volume("data-1", "a", "", of("MachineDeployment/web"))}, []string{": +data"}, ""},
