@@ -54,7 +54,7 @@ func (a *app) upCommand() *cobra.Command {
 	o.Tracing.Add(c.Flags())
 	c.Flags().Lookup("tracing-endpoint").Usage += "; none ends them (default: unchanged)"
 	scheduleFlags(c.Flags(), &o.Backup)
-	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time without progress of a component; 0 for no limit. The start goes on after it")
+	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time without progress of a component; 0 for no limit. The start continues after it")
 	return c
 }
 

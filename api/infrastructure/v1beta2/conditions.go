@@ -194,7 +194,7 @@ const (
 	BootstrapSucceededReason = "BootstrapSucceeded"
 	// BootstrapRunningReason: the machine is applying the bootstrap data.
 	BootstrapRunningReason = "BootstrapRunning"
-	// BootstrapStalledReason: no service of the machine has made progress for ten minutes. The machine tries on. The message
+	// BootstrapStalledReason: no service of the machine has made progress for ten minutes. The machine continues to try. The message
 	// contains the cause.
 	BootstrapStalledReason = "BootstrapStalled"
 	// BootstrapFailedReason is terminal: the bootstrap failed. The message contains the failed step.

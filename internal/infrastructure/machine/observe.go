@@ -76,7 +76,7 @@ func bootstrap(s *hostpb.MachineStatus) metav1.Condition {
 		c.Reason = infrav1.BootstrapRunningReason
 		if c.Message != "" {
 			c.Reason = infrav1.BootstrapStalledReason
-			c.Message += ". The machine tries on. See `capstan logs`; delete the Machine to replace it"
+			c.Message += ". The machine continues to try. See `capstan logs`; delete the Machine to replace it"
 		}
 	}
 	return c

@@ -37,7 +37,7 @@ func TestConditionsOfAMachine(t *testing.T) {
 		"bootstrap started": {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_STARTED}), "False", "BootstrapRunning", ""},
 		"bootstrap stalled": {
 			bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_STARTED, BootstrapMessage: "etcd: starting"}), "False", "BootstrapStalled",
-			"etcd: starting. The machine tries on. See `capstan logs`; delete the Machine to replace it",
+			"etcd: starting. The machine continues to try. See `capstan logs`; delete the Machine to replace it",
 		},
 		"bootstrap done": {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_SUCCEEDED}), "True", "BootstrapSucceeded", ""},
 		"bootstrap failed": {

@@ -127,7 +127,7 @@ func TestPersistenceEnds(t *testing.T) {
 }
 
 // TestImagesReported: the error of the first pull is reported at once. Progress of services does not withdraw it, and a repeated error
-// is no new report. The machine tries on, and its success withdraws the report.
+// is no new report. The machine continues to try, and its success withdraws the report.
 func TestImagesReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &slowStart{begun: time.Now(), states: map[time.Duration]initapi.State{15 * time.Second: initapi.StateReady}}
