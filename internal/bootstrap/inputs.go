@@ -259,15 +259,20 @@ func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Clust
 	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)
 }
 
-// references reads the content of all Secrets and ConfigMaps that the spec references.
+// references reads the content of all Secrets and ConfigMaps that the spec references. All of it becomes bootstrap data, which is one
+// Secret. So more content than a Secret can have is not read: a spec can reference the same megabyte two hundred times.
 func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.CapstanConfig) (map[bootstrapv1.SecretKeyReference][]byte,
 	map[bootstrapv1.ConfigMapKeyReference][]byte, error) {
 	secretKeys, configMapKeys := render.References(config.Spec)
 	secrets, configMaps := map[bootstrapv1.SecretKeyReference][]byte{}, map[bootstrapv1.ConfigMapKeyReference][]byte{}
+	left := corev1.MaxSecretSize
 	for _, ref := range secretKeys {
 		content, err := contentsource.Secret(ctx, r.Client, config.Namespace, ref)
 		if err != nil {
 			return nil, nil, missingReference(err)
+		}
+		if left -= len(content); left < 0 {
+			return nil, nil, errTooLarge
 		}
 		secrets[ref] = content
 	}
@@ -276,10 +281,18 @@ func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.Capstan
 		if err != nil {
 			return nil, nil, missingReference(err)
 		}
+		if left -= len(content); left < 0 {
+			return nil, nil, errTooLarge
+		}
 		configMaps[ref] = content
 	}
 	return secrets, configMaps, nil
 }
+
+// errTooLarge names no size: only the beginning was read. A change of the content is no event.
+var errTooLarge = &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
+	"the Secrets and ConfigMaps that the spec references have more than %d MiB together, with those that it references several times: "+
+		"expected less, because the bootstrap data of a machine is one Secret; download large files with a command", corev1.MaxSecretSize>>20)}
 
 func missingReference(err error) error {
 	if missing := (*contentsource.MissingError)(nil); errors.As(err, &missing) {

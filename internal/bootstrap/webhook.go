@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/cluster-api/util/topology"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
-	"sigs.k8s.io/yaml"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
@@ -142,7 +141,7 @@ func validateDocument(document bootstrapv1.Document, group, kind string, path *f
 		return nil
 	}
 	var meta struct{ APIVersion, Kind string }
-	if err := yaml.Unmarshal([]byte(document.Content), &meta); err != nil || !strings.HasPrefix(meta.APIVersion, group+"/") || meta.Kind != kind {
+	if err := render.Document([]byte(document.Content), &meta); err != nil || !strings.HasPrefix(meta.APIVersion, group+"/") || meta.Kind != kind {
 		return field.ErrorList{field.Invalid(path.Child("content"), field.OmitValueType{}, fmt.Sprintf("must be a YAML document with an apiVersion of %s and the kind %s", group, kind))}
 	}
 	return nil

@@ -13,8 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// Parse reads objects from a stream of YAML documents. It skips empty documents.
+// Parse reads objects from a stream of YAML documents. It skips empty documents, and refuses a stream that CheckAliases refuses.
 func Parse(data []byte) ([]*unstructured.Unstructured, error) {
+	if err := CheckAliases(data); err != nil {
+		return nil, err
+	}
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	var objects []*unstructured.Unstructured
 	for {

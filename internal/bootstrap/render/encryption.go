@@ -30,7 +30,7 @@ func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
 func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secrets map[bootstrapv1.SecretKeyReference][]byte) ([]byte, error) {
 	if spec.Configuration.Secret.Name != "" {
 		content := secrets[spec.Configuration.Secret]
-		if err := yaml.Unmarshal(content, &map[string]any{}); err != nil || len(content) == 0 {
+		if err := Document(content, &map[string]any{}); err != nil || len(content) == 0 {
 			return nil, fmt.Errorf("spec.cluster.encryption.configuration is not a YAML document: give an EncryptionConfiguration")
 		}
 		return content, nil

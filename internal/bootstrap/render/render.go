@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -203,13 +204,22 @@ func documents(in Input) ([]writeFile, error) {
 		if content == nil {
 			continue
 		}
-		if err := yaml.Unmarshal(content, &map[string]any{}); err != nil {
-			// The YAML error is dropped, because it may quote content of a Secret.
-			return nil, fmt.Errorf("spec.cluster.apiServer.%s is not a YAML document: write a mapping with apiVersion and kind", d.field)
+		if err := Document(content, &map[string]any{}); err != nil {
+			return nil, fmt.Errorf("spec.cluster.apiServer.%s is not a YAML document: write a mapping with apiVersion and kind, without many aliases", d.field)
 		}
 		out = append(out, ownFile(d.path, "0600", content))
 	}
 	return out, nil
+}
+
+var errDocument = errors.New("it is not a YAML document, or has too many aliases")
+
+// Document decodes a YAML document that a tenant can have written. Its error does not quote the document, which can be from a Secret.
+func Document(content []byte, into any) error {
+	if manifest.CheckAliases(content) != nil || yaml.Unmarshal(content, into) != nil {
+		return errDocument
+	}
+	return nil
 }
 
 // document returns the content of a document, or nil without one.
@@ -394,15 +404,15 @@ func args(in []bootstrapv1.Arg) []nodeconfig.Arg {
 // secret stores the token, so it survives a restart of the provider and a move to another management cluster.
 func Token(data []byte) (string, error) {
 	var config cloudConfig
-	if err := yaml.Unmarshal(data, &config); err != nil {
-		return "", fmt.Errorf("the bootstrap data is not a cloud-config of Capstan") // not %w, because the error may quote the data
+	if err := Document(data, &config); err != nil {
+		return "", fmt.Errorf("the bootstrap data is not a cloud-config of Capstan")
 	}
 	for _, f := range config.WriteFiles {
 		if f.Path != nodeconfig.Path {
 			continue
 		}
 		var node nodeconfig.NodeConfiguration
-		if err := yaml.Unmarshal([]byte(f.Content), &node); err != nil {
+		if err := Document([]byte(f.Content), &node); err != nil {
 			return "", fmt.Errorf("%s in the bootstrap data is not a NodeConfiguration", nodeconfig.Path)
 		}
 		return node.BootstrapToken, nil

@@ -322,6 +322,11 @@ func TestRefused(t *testing.T) {
 		}, `"local" would answer for names of the cluster`},
 		"the DNS server as its own upstream": {func(in *render.Input) { in.Spec.Cluster.CoreDNS.Upstreams = []string{"10.96.0.10"} }, "is the address of this DNS server itself"},
 		"a policy that is no YAML":           {func(in *render.Input) { in.Spec.Cluster.APIServer.AuditPolicy.Content = "{hunter2" }, "auditPolicy is not a YAML document"},
+		"a policy with many aliases":         {func(in *render.Input) { in.Spec.Cluster.APIServer.AuditPolicy.Content = manyAliases }, "without many aliases"},
+		"a configuration of the encryption with many aliases": {func(in *render.Input) {
+			in.Spec.Cluster.Encryption.Configuration.Secret = bootstrapv1.SecretKeyReference{Name: "s", Key: "x"}
+			in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{{Name: "s", Key: "x"}: []byte(manyAliases)}
+		}, "encryption.configuration is not a YAML document"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := controlPlane(t)
@@ -337,6 +342,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// manyAliases has 6 KB, and 10 MB for a decoder that replaces the aliases.
+var manyAliases = "a: &a " + strings.Repeat("x", 4000) + "\nb: [" + strings.Repeat("*a, ", 2500) + "]\n"
+
 func TestToken(t *testing.T) {
 	for name, in := range map[string]render.Input{"worker": worker(t), "control plane": controlPlane(t)} {
 		data, err := render.CloudConfig(in)
@@ -349,6 +357,9 @@ func TestToken(t *testing.T) {
 	}
 	if _, err := render.Token([]byte("- not: [a cloud-config")); err == nil {
 		t.Error("no error for data of another provider")
+	}
+	if _, err := render.Token([]byte(manyAliases)); err == nil {
+		t.Error("no error for data with many aliases")
 	}
 }
 
