@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // noCertificates is the reason why no Machine is created. The condition CertificatesAvailable names the Secret.
@@ -128,9 +128,9 @@ func checkCertificate(name string, c *secret.Certificate, now time.Time) string 
 	if c.External && len(c.KeyPair.Key) == 0 {
 		return "" // The authority of an external etcd: its key is not ours.
 	}
-	pair, err := tls.X509KeyPair(c.KeyPair.Cert, c.KeyPair.Key)
+	pair, err := pki.KeyPair(c.KeyPair.Cert, c.KeyPair.Key)
 	if err != nil {
-		return fmt.Sprintf("the secret %s is broken: tls.crt is not a PEM certificate, or tls.key is not its key", name)
+		return fmt.Sprintf("the secret %s is broken: tls.crt is not a PEM certificate, or tls.key is not its key of at most 8 KiB", name)
 	}
 	cert, err := x509.ParseCertificate(pair.Certificate[0])
 	switch {
@@ -145,9 +145,12 @@ func checkCertificate(name string, c *secret.Certificate, now time.Time) string 
 }
 
 func checkServiceAccountKeys(name string, c *secret.Certificate) string {
-	broken := fmt.Sprintf("the secret %s is broken: tls.key needs a PEM private key, and tls.crt its public key", name)
+	broken := fmt.Sprintf("the secret %s is broken: tls.key needs a PEM private key of at most 8 KiB, and tls.crt its public key", name)
 	public, err := keyutil.ParsePublicKeysPEM(c.KeyPair.Cert)
 	if err != nil {
+		return broken
+	}
+	if pki.CheckKeySize(c.KeyPair.Key) != nil {
 		return broken
 	}
 	// The public part of the private key.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -350,7 +349,7 @@ func answerTo(challenge string, bundle, key []byte, has string) (string, error) 
 	if challenge == "" {
 		return "", nil
 	}
-	pair, err := tls.X509KeyPair(bundle, key)
+	pair, err := pki.KeyPair(bundle, key)
 	if err != nil {
 		return "", err
 	}

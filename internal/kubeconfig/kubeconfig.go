@@ -8,7 +8,6 @@ package kubeconfig
 
 import (
 	"bytes"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net"
@@ -228,6 +227,9 @@ func checkTLS(cluster *clientcmdapi.Cluster) error {
 	if !x509.NewCertPool().AppendCertsFromPEM(cluster.CertificateAuthorityData) {
 		return refuse("cluster.certificate-authority-data", "it contains no certificate: expected PEM")
 	}
+	if err := pki.CheckAuthorities(cluster.CertificateAuthorityData); err != nil {
+		return refuse("cluster.certificate-authority-data", err.Error())
+	}
 	if name := cluster.TLSServerName; name != "" && net.ParseIP(name) == nil && len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return refuse("cluster.tls-server-name", "expected a DNS name or an IP address")
 	}
@@ -237,8 +239,8 @@ func checkTLS(cluster *clientcmdapi.Cluster) error {
 func checkCredentials(user *clientcmdapi.AuthInfo) error {
 	cert, key := user.ClientCertificateData, user.ClientKeyData
 	if user.Token == "" {
-		if _, err := tls.X509KeyPair(cert, key); err != nil {
-			return refuse("user.client-certificate-data", "expected a certificate in PEM, and its key in client-key-data; or a token")
+		if _, err := pki.KeyPair(cert, key); err != nil {
+			return refuse("user.client-certificate-data", "expected a certificate in PEM, and its key of at most 8 KiB in client-key-data; or a token")
 		}
 		return nil
 	}

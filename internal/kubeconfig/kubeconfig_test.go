@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
@@ -72,6 +73,22 @@ func marshal(t testing.TB, config *clientcmdv1.Config) []byte {
 	return data
 }
 
+// hugeAuthority returns a certificate with an RSA key of 9000 bits.
+func hugeAuthority(t testing.TB) []byte {
+	t.Helper()
+	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := new(big.Int).Lsh(big.NewInt(1), 8999)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), SubjectKeyId: []byte{1}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &rsa.PublicKey{N: n.SetBit(n, 0, 1), E: 3}, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
 // TestRefused: a kubeconfig may only connect to its cluster. The error names each other field and contains no value.
 func TestRefused(t *testing.T) {
 	type (
@@ -84,6 +101,7 @@ func TestRefused(t *testing.T) {
 	server := func(s string) func(*config) { return onCluster(func(c *cluster) { c.Server = s }) }
 	token := func(s string) func(*config) { return onUser(func(u *user) { *u = user{Token: s} }) }
 	_, otherKey := pair(t)
+	huge := hugeAuthority(t)
 	for name, c := range map[string]struct {
 		change func(*config)
 		field  string // expected field; "" if the kubeconfig is accepted
@@ -130,6 +148,8 @@ func TestRefused(t *testing.T) {
 		"invalid server":          {server("https://10.0.0.1:6443%" + secretText), "cluster.server"},
 		"no credentials":          {onUser(func(u *user) { *u = user{} }), "user.client-certificate-data"},
 		"certificate only":        {onUser(func(u *user) { u.ClientKeyData = nil }), "user.client-certificate-data"},
+		"a huge authority":        {onCluster(func(c *cluster) { c.CertificateAuthorityData = huge }), "cluster.certificate-authority-data"},
+		"a huge key":              {onUser(func(u *user) { u.ClientKeyData = append(u.ClientKeyData, make([]byte, 8<<10)...) }), "user.client-certificate-data"},
 		"another key":             {onUser(func(u *user) { u.ClientKeyData = otherKey }), "user.client-certificate-data"},
 		"certificate and token":   {onUser(func(u *user) { u.Token = secretText }), "user.token"},
 		"token with a line break": {token(secretText + "\nHost: a"), "user.token"},

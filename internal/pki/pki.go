@@ -71,6 +71,9 @@ func (a Algorithm) NewEncodedKey() ([]byte, error) {
 
 // ParseKey reads a private key in PEM.
 func ParseKey(data []byte) (crypto.Signer, error) {
+	if err := CheckKeySize(data); err != nil {
+		return nil, err
+	}
 	key, err := keyutil.ParsePrivateKeyPEM(data)
 	if err != nil {
 		return nil, err
@@ -128,6 +131,9 @@ func ParseRequest(der []byte) (*x509.CertificateRequest, error) {
 	request, err := x509.ParseCertificateRequest(der)
 	if err != nil {
 		return nil, fmt.Errorf("the request cannot be read: %w", err)
+	}
+	if err := checkPublic(request.PublicKey); err != nil {
+		return nil, fmt.Errorf("the request is refused: %w", err)
 	}
 	if err := request.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("the request is not signed by its own key: %w", err)
