@@ -62,7 +62,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
 	}
-	c, err := b.Build(ctx, reconciling.Traced("CapstanConfig", r))
+	c, err := b.Build(ctx, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
 	}
-	c, err := b.Build(ctx, reconciling.Traced("CapstanControlPlane", r))
+	c, err := b.Build(ctx, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
 	if err != nil {
 		return err
 	}

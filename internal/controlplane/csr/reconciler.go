@@ -60,7 +60,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
-		Build(ctx, reconciling.Traced("Machine certificates", r))
+		Build(ctx, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
 	r.controller = c
 	return err
 }
@@ -200,6 +200,9 @@ func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, tokens
 
 // answer writes the decision on one request.
 func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workload client.Client, request *certificatesv1.CertificateSigningRequest, known Cluster) error {
+	if err := ctx.Err(); err != nil {
+		return err // The API server of the cluster chooses the number of requests.
+	}
 	decision := Decide(request, known)
 	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
 	if decision.NewNode != "" {

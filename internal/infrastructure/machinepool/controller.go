@@ -88,7 +88,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), hostChanged())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
-		Build(ctx, reconciling.Traced("CapstanMachinePool", r))
+		Build(ctx, reconciling.Fair(r.For("CapstanMachinePool").MaxConcurrentReconciles, reconciling.Traced("CapstanMachinePool", r)))
 	return err
 }
 

@@ -25,7 +25,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/keymutex"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -68,7 +67,7 @@ type Reconciler struct {
 	controller capicontroller.Controller
 	reported   reported
 	setting    locks
-	turns      *turns
+	turns      *reconciling.Turns
 }
 
 // scope contains the objects of one reconcile.
@@ -92,20 +91,26 @@ type scope struct {
 	trouble map[string]string
 	// again is the time until the next look: no event follows when a host counts as silent or lost, or when an address becomes free.
 	again time.Duration
-	// until is the end of the time for requests to the workload cluster.
-	until time.Time
+	// until is the end of the time for requests to the workload cluster, and waited the part of it that they took.
+	until  time.Time
+	waited time.Duration
 }
 
 // answerTime is how long a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
 // wait. The next reconcile ends what an administrator has forbidden meanwhile.
 const answerTime = 30 * time.Second
 
-// turnPause is the shortest time after which a cluster without a turn tries again.
-const turnPause = time.Second
+// turnShare is the part of the workers that the clusters of a namespace can occupy: one of ten.
+const turnShare = 10
 
-// asking returns the context of requests to the workload cluster.
+// asking returns the context of requests to the workload cluster. The function that ends it counts the time.
 func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithDeadline(ctx, s.until)
+	start := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, s.until)
+	return ctx, func() {
+		s.waited += time.Since(start)
+		cancel()
+	}
 }
 
 // lookAgain makes a reconcile follow after a time at the latest.
@@ -142,7 +147,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("Services", r))
-	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, newTurns(r.For("CapstanCluster").MaxConcurrentReconciles)
+	workers := r.For("CapstanCluster").MaxConcurrentReconciles
+	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, reconciling.NewTurns(workers, workers/turnShare)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
 }
 
@@ -209,12 +215,12 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	}
 	// What an administrator has forbidden ends now, before requests to the API server of the cluster; an opt-out too.
 	withdrawn := r.withdraw(ctx, s)
-	done := r.turns.take(s.capstan.Namespace)
-	if done == nil { // No event follows the end of another cluster's turn.
-		s.lookAgain(wait.Jitter(turnPause, 1))
+	end, again := r.turns.Take(s.capstan.Namespace)
+	if end == nil {
+		s.lookAgain(again)
 		return withdrawn
 	}
-	defer done()
+	defer func() { end(s.waited) }()
 	v, err := r.view(ctx, s)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) { // The connection is an event.
 		return errors.Join(withdrawn, r.show(ctx, s, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason, "The manager is not connected to the API server of the cluster. Published Services continue"))

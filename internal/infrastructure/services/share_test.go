@@ -22,26 +22,6 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// A namespace takes its turns, gives them back, and takes none of another namespace.
-func TestTurns(t *testing.T) {
-	turns := newTurns(20)
-	first, second := turns.take("a"), turns.take("a")
-	if first == nil || second == nil || turns.take("a") != nil {
-		t.Fatal("expected exactly two turns of twenty workers")
-	}
-	if other := turns.take("b"); other == nil {
-		t.Error("the turns of one namespace are taken from another one")
-	} else {
-		other()
-	}
-	if first(); turns.take("a") == nil {
-		t.Error("a turn that ended is not free")
-	}
-	if few := newTurns(3); few.take("a") == nil || few.take("a") != nil {
-		t.Error("expected one turn of three workers")
-	}
-}
-
 // mute is a cache of clusters whose API servers accept requests and never answer.
 type mute struct {
 	clustercache.ClusterCache
@@ -69,7 +49,7 @@ func TestNamespaceOccupiesItsShare(t *testing.T) {
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 	waits := make(chan string, 100)
-	r := &Reconciler{Client: c, Options: reconciling.Options{LiveClient: c, ClusterCache: mute{waits: waits}}, turns: newTurns(50)}
+	r := &Reconciler{Client: c, Options: reconciling.Options{LiveClient: c, ClusterCache: mute{waits: waits}}, turns: reconciling.NewTurns(50, 5)}
 	ctx, cancel := context.WithCancel(t.Context())
 	results := make(chan error, 100)
 	start := func(namespace string, n int) *scope {
@@ -79,8 +59,9 @@ func TestNamespaceOccupiesItsShare(t *testing.T) {
 		go func() { results <- r.reconcile(ctx, s) }()
 		return s
 	}
-	for n := range 5 {
-		start("hostile", n)
+	first := start("hostile", 0)
+	for n := range 4 {
+		start("hostile", 1+n)
 	}
 	for range 5 {
 		if namespace := <-waits; namespace != "hostile" {
@@ -107,5 +88,8 @@ func TestNamespaceOccupiesItsShare(t *testing.T) {
 		if err := <-results; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
+	}
+	if first.waited <= 0 {
+		t.Error("the time that a cluster waits is not counted")
 	}
 }

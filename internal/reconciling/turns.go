@@ -1,0 +1,95 @@
+package reconciling
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+const (
+	// slow is the duration of a turn that makes its namespace slow, for slowFor.
+	slow, slowFor = 3 * time.Second, 10 * time.Minute
+	// pause and slowPause are the shortest times until the next attempt of an object without a turn, in another and in a slow namespace.
+	pause, slowPause = 100 * time.Millisecond, time.Second
+)
+
+// Turns bounds how many workers of a controller wait for the API servers of workload clusters. Tenants control these servers and can let
+// all requests wait, and a namespace can have any number of clusters. A namespace takes a part of the workers, and all namespaces that were
+// slow lately take half of them together. The other half is for namespaces whose API servers answer.
+type Turns struct {
+	// most for a namespace, and mostSlow for all slow ones.
+	most, mostSlow int
+	now            func() time.Time
+
+	mu        sync.Mutex
+	taken     map[string]int
+	slowUntil map[string]time.Time
+}
+
+// NewTurns returns the turns of a controller with a number of workers, of which a namespace takes a number at most.
+func NewTurns(workers, most int) *Turns {
+	return &Turns{most: max(1, most), mostSlow: max(1, workers/2), now: time.Now, taken: map[string]int{}, slowUntil: map[string]time.Time{}}
+}
+
+// Take returns the function that ends a turn. It is nil if the namespace gets none now, and again is the time until the next attempt: no
+// event follows the end of another turn. waited is how long the turn has waited for an API server.
+func (t *Turns) Take(namespace string) (end func(waited time.Duration), again time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	slowNow := t.isSlow(namespace)
+	switch {
+	case slowNow && (t.taken[namespace] >= t.most || t.takenBySlow() >= t.mostSlow):
+		return nil, wait.Jitter(slowPause, 1)
+	case t.taken[namespace] >= t.most:
+		return nil, wait.Jitter(pause, 1)
+	}
+	t.taken[namespace]++
+	return func(waited time.Duration) { t.end(namespace, waited) }, 0
+}
+
+func (t *Turns) end(namespace string, waited time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.taken[namespace]--; t.taken[namespace] == 0 {
+		delete(t.taken, namespace)
+	}
+	if waited > slow {
+		t.slowUntil[namespace] = t.now().Add(slowFor)
+	}
+}
+
+// isSlow forgets the namespaces that are not slow any more; mu is held.
+func (t *Turns) isSlow(namespace string) bool {
+	now := t.now()
+	maps.DeleteFunc(t.slowUntil, func(_ string, until time.Time) bool { return !now.Before(until) })
+	_, found := t.slowUntil[namespace]
+	return found
+}
+
+// takenBySlow is the number of turns of slow namespaces; mu is held.
+func (t *Turns) takenBySlow() (sum int) {
+	for namespace := range t.slowUntil {
+		sum += t.taken[namespace]
+	}
+	return sum
+}
+
+// Fair returns a reconciler of a controller with a number of workers, of which the objects of a namespace leave a tenth to others. It is
+// for reconcilers that wait for API servers of workload clusters.
+func Fair(workers int, r reconcile.Reconciler) reconcile.Reconciler {
+	turns := NewTurns(workers, workers-max(1, workers/10))
+	return reconcile.Func(func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+		end, again := turns.Take(request.Namespace)
+		if end == nil {
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
+		start := time.Now()
+		defer func() { end(time.Since(start)) }()
+		return r.Reconcile(ctx, request)
+	})
+}
