@@ -36,7 +36,7 @@ func checkServices(req *hostpb.SetServicesRequest, n *hostpb.Network) error {
 	ports, taken := 0, places{}
 	for _, s := range req.Services {
 		if err := checkService(s, subnets); err != nil {
-			return fmt.Errorf("service %q: %w", s.Name, err)
+			return fmt.Errorf("service %.*q: %w", hostpb.MaxServiceName, s.Name, err)
 		}
 		if err := taken.add(s); err != nil {
 			return err
@@ -84,6 +84,8 @@ func checkService(s *hostpb.PublishedService, subnets []network.Subnet) error {
 	switch {
 	case err != nil || address.Is4In6() || address.Zone() != "" || !address.IsGlobalUnicast() || address.String() != s.Address:
 		return fmt.Errorf("address %q: expected a global unicast address in its canonical form", s.Address)
+	case len(s.Name) > hostpb.MaxServiceName:
+		return fmt.Errorf("a name of %d bytes: expected at most %d", len(s.Name), hostpb.MaxServiceName)
 	case len(s.Ports) == 0:
 		return fmt.Errorf("address %s has no port", s.Address)
 	case len(s.Machines) > hostpb.MaxServiceMachines:

@@ -71,3 +71,16 @@ func TestPlacesOfServices(t *testing.T) {
 		}
 	}
 }
+
+// Names are recorded and listed together for all clusters, so they are bounded.
+func TestNameOfService(t *testing.T) {
+	network := &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"}
+	for length, says := range map[int]string{hostpb.MaxServiceName: "", hostpb.MaxServiceName + 1: "at most 255", 3 << 20: "at most 255"} {
+		err := Services(&hostpb.SetServicesRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Services: []*hostpb.PublishedService{{
+			Name: strings.Repeat("x", length), Address: "192.0.2.1", HostPorts: true, Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
+		}}}, network)
+		if (err == nil) != (says == "") || err != nil && (!strings.Contains(err.Error(), says) || len(err.Error()) > 1024) {
+			t.Errorf("%d bytes: %v, want %q", length, err, says)
+		}
+	}
+}

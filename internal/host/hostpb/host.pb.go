@@ -2093,7 +2093,7 @@ func (x *SetServicesRequest) GetServices() []*PublishedService {
 // PublishedService is a Service of a cluster that clients outside of the host reach.
 type PublishedService struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
-	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // namespace/name of the Service, for messages
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // namespace/name of the Service, for messages; at most 255 bytes
 	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // in the network of one of the host's interfaces; nobody else has it
 	Ports   []*PublishedPort       `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
 	// machines get the connections: addresses of machines of this host, of the same family; at most 256. Empty: nobody accepts

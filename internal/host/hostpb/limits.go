@@ -6,4 +6,5 @@ const (
 	MaxServicePorts    = 256
 	MaxServiceMachines = 256
 	MaxSourceRanges    = 64
+	MaxServiceName     = 255 // with its namespace, in bytes; Kubernetes allows fewer
 )

@@ -121,13 +121,26 @@ func (h *host) portPlaces(s *corev1.Service) (out []portPlace) {
 	return out
 }
 
-// holds reports whether the status of a Service shows that it has the place.
-func holds(s *corev1.Service, p portPlace) bool {
-	return slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i corev1.LoadBalancerIngress) bool {
-		return i.IP == p.address.String() && slices.ContainsFunc(i.Ports, func(have corev1.PortStatus) bool {
-			return have.Protocol == p.protocol && have.Port == p.port
-		})
-	})
+// heldPlaces returns the places among some that a Service has, as its status shows. It reads the status once: the API server of the cluster
+// decides about its length.
+func heldPlaces(s *corev1.Service, among []portPlace) (out []portPlace) {
+	is := map[portPlace]bool{}
+	for _, p := range among {
+		is[p] = true
+	}
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		address, err := netip.ParseAddr(i.IP)
+		if err != nil {
+			continue
+		}
+		for _, have := range i.Ports {
+			if p := (portPlace{address, have.Protocol, have.Port}); is[p] {
+				out = append(out, p)
+				is[p] = false
+			}
+		}
+	}
+	return out
 }
 
 // portsPlan contains the hosts of Services with ports of the hosts.
@@ -208,8 +221,8 @@ func (h *host) keptPorts(services []accepted, published map[*corev1.Service]bool
 // keepHeld notes the places that Services have already, before others can take them.
 func (h *host) keepHeld(services []accepted, taken map[portPlace]*corev1.Service) {
 	for _, s := range services {
-		for _, p := range h.portPlaces(s.Service) {
-			if taken[p] == nil && holds(s.Service, p) {
+		for _, p := range heldPlaces(s.Service, h.portPlaces(s.Service)) {
+			if taken[p] == nil {
 				taken[p] = s.Service
 				for _, other := range h.ports.addresses { // the port of the other family too
 					taken[portPlace{other, p.protocol, p.port}] = s.Service

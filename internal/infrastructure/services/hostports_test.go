@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -90,6 +91,29 @@ func nodePort(name string, ports ...int32) accepted {
 func dual(s accepted) accepted {
 	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	return s
+}
+
+// The length of the status, which the API server of the cluster decides, and the number of ports do not multiply.
+func TestLongStatus(t *testing.T) {
+	var ports []int32
+	for port := range int32(hostpb.MaxServicePorts) {
+		ports = append(ports, 1+port)
+	}
+	s := with("a", ports)
+	for range 100_000 {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: "192.0.2.9", Ports: []corev1.PortStatus{{Port: 1, Protocol: corev1.ProtocolTCP}}})
+	}
+	hosts := map[string]*host{}
+	for n := range 20 {
+		hosts[fmt.Sprint("h", n)] = own(n+1, func(h *host) { h.ports.permitted = []infrav1.HostPorts{tcp(1, 1024)} })
+	}
+	start := time.Now()
+	if plan := planPorts([]accepted{s}, hosts); len(plan.targets) != len(hosts) {
+		t.Errorf("found %d targets", len(plan.targets))
+	}
+	if took := time.Since(start); took > 15*time.Second { // a fraction of a second; a minute if they multiply
+		t.Errorf("the plan took %s", took)
+	}
 }
 
 // own returns a host with the addresses 192.0.2.N and 2001:db8::N that authorises TCP ports from 80 to 90.

@@ -62,6 +62,10 @@ func flaw(s *corev1.Service, families []corev1.IPFamily) string {
 	if len(families) == 0 {
 		return fmt.Sprintf("the cluster has no pool with addresses of its families %v: set spec.ipFamilies of the Service, or a pool in spec.services.loadBalancer of the CapstanCluster", s.Spec.IPFamilies)
 	}
+	// The API server of the cluster may have accepted any name, and hosts keep the names.
+	if n := len(nameOf(s)); n > hostpb.MaxServiceName {
+		return fmt.Sprintf("its name and namespace have %d bytes: at most %d are possible", n, hostpb.MaxServiceName)
+	}
 	if s.Spec.LoadBalancerIP != "" { // Deprecated in Kubernetes. The pool chooses.
 		return "spec.loadBalancerIP is not supported: remove it; the pool of the cluster provides the address"
 	}

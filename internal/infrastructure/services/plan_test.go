@@ -68,6 +68,7 @@ func TestFlaw(t *testing.T) {
 		"no node port":        {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }, "allocateLoadBalancerNodePorts"},
 		"loadBalancerIP":      {func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.1" }, "loadBalancerIP"},
 		"ranges":              {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.1/24", "fd00::/8"} }, ""},
+		"a long name":         {func(s *corev1.Service) { s.Name = strings.Repeat("x", hostpb.MaxServiceName) }, "at most 255"},
 		"a broken range":      {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.1/24 accept"} }, "expected a network"},
 		"IPv6 ranges only":    {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"fd00::/8"} }, "no IPv4 network"},
 		"very many ranges":    {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 65) }, "at most 64"},
