@@ -3,8 +3,10 @@ package localvolume
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -62,32 +64,94 @@ func (f Folders) Empty(name string) error {
 	if info, err := root.Lstat(name); errors.Is(err, os.ErrNotExist) || err == nil && !info.IsDir() {
 		return nil
 	}
-	folder, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = folder.Close() }()
-	content, err := folder.Readdirnames(-1)
-	if err != nil {
-		return err
-	}
-	for _, child := range content {
-		if err := root.RemoveAll(filepath.Join(name, child)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return (&emptying{root: root, volume: name, until: time.Now().Add(maxEmptying)}).empty(name, 0)
 }
 
 // Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
 // because the content of the mount belongs to something else.
 func (f Folders) Remove(name string) error {
+	if err := f.Empty(name); err != nil {
+		return err
+	}
 	root, err := f.openUnmounted(name)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	return root.RemoveAll(name)
+	if err := root.Remove(name); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+const (
+	// maxDepth bounds the paths of a removal, because each step opens all folders of its path, and a pod decides about the depth.
+	maxDepth = 100
+	// maxEmptying is the time of one attempt. A pod that was deleted with force can still write.
+	maxEmptying = time.Minute
+)
+
+// emptying removes the content of a volume. os.Root.RemoveAll would have a file open for each folder of a path, and fail.
+type emptying struct {
+	root   *os.Root
+	volume string
+	// moved counts the folders that were too deep, and are then in the folder of the volume.
+	moved int
+	until time.Time
+}
+
+// empty removes the content of a folder, a part at a time. It moves folders that are too deep.
+func (e *emptying) empty(folder string, depth int) error {
+	for {
+		content, err := e.some(folder)
+		if err != nil || len(content) == 0 {
+			return err
+		}
+		for _, child := range content {
+			path := filepath.Join(folder, child.Name())
+			if child.IsDir() && depth == maxDepth {
+				err = e.move(path)
+			} else {
+				if child.IsDir() {
+					err = e.empty(path, depth+1)
+				}
+				err = errors.Join(err, e.root.Remove(path))
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// some returns a part of the content of a folder, or nothing if it is empty.
+func (e *emptying) some(folder string) ([]os.DirEntry, error) {
+	if time.Now().After(e.until) {
+		return nil, fmt.Errorf("expected to empty the volume within %s: it has very many files, or a process still writes; the next attempt continues", maxEmptying)
+	}
+	f, err := e.root.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	content, err := f.ReadDir(1024)
+	if errors.Is(err, io.EOF) {
+		return nil, nil
+	}
+	return content, err
+}
+
+// move gives a folder a new name in the folder of the volume.
+func (e *emptying) move(folder string) error {
+	for {
+		e.moved++
+		name := filepath.Join(e.volume, fmt.Sprintf(".moved-%d", e.moved))
+		if _, err := e.root.Lstat(name); errors.Is(err, os.ErrNotExist) {
+			return e.root.Rename(folder, name)
+		} else if err != nil {
+			return err
+		}
+	}
 }
 
 // openUnmounted is open for a volume without mounts.

@@ -1,11 +1,14 @@
 package localvolume
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -201,5 +204,48 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A volume goes however deep and wide its folders are: with 500 open files, and with 3000 folders in each other, and 3000 beside each
+// other with names that the removal uses itself.
+func TestDeepVolume(t *testing.T) {
+	f, name := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}, "pvc-"+uid
+	must(t, f.Create(name))
+	root, err := os.OpenRoot(filepath.Join(f.Dir, name))
+	must(t, err)
+	for n := range 3000 {
+		must(t, root.Mkdir(fmt.Sprintf(".moved-%d", n), 0o700))
+	}
+	must(t, root.WriteFile(".moved-3000", nil, 0o600))
+	for range 3000 {
+		must(t, root.Mkdir("x", 0o700))
+		inner, err := root.OpenRoot("x")
+		must(t, err)
+		must(t, root.Close())
+		root = inner
+	}
+	must(t, root.WriteFile("file", nil, 0o600))
+	must(t, root.Close())
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 500, Max: limit.Max}))
+	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	must(t, f.Remove(name))
+	if _, err := os.Stat(filepath.Join(f.Dir, name)); !os.IsNotExist(err) {
+		t.Errorf("the folder remains: %v", err)
+	}
+}
+
+// A process that goes on writing holds up the removal for a time only.
+func TestEmptyingEnds(t *testing.T) {
+	f, name := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}, "pvc-"+uid
+	must(t, f.Create(name))
+	root, err := os.OpenRoot(f.Dir)
+	must(t, err)
+	defer func() { must(t, root.Close()) }()
+	must(t, root.Mkdir(name+"/x", 0o700))
+	if err := (&emptying{root: root, volume: name, until: time.Now().Add(-time.Second)}).empty(name, 0); err == nil || !strings.Contains(err.Error(), "the next attempt continues") {
+		t.Errorf("found %v, expected the end of the time", err)
 	}
 }
