@@ -230,6 +230,8 @@ func (s *scene) cutFromManager() {
 		second = rack.HolderOf(s, rack.Others(s.boxes, first), s.stack.service)
 		s.Logf("%s has %s %s after the loss", second.Name(), s.stack.service, time.Since(since).Round(100*time.Millisecond))
 	})
+	// A host that returns before the manager has seen the success of the other one gets its address back.
+	s.recorded(second, first)
 	since = time.Now()
 	first.Join()
 	s.givesUp(first)
