@@ -6,7 +6,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Resources are what a machine has of its host. CPUs 0 are all of the host's.
+// Resources are the parts of a host that a machine has. With CPUs 0 it has all processors of the host.
 type Resources struct {
 	CPUs         int32
 	Memory, Disk int64            // in bytes
@@ -94,7 +94,7 @@ func (h *Host) freeMemory() int64 {
 	return h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes()) - growth
 }
 
-// Free returns what new machines can have. CPUs and Disk are for comparisons of hosts only: machines share the processors, and their
+// Free returns the resources for new machines. CPUs and Disk are for comparisons of hosts only: machines share the processors, and their
 // disks occupy only written blocks, so both can be negative.
 func (h *Host) Free() Resources {
 	h.mu.RLock()

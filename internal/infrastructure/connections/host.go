@@ -34,7 +34,7 @@ const (
 	// maxMessageBytes is enough for bootstrap data, which fits into a Secret and has at most 1 MiB.
 	maxMessageBytes = 8 << 20
 
-	// maxAnswerBytes and maxStreamBytes bound what a host sends for users, who can have many streams: the descriptions of the host and of a
+	// maxAnswerBytes and maxStreamBytes bound the messages of a host for users, who can have many streams: the descriptions of the host and of a
 	// machine, and each message of a stream. The messages of capstand have 64 KiB and less.
 	maxAnswerBytes, maxStreamBytes = 1 << 20, 256 << 10
 
@@ -220,7 +220,7 @@ func (h *Host) Connected() error {
 	return h.err
 }
 
-// Away returns for how long the host has not been connected, as far as this process knows; 0 while it is. The clock is monotonic.
+// Away returns for how long the host has not been connected to this process; 0 while it is. The clock is monotonic.
 func (h *Host) Away() time.Duration {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

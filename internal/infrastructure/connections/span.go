@@ -47,14 +47,14 @@ type Refused map[Place]string
 // Place is an address of a Service. Name is that of a Service with ports of the host, and empty for an address of its own.
 type Place struct{ Address, Name string }
 
-// Services returns what the host accepted last for a network on this connection, or nil.
+// Services returns the list that the host accepted last for a network on this connection, or nil.
 func (h *Host) Services(network string) *hostpb.SetServicesRequest {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.services[network].request
 }
 
-// AllServices returns the Services of all networks that the host publishes. Those of an older capstand are what it accepted on this
+// AllServices returns the Services of all networks that the host publishes. Those of an older capstand are the lists that it accepted on this
 // connection.
 func (h *Host) AllServices(ctx context.Context) (lists []*hostpb.SetServicesRequest, err error) {
 	answer, err := h.ListServices(ctx, &hostpb.ListServicesRequest{})

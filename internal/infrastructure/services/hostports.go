@@ -40,7 +40,7 @@ type hostPorts struct {
 	addresses map[corev1.IPFamily]netip.Addr
 }
 
-// portsOf returns what the clusters of a namespace may publish at the own addresses of a host.
+// portsOf returns the ports that the clusters of a namespace may publish at the own addresses of a host.
 func portsOf(h *infrav1.CapstanHost, ns *corev1.Namespace, optedIn bool) hostPorts {
 	out := hostPorts{addresses: map[corev1.IPFamily]netip.Addr{}}
 	services := h.Spec.Services
@@ -111,7 +111,7 @@ type portPlace struct {
 	port     int32
 }
 
-// portPlaces are what a Service takes on a host. It takes a port for both families, so that the port means one Service.
+// portPlaces are the places that a Service takes on a host. It takes a port for both families, so that the port means one Service.
 func (h *host) portPlaces(s *corev1.Service) (out []portPlace) {
 	for _, address := range h.ports.addresses {
 		for _, p := range s.Spec.Ports {
@@ -155,7 +155,7 @@ func (p *portsPlan) serves(s *corev1.Service, address netip.Addr) bool {
 }
 
 // planPorts publishes each Service on all connected hosts that have machines of the cluster and authorise all its ports. A Service that
-// has a port on a host keeps it; otherwise the first one in the order of services gets it. A host that is away keeps what it has.
+// has a port on a host keeps it; otherwise the first one in the order of services gets it. A host that is away keeps its ports.
 func planPorts(services []accepted, hosts map[string]*host) portsPlan {
 	out := portsPlan{refused: map[*corev1.Service]string{}}
 	taken, reasons := map[portPlace]*corev1.Service{}, map[*corev1.Service][]string{}

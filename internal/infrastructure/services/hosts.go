@@ -80,7 +80,7 @@ type absence struct {
 	wait, retry time.Duration
 }
 
-// absent returns what a host has been since it fell silent, or lost its connection.
+// absent returns the state of a host that fell silent, or lost its connection, some time ago.
 func absent(away, silence time.Duration) absence {
 	a := absence{silent: away >= silence, lost: away >= patience, retry: min(max(away/10, minRetry), maxRetry)}
 	switch {
@@ -92,7 +92,7 @@ func absent(away, silence time.Duration) absence {
 	return a
 }
 
-// permission returns a host with what the clusters of a namespace may publish there, at addresses and at ports of the host.
+// permission returns a host with the addresses and ports that the clusters of a namespace may publish there.
 func permission(h *infrav1.CapstanHost, ns *corev1.Namespace, addresses, ports bool) *host {
 	return &host{name: h.Name, allowed: allowed(h, ns, addresses), ports: portsOf(h, ns, ports)}
 }
@@ -167,7 +167,7 @@ func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []
 	return nil, fmt.Errorf("host %s: %s", name, connections.Message(err))
 }
 
-// withdraw ends what hosts do not allow any more, without a view of the workload cluster.
+// withdraw ends publications that hosts do not allow any more, without a view of the workload cluster.
 func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 	for name, h := range s.hosts {
 		conn := r.Pool.Get(name)
@@ -212,7 +212,7 @@ func (h *host) permitted(last *hostpb.SetServicesRequest) (keep []*hostpb.Publis
 	return keep, len(keep) < len(last.GetServices())
 }
 
-// recordKept records what a host still publishes.
+// recordKept records the Services that a host still publishes.
 func (r *Reconciler) recordKept(ctx context.Context, s *scope, name string, keep []*hostpb.PublishedService) (err error) {
 	for _, claim := range s.claims {
 		holds := func(p *hostpb.PublishedService) bool {

@@ -244,7 +244,7 @@ func (h *host) targets(nodes map[string]bool, family corev1.IPFamily) (out []str
 
 // place returns the host that publishes an address. Without a host, why is the reason. record are the hosts that may have the address,
 // the current one first. The current host keeps the address while it is connected and has a target, and while it is away for a moment,
-// or no other host has a target: a capstand that restarts moves nothing, and its box goes on forwarding.
+// or no other host has a target: a capstand that restarts moves nothing, and its box continues to forward.
 func place(address netip.Addr, nodes map[string]bool, record []string, hosts map[string]*host) (name, why string) {
 	var best, now *host
 	preferred := ""

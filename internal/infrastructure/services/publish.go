@@ -38,7 +38,7 @@ type target struct {
 	from *host
 	// done: the host publishes it.
 	done bool
-	// unknown: the host did not answer, so what it publishes is unchanged as far as is known.
+	// unknown: the host did not answer, so its publications count as unchanged.
 	unknown bool
 	// machines get the connections.
 	machines []string
@@ -229,7 +229,7 @@ func (s *scope) losses(name string, keeps []*target) int {
 	return 0
 }
 
-// awayWith handles the Services of a host that is not connected. It goes on publishing them if it runs.
+// awayWith handles the Services of a host that is not connected. It continues to publish them if it runs.
 func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []*target) {
 	if !h.lost && len(targets) > 0 {
 		s.lookAgain(h.wait) // No event follows when the host is silent, or lost.

@@ -20,8 +20,8 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// withdrawal ends what hosts publish and do not allow any more. It reads the record of each host, the CapstanHost and the labels of
-// Namespaces, and no object of a namespace. So it works while a Cluster is paused (ALL-08 stops the reconcile of what a tenant wants, not
+// withdrawal ends publications that hosts do not allow any more. It reads the record of each host, the CapstanHost and the labels of
+// Namespaces, and no object of a namespace. So it works while a Cluster is paused (ALL-08 stops the reconcile of requests of a tenant, not
 // a decision about the host), after a tenant removed objects, and after a restart of the manager.
 type withdrawal struct{ *Reconciler }
 
