@@ -17,7 +17,7 @@ import (
 // A user who deletes the claim of a Service does not free its address before the host gave it up, also if the host is away. A cluster that
 // does not exist any more keeps no address.
 func TestDeletedClaim_IPAM07(t *testing.T) {
-	p := newPublishing(t, nil)
+	p := newPublishing(t, 2, nil)
 	p.allow("203.0.113.96/28")
 	web := p.addService("claimed", nil)
 	p.provide("claimed", "203.0.113.106")

@@ -69,7 +69,7 @@ func (p *publishing) portHosts() string {
 // A Service has ports of the hosts' own addresses only where they are authorised for the namespace, and loses them with the
 // authorisation, with the Service, and with the opt-in of the cluster. The test is not parallel: its cluster sees the Services of all tests.
 func TestHostPorts(t *testing.T) {
-	p := newPublishing(t, nil)
+	p := newPublishing(t, 2, nil)
 	for _, h := range p.hosts {
 		h.fake.SetInfo(func(i *hostpb.HostInfo) { i.HostPorts = true })
 	}

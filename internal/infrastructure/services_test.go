@@ -26,7 +26,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// publishing is a cluster on two hosts that publishes its Services. The API server of the tests is its workload cluster too.
+// publishing is a cluster on some hosts that publishes its Services. The API server of the tests is its workload cluster too.
 type publishing struct {
 	*box
 	hosts []rackHost
@@ -34,10 +34,10 @@ type publishing struct {
 	api   *apiRelay
 }
 
-func newPublishing(t *testing.T, change func(*infrav1.CapstanCluster)) *publishing {
+func newPublishing(t *testing.T, hosts int, change func(*infrav1.CapstanCluster)) *publishing {
 	t.Helper()
 	b := newNamespace(t)
-	p := &publishing{box: b, hosts: b.rack(2)}
+	p := &publishing{box: b, hosts: b.rack(hosts)}
 	p.api = newAPIRelay(t, strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/"))
 	host, port, err := net.SplitHostPort(p.api.Addr().String())
 	b.Expect(err).NotTo(HaveOccurred())
@@ -178,7 +178,7 @@ func (p *publishing) told(s *corev1.Service, text string) {
 // A Service is published only with the permission of a host, gets its address, and loses it with the permission, with the
 // Service, and with the opt-in of the cluster. The test is not parallel: its cluster sees the Services of all tests.
 func TestServices(t *testing.T) {
-	p := newPublishing(t, nil)
+	p := newPublishing(t, 2, nil)
 	web := p.addService("web", nil)
 	foreign := p.addService("foreign", func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("example.com/lb") })
 	p.provide("web", "203.0.113.100")
@@ -213,7 +213,7 @@ func TestServices(t *testing.T) {
 // The record of the hosts is an annotation of a claim, which users of the namespace can change. Without the record, a host gives up the
 // address all the same, before the claim is deleted.
 func TestRemovedRecord(t *testing.T) {
-	p := newPublishing(t, nil)
+	p := newPublishing(t, 2, nil)
 	p.allow("203.0.113.96/28")
 	web := p.addService("unrecorded", nil)
 	p.provide("unrecorded", "203.0.113.104")
@@ -234,7 +234,7 @@ func TestRemovedRecord(t *testing.T) {
 
 // A Service with both families has an address from each pool, with machines of the same family, and one of them can fail.
 func TestDualStackServices(t *testing.T) {
-	p := newPublishing(t, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })
+	p := newPublishing(t, 2, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })
 	update(p.box, p.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Services.LoadBalancer.IPv6AddressesFromPool = pools[1] })
 	p.allow("203.0.113.96/28")
 	web := p.addService("dual", func(s *corev1.Service) {
@@ -298,11 +298,12 @@ func (p *publishing) provideFrom(pool infrav1.IPPoolReference, address string) {
 // where returns the host that publishes a Service.
 func (p *publishing) where(service string) int {
 	p.t.Helper()
-	p.Eventually(func() bool { return p.on(0, service)() != "" || p.on(1, service)() != "" }).Should(BeTrue())
-	if p.on(0, service)() != "" {
-		return 0
-	}
-	return 1
+	found := -1
+	p.Eventually(func() int {
+		found = slices.IndexFunc(p.hosts, func(h rackHost) bool { return h.fake.Services(p.capstan.Spec.ID)[p.namespace+"/"+service] != nil })
+		return found
+	}).ShouldNot(Equal(-1))
+	return found
 }
 
 func (p *publishing) followsNodes(web *corev1.Service) {

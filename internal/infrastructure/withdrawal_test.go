@@ -16,7 +16,7 @@ import (
 // ALL-18: no object of a namespace keeps a Service published that a host does not allow any more. The Cluster is paused, has lost its
 // CapstanCluster, and the manager has sent the host nothing on its present connection.
 func TestWithdrawnWhilePaused_ALL18(t *testing.T) {
-	p := newPublishing(t, nil)
+	p := newPublishing(t, 2, nil)
 	for _, h := range p.hosts {
 		h.fake.SetInfo(func(i *hostpb.HostInfo) { i.HostPorts = true })
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -136,12 +137,10 @@ func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []m
 		have[m.Name] = hasBalancer(m.conn, s)
 	}
 	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	others := slices.DeleteFunc(slices.Clone(members), func(m member) bool { return m.Name == s.capstan.Spec.LoadBalancer.HostName })
 	var errs []error
-	for _, m := range members {
-		if m.Name == s.capstan.Spec.LoadBalancer.HostName {
-			continue
-		}
-		err := r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends)
+	for i, err := range atOnce(others, func(m member) error { return r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends) }) {
+		m := others[i]
 		if err != nil {
 			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err)))
 		}

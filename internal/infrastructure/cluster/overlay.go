@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -298,13 +299,17 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
 	balancerHosts := hostaccess.BalancerHosts(s.capstan)
 	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
-	var errs []error
-	for _, m := range members {
+	ensure := func(m member) error {
 		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, balancerHosts, hosts)
 		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel), peers, tunnels, overlay.Keys(m.Host, names, peers, tunnels, hosts))
 		if err == nil && m.Name != s.capstan.Spec.LoadBalancer.HostName {
 			err = r.ensureBalancer(ctx, s, m, balancers[m.Name], backends)
 		}
+		return err
+	}
+	var errs []error
+	for i, err := range atOnce(members, ensure) {
+		m := members[i]
 		if err != nil {
 			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err))+remedy(err, s.capstan))
 		}
@@ -313,6 +318,18 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// atOnce calls f for all members at the same time, so that no host waits for one that does not answer, and returns the results in their
+// order.
+func atOnce(members []member, f func(member) error) []error {
+	out := make([]error, len(members))
+	var all sync.WaitGroup
+	for i, m := range members {
+		all.Go(func() { out[i] = f(m) })
+	}
+	all.Wait()
+	return out
 }
 
 // remedy returns the advice for a host that has the network with another overlay, because its tunnel address was changed.

@@ -97,16 +97,11 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 	if err != nil {
 		return nil, err
 	}
-	conn, err := way.dial(name, p.Keepalive)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Host{
-		HostClient: hostpb.NewHostClient(conn),
-		name:       name, address: address, credentials: creds, inbound: p.Inbound, slot: dialled,
+	h := &Host{
+		name: name, address: address, credentials: creds, inbound: p.Inbound, slot: dialled,
 		served: served,
-		conn:   conn, notify: p.notify, silence: p.Silence, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
+		notify: p.notify, silence: p.Silence, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
 		err:           ErrConnecting,
 		since:         time.Now(),
 		machines:      map[string]*hostpb.Machine{},
@@ -114,7 +109,15 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 		promised:      map[string]Resources{},
 		spans:         map[string]*span{},
 		services:      map[string]publication{},
-	}, nil
+		heartbeat:     newHeartbeat(),
+	}
+	way.options = append(way.options, grpc.WithChainUnaryInterceptor(h.unlessSilent))
+	if h.conn, err = way.dial(name, p.Keepalive); err != nil {
+		cancel()
+		return nil, err
+	}
+	h.HostClient = hostpb.NewHostClient(h.conn)
+	return h, nil
 }
 
 // route is how calls get to a host.
@@ -512,7 +515,7 @@ func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
-	h.spans, h.services, h.heartbeat = map[string]*span{}, map[string]publication{}, heartbeat{}
+	h.spans, h.services, h.heartbeat = map[string]*span{}, map[string]publication{}, newHeartbeat()
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {
@@ -540,6 +543,7 @@ func (h *Host) disconnected(err error) {
 	h.err = errors.New(Message(err))
 	if before == nil {
 		h.since = time.Now()
+		h.heartbeat.listen() // The attempts to connect take their time.
 	}
 	changed := before == nil || before.Error() != h.err.Error()
 	h.mu.Unlock()

@@ -29,7 +29,7 @@ type Event struct {
 	LoadBalancer *hostpb.LoadBalancer
 	// Connection is true if the host was connected or disconnected.
 	Connection bool
-	// Silence is true if a host with addresses of Services fell silent, or answers again. Its connection may still exist.
+	// Silence is true if a host that gets pulses fell silent, or answers again. Its connection may still exist.
 	Silence bool
 	// Capacity is true if the total or the free resources of the host changed.
 	Capacity bool
@@ -41,7 +41,7 @@ type Event struct {
 type Pool struct {
 	// Keepalive of the connections; to be set before the first one.
 	Keepalive hostpb.Keepalive
-	// Silence is the time without an answered pulse after which an event reports a host with addresses of Services as silent; to be set
+	// Silence is the time without an answered pulse after which a host is silent: an event reports it, and its calls end. To be set
 	// before the first connection.
 	Silence time.Duration
 	// ManagementCluster returns the identity of the management cluster, with which hosts record when a manager was last

@@ -2,10 +2,12 @@ package connections
 
 import (
 	"context"
-	"slices"
+	"errors"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -13,15 +15,48 @@ import (
 // pulsesPerSilence is the number of pulses in the time after which a host is silent.
 const pulsesPerSilence = 3
 
-// heartbeat contains the last answer of a host to a pulse. Only hosts with addresses of Services get pulses, because only these addresses
-// move soon after a loss.
+var errSilent = errors.New("the host does not answer")
+
+// heartbeat contains the last answer of a host to a pulse. Only hosts that have addresses of Services, or can get them from a lost host,
+// get pulses, because only these addresses move soon after a loss.
 type heartbeat struct {
-	// on: the host gets pulses.
-	on bool
+	// networks for which the host gets pulses.
+	networks map[string]bool
 	// heard is when the last answered pulse was sent.
 	heard time.Time
-	// reported: an event has reported the silence.
-	reported bool
+	// answers ends with fallSilent, when the host falls silent. An event has then reported the silence.
+	answers    context.Context
+	fallSilent context.CancelFunc
+}
+
+func newHeartbeat() heartbeat {
+	b := heartbeat{networks: map[string]bool{}}
+	b.listen()
+	return b
+}
+
+// listen lets calls take their time again.
+func (b *heartbeat) listen() { b.answers, b.fallSilent = context.WithCancel(context.Background()) }
+
+// SetPulses starts pulses for a network, whose Services have or can get addresses on the host, or ends them. A host gets pulses as long as
+// it gets them for a network. A new connection has none.
+func (h *Host) SetPulses(network string, wanted bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b := &h.heartbeat
+	switch {
+	case h.err != nil || b.networks[network] == wanted:
+	case wanted:
+		if len(b.networks) == 0 {
+			b.heard = time.Now()
+		}
+		b.networks[network] = true
+	default:
+		delete(b.networks, network)
+		if len(b.networks) == 0 {
+			b.listen()
+		}
+	}
 }
 
 // Silence returns for how long the host has not answered: since the last answered pulse, or since the loss of the connection if the
@@ -30,7 +65,7 @@ func (h *Host) Silence() time.Duration {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	switch {
-	case h.heartbeat.on:
+	case len(h.heartbeat.networks) > 0:
 		return time.Since(h.heartbeat.heard)
 	case h.err == nil:
 		return 0
@@ -38,12 +73,34 @@ func (h *Host) Silence() time.Duration {
 	return time.Since(h.since)
 }
 
-// noteServices starts pulses if a host has an address of a Service; h.mu is held.
-func (h *Host) noteServices(list *hostpb.SetServicesRequest) {
-	own := func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }
-	if h.err == nil && !h.heartbeat.on && slices.ContainsFunc(list.GetServices(), own) {
-		h.heartbeat = heartbeat{on: true, heard: time.Now()}
+// Answers returns nil while the host is connected and not silent, and the reason otherwise.
+func (h *Host) Answers() error {
+	if err := h.Connected(); err != nil {
+		return err
 	}
+	if h.Silence() >= h.silence {
+		return errSilent
+	}
+	return nil
+}
+
+// unlessSilent ends a call when the host falls silent, long before the connection ends: the caller has work for other hosts. Pulses are
+// the exception, because they notice the return.
+func (h *Host) unlessSilent(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if method == hostpb.Host_Pulse_FullMethodName {
+		return invoke(ctx, method, req, reply, conn, opts...)
+	}
+	h.mu.RLock()
+	answers := h.heartbeat.answers
+	h.mu.RUnlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(answers, func() { cancel(errSilent) })()
+	err := invoke(ctx, method, req, reply, conn, opts...)
+	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+		return status.Error(codes.Unavailable, errSilent.Error())
+	}
+	return err
 }
 
 // sendPulses sends pulses until ctx ends.
@@ -57,7 +114,7 @@ func (h *Host) sendPulses(ctx context.Context) {
 		case <-ticker.C:
 		}
 		h.mu.RLock()
-		due, heard := h.err == nil && h.heartbeat.on, h.heartbeat.heard
+		due, heard := h.err == nil && len(h.heartbeat.networks) > 0, h.heartbeat.heard
 		h.mu.RUnlock()
 		if due {
 			h.pulse(ctx, heard)
@@ -85,9 +142,12 @@ func (h *Host) noteSilence(sent time.Time) {
 		b.heard = sent
 	}
 	silent := time.Since(b.heard) >= h.silence
-	changed := h.err == nil && b.on && silent != b.reported
-	if changed {
-		b.reported = silent
+	changed := h.err == nil && len(b.networks) > 0 && silent != (b.answers.Err() != nil)
+	switch {
+	case changed && silent:
+		b.fallSilent()
+	case changed:
+		b.listen()
 	}
 	h.mu.Unlock()
 	if changed {

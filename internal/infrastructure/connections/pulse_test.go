@@ -20,13 +20,7 @@ func TestPulses(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, events := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = silence })
 	g.Eventually(h.Connected).Should(Succeed())
-	network := &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"}
-	_, err := h.EnsureNetwork(t.Context(), network)
-	g.Expect(err).NotTo(HaveOccurred())
-	_, err = h.EnsureServices(t.Context(), &hostpb.SetServicesRequest{NetworkId: "net", Namespace: "ns", Name: "c", Services: []*hostpb.PublishedService{{
-		Name: "default/web", Address: "203.0.113.100", Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
-	}}})
-	g.Expect(err).NotTo(HaveOccurred())
+	h.SetPulses("net", true)
 	pulses := func() int { return server.Calls("Pulse") }
 	g.Eventually(pulses).Should(BeNumerically(">", 2))
 
@@ -36,12 +30,14 @@ func TestPulses(t *testing.T) {
 	before := pulses()
 	g.Eventually(events).Should(reported, "the silence")
 	g.Expect(h.Silence()).To(BeNumerically(">=", silence))
+	g.Expect(h.Answers()).To(MatchError("the host does not answer"))
 	g.Expect(pulses()).To(BeNumerically("<=", before+1), "pulses after the one that has no answer")
 	g.Expect(h.Connected()).To(Succeed(), "the connection has more time")
 	drain(events)
 	close(hangs)
 	g.Eventually(events).Should(reported, "the return")
 	g.Eventually(h.Silence).Should(BeNumerically("<", silence))
+	g.Expect(h.Answers()).To(Succeed())
 
 	server.Refuse("Pulse", status.Error(codes.Unimplemented, "an older capstand"))
 	before = pulses()
@@ -55,8 +51,76 @@ func TestPulses(t *testing.T) {
 	g.Eventually(h.Connected).Should(Succeed())
 	g.Expect(h.Silence()).To(BeNumerically("<", silence))
 	before = pulses()
-	lists, err := h.AllServices(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(lists).To(HaveLen(1))
+	h.SetPulses("net", true)
 	g.Eventually(pulses).Should(BeNumerically(">", before), "pulses on the new connection")
+}
+
+// A call ends when its host falls silent, and begins again when the host answers.
+func TestCallsToSilentHost(t *testing.T) {
+	const silence = 300 * time.Millisecond
+	server := fakehost.New(t)
+	g, _, h, events := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = silence })
+	g.Eventually(h.Connected).Should(Succeed())
+	hangs := make(chan struct{})
+	for _, method := range []string{"Pulse", "ListServices"} {
+		server.Before(method, func() { <-hangs })
+	}
+	h.SetPulses("net", true)
+	for _, when := range []string{"before the silence", "after it"} {
+		since := time.Now()
+		_, err := h.AllServices(t.Context())
+		g.Expect(connections.Code(err)).To(Equal(codes.Unavailable), when)
+		g.Expect(connections.Message(err)).To(Equal("the host does not answer"), when)
+		g.Expect(time.Since(since)).To(BeNumerically("<", 10*time.Second), when)
+	}
+	g.Expect(h.Connected()).To(Succeed())
+	close(hangs)
+	g.Eventually(h.Answers).Should(Succeed())
+	_, err := h.AllServices(t.Context())
+	g.Expect(err).NotTo(HaveOccurred())
+
+	again := make(chan struct{})
+	server.Before("Pulse", func() { <-again })
+	drain(events)
+	g.Eventually(events).Should(Receive(HaveField("Silence", BeTrue())))
+	h.SetPulses("net", false)
+	g.Expect(h.Answers()).To(Succeed(), "without pulses")
+	_, err = h.AllServices(t.Context())
+	g.Expect(err).NotTo(HaveOccurred(), "without pulses")
+	close(again)
+}
+
+// A host gets pulses as long as it gets them for one network, and none after a new connection. The end of a network ends its pulses.
+func TestPulsesEnd(t *testing.T) {
+	server := fakehost.New(t)
+	g, _, h, _ := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = 90 * time.Millisecond })
+	g.Eventually(h.Connected).Should(Succeed())
+	pulses := func() int { return server.Calls("Pulse") }
+	beats := func(why string) {
+		before := pulses()
+		g.Eventually(pulses).Should(BeNumerically(">", before+2), why)
+	}
+	stopped := func(why string) {
+		before := pulses()
+		g.Consistently(pulses, "300ms").Should(BeNumerically("<=", before+1), why) // One can be on its way.
+	}
+	h.SetPulses("a", true)
+	h.SetPulses("b", true)
+	beats("for two networks")
+	h.SetPulses("a", false)
+	beats("for one network")
+	h.SetPulses("b", false)
+	stopped("for none")
+	h.SetPulses("a", true)
+	beats("again")
+	_, err := h.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: "a", Namespace: "ns", Name: "c"})
+	g.Expect(err).NotTo(HaveOccurred())
+	stopped("without the network")
+	h.SetPulses("a", true)
+	beats("again")
+	server.Stop()
+	g.Eventually(h.Connected).ShouldNot(Succeed())
+	server.Start(t)
+	g.Eventually(h.Connected).Should(Succeed())
+	stopped("after a new connection")
 }

@@ -59,11 +59,6 @@ func (h *Host) Services(network string) *hostpb.SetServicesRequest {
 func (h *Host) AllServices(ctx context.Context) (lists []*hostpb.SetServicesRequest, err error) {
 	answer, err := h.ListServices(ctx, &hostpb.ListServicesRequest{})
 	if Code(err) != codes.Unimplemented {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		for _, list := range answer.GetLists() {
-			h.noteServices(list)
-		}
 		return answer.GetLists(), err
 	}
 	h.mu.RLock()
@@ -91,7 +86,6 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 		return nil, nil
 	}
 	delete(h.services, want.GetNetworkId()) // A call that fails may have changed the host.
-	h.noteServices(want)
 	h.mu.Unlock()
 	answer, err := h.SetServices(ctx, want)
 	if err != nil {
@@ -115,7 +109,11 @@ func (h *Host) DeleteNetwork(ctx context.Context, r *hostpb.DeleteNetworkRequest
 	h.mu.Lock()
 	h.forget(r.GetId())
 	h.mu.Unlock()
-	return h.HostClient.DeleteNetwork(ctx, r, opts...)
+	answer, err := h.HostClient.DeleteNetwork(ctx, r, opts...)
+	if Code(err) == codes.OK || Code(err) == codes.NotFound {
+		h.SetPulses(r.GetId(), false)
+	}
+	return answer, err
 }
 
 // forget deletes the record of a network, so that the next EnsurePeers or EnsureServices calls the host. The caller holds h.mu.

@@ -211,6 +211,8 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			c.Unavailable = "is not connected"
 		case conn.Connected() != nil:
 			c.Unavailable = "is not connected: " + conn.Connected().Error()
+		case conn.Answers() != nil:
+			c.Unavailable = "does not answer"
 		default:
 			info := conn.Info()
 			c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()

@@ -28,7 +28,7 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconci
 		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: spec.GetNamespace(), Name: spec.GetName()}}}
 	case e.Connection:
 		return r.onHost(ctx, e.Host)
-	case e.Capacity:
+	case e.Capacity, e.Silence:
 		return r.waitingForHosts()
 	}
 	return nil

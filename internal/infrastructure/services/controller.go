@@ -122,6 +122,11 @@ func (s *scope) lookAgain(after time.Duration) {
 
 func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
 
+// publishesAddresses reports whether the cluster publishes Services at addresses of pools.
+func (s *scope) publishesAddresses() bool {
+	return s.optedIn() && len(poolsOf(s.capstan.Spec.Services.LoadBalancer)) > 0
+}
+
 // publishesPorts reports whether the cluster publishes Services at ports of the hosts' own addresses.
 func (s *scope) publishesPorts() bool {
 	lb := s.capstan.Spec.Services.LoadBalancer

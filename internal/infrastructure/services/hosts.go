@@ -50,9 +50,10 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		described := permission(h, ns, s.optedIn(), s.publishesPorts())
 		s.hosts[h.Name] = described
 		conn := r.Pool.Get(h.Name)
-		if conn != nil && conn.Connected() == nil && conn.Silence() < r.Pool.Silence {
+		if conn != nil && conn.Answers() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
 			described.present = len(described.machines) > 0 || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+			conn.SetPulses(s.capstan.Spec.ID, s.needsPulses(described))
 			described.ports.supported = conn.Info().GetHostPorts()
 			continue
 		}
@@ -67,6 +68,12 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		described.absence = absent(away, r.Pool.Silence)
 	}
 	return nil
+}
+
+// needsPulses reports whether a host has an address of the cluster, or can get one from a lost host. The loss of such a host must not be
+// found in the attempt to give it an address.
+func (s *scope) needsPulses(h *host) bool {
+	return s.published(h.name) || h.present && s.publishesAddresses()
 }
 
 // absence describes a host that does not answer.

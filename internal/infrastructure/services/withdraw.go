@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
@@ -58,11 +59,19 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	for _, list := range lists {
 		ours, e := w.ours(ctx, conn, id, list)
 		if ours && e == nil {
+			w.pulses(conn, list)
 			e = w.withdrawFrom(ctx, conn, list)
 		}
 		err = errors.Join(err, e)
 	}
 	return ctrl.Result{}, err
+}
+
+// pulses starts pulses to a host with addresses of a cluster, also while the Cluster is paused. The other reconciler ends them.
+func (w withdrawal) pulses(conn *connections.Host, list *hostpb.SetServicesRequest) {
+	if slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
+		conn.SetPulses(list.GetNetworkId(), true)
+	}
 }
 
 // ours reports whether a network belongs to this management cluster, which has the id. A host can have networks of several management

@@ -1,0 +1,72 @@
+package infrastructure_test
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// hang lets calls of a host have no answer until release is called. The connection stays.
+func (h rackHost) hang(methods ...string) (release func()) {
+	hangs := make(chan struct{})
+	for _, method := range methods {
+		h.fake.Before(method, func() { <-hangs })
+	}
+	return func() {
+		close(hangs)
+		for _, method := range methods {
+			h.fake.Before(method, nil)
+		}
+	}
+}
+
+// Two hosts fall silent at once: the one with the address of a Service, and the one that would get it. The third one gets it as soon as
+// after the loss of one host. The test is not parallel: its cluster sees the Services of all tests.
+func TestTwoHostsLost(t *testing.T) {
+	const margin = 8 * time.Second // Less than a call may take.
+	p := newPublishing(t, 3, nil)
+	p.allow("203.0.113.96/28")
+	web := p.addService("twice", nil)
+	p.provide("twice", "203.0.113.105")
+	p.Eventually(p.ingress(web)).Should(Equal("203.0.113.105"))
+	first := p.where("twice")
+	second := (first + 1) % 3
+	if first == 1 {
+		second = 0 // Without Services on both, the name decides.
+	}
+	third := 3 - first - second
+
+	lost := time.Now()
+	for _, h := range []int{first, second} {
+		defer p.hosts[h].hang("Pulse", "SetServices")()
+	}
+	p.Eventually(p.on(third, "twice")).WithTimeout(hostpb.Silence + margin).Should(Equal(p.address(third)))
+	t.Logf("the third host had the address %s after the loss", time.Since(lost).Round(time.Millisecond))
+	p.Eventually(func() string { return hostOf(p.claims()["twice"]) }).Should(Equal(p.hosts[third].Name))
+	p.Expect(p.ingress(web)()).To(Equal("203.0.113.105"))
+}
+
+// hostOf is the host that has the address of a claim.
+func hostOf(claim client.Object) string {
+	first, _, _ := strings.Cut(claim.GetAnnotations()[infrav1.ServiceHostsAnnotation], ",")
+	return first
+}
+
+// A host that does not answer does not delay the peers of the others, which come after it by name.
+func TestSilentPeer(t *testing.T) {
+	t.Parallel()
+	b, hosts, _ := rackCluster(t)
+	slices.SortFunc(hosts, func(a, b rackHost) int { return cmp.Compare(a.Name, b.Name) })
+	defer hosts[0].hang("SetPeers")()
+	news := b.placedOn(hosts[1])
+	b.Eventually(b.peersOf(hosts[2])).WithTimeout(10 * time.Second).Should(ContainElement(peer(news, hosts[1])))
+}
