@@ -348,6 +348,7 @@ test-networkpolicy: setup build build-conformance ## Run Kubernetes' own specs o
 .PHONY: test-rack
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
 	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
+	go test -tags e2e,rack ./test/e2e/ipam -run TestLANIPv6Only -count=1 -v -timeout 20m
 
 # A folder of binaries of its own, because a new plane takes the newest version of its folder.
 NEXT_BIN := $(BIN)/next

@@ -30,22 +30,34 @@ const (
 	labCIDR, labRouter       = "10.215.44.0/24", "10.215.44.254"
 	labIPv6CIDR, labRouterV6 = "fd00:215:44::/64", "fd00:215:44::fe"
 	// The host, and with it the management plane, is a station of the LAN with this address.
-	labHost = "10.215.44.1"
+	labHost = "10.215.44.1/24"
 	// The virtual address of the endpoint.
 	labEndpoint = "10.215.44.10"
+)
+
+// lab is the offer of the LAN to the clusters of the namespace.
+var lab = infrav1.LANNetwork{
+	Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, IPv6CIDR: labIPv6CIDR, Addresses: []string{"10.215.44.16/28", "fd00:215:44::20/123"},
+	AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{namespace}},
+}
+
+var (
+	labPool     = ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}}
+	labIPv6Pool = ipamv1.Subnet{CIDR: labIPv6CIDR, Gateway: labRouterV6, Ranges: []ipamv1.AddressRange{"fd00:215:44::20-fd00:215:44::29"}}
 )
 
 // TestLAN creates a dual-stack cluster in a LAN with a router. The nodes reach each other's pods, and the router reaches node ports and the endpoint,
 // which the host gives up while its capstand hangs.
 func TestLAN(t *testing.T) {
-	router := makeLAN(t, "e2e-lab")
-	makePool(t, "lab", ipamv1.Subnet{CIDR: labCIDR, Gateway: labRouter, Ranges: []ipamv1.AddressRange{"10.215.44.20-10.215.44.29"}})
-	makePool(t, "lab-ipv6", ipamv1.Subnet{CIDR: labIPv6CIDR, Gateway: labRouterV6, Ranges: []ipamv1.AddressRange{"fd00:215:44::20-fd00:215:44::29"}})
-	offerLAN(t, infrav1.LANNetwork{
-		Name: "lab", Bridge: "e2e-lab", CIDR: labCIDR, IPv6CIDR: labIPv6CIDR, Addresses: []string{"10.215.44.16/28", "fd00:215:44::20/123"},
-		AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{namespace}},
+	router := makeLAN(t, labHost, labRouter+"/24", labRouterV6+"/64")
+	makePool(t, "lab", labPool)
+	makePool(t, "lab-ipv6", labIPv6Pool)
+	offerLAN(t, labEndpoint+"/32")
+	template := labTemplate(t, "dual-stack", `{lan: {name: lab}, machineIPv6CIDR: "`+labIPv6CIDR+`"}`, func(text string) string {
+		text = strings.ReplaceAll(text, "${CAPSTAN_IPV6_POOL_NAME:=machines-ipv6}", "lab-ipv6")
+		return strings.ReplaceAll(text, "${CAPSTAN_IP_POOL_NAME:=machines}", "lab")
 	})
-	c := plane.CreateCluster(t, namespace, "lab", "--from", labTemplate(t), "--workers", "1")
+	c := plane.CreateCluster(t, namespace, "lab", "--from", template, "--workers", "1")
 
 	for _, m := range c.Machines(t) {
 		want := []string{claimed(t, m.Name+"-0", labCIDR).Spec.Address, claimed(t, m.Name+"-1", labIPv6CIDR).Spec.Address}
@@ -60,17 +72,20 @@ func TestLAN(t *testing.T) {
 	c.MustKubectl(t, "taint", "nodes", "--selector", "node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/control-plane-")
 	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "RequireDualStack", 2) })
 	t.Run("node ports for the router", func(t *testing.T) { checkNodePorts(t, c, router) })
-	t.Run("the endpoint for the router", func(t *testing.T) { checkLANEndpoint(t, router) })
-	t.Run("nothing remains after the deletion", func(t *testing.T) {
-		c.Delete(t)
-		if ports, err := exec.Command("sh", "-c", "ip -o link show master e2e-lab | grep -v e2e-router || true; nft list tables bridge").CombinedOutput(); err != nil || len(ports) > 0 {
-			t.Errorf("ports or rules remain: %v: %s", err, ports)
-		}
-	})
+	t.Run("the endpoint for the router", func(t *testing.T) { checkLANEndpoint(t, router, labEndpoint) })
+	t.Run("nothing remains after the deletion", func(t *testing.T) { checkLANIsFree(t, c) })
 }
 
-// makeLAN makes a bridge with a router as its only other station.
-func makeLAN(t *testing.T, bridge string) *harness.Outside {
+// checkLANIsFree deletes the cluster, and looks at what it leaves on the host.
+func checkLANIsFree(t *testing.T, c *harness.Cluster) {
+	c.Delete(t)
+	if ports, err := exec.Command("sh", "-c", "ip -o link show master e2e-lab | grep -v e2e-router || true; nft list tables bridge").CombinedOutput(); err != nil || len(ports) > 0 {
+		t.Errorf("ports or rules remain: %v: %s", err, ports)
+	}
+}
+
+// makeLAN makes a bridge with an address of the host, and with a router as its only other station.
+func makeLAN(t *testing.T, host string, addresses ...string) *harness.Outside {
 	t.Helper()
 	sh := func(script string) {
 		t.Helper()
@@ -78,22 +93,20 @@ func makeLAN(t *testing.T, bridge string) *harness.Outside {
 			t.Fatalf("%s: %v: %s", script, err, out)
 		}
 	}
-	sh(fmt.Sprintf("ip link add %s type bridge; ip addr add %s/24 dev %[1]s; ip link set %[1]s up", bridge, labHost))
-	t.Cleanup(func() { sh("ip link del " + bridge) })
+	sh("ip link add e2e-lab type bridge; ip addr add " + host + " dev e2e-lab nodad; ip link set e2e-lab up")
+	t.Cleanup(func() { sh("ip link del e2e-lab") })
 	router := harness.NewOutside(t, "e2e-router")
-	sh("ip link set e2e-router master " + bridge)
-	for _, address := range [][]string{{labRouter + "/24"}, {labRouterV6 + "/64", "nodad"}} {
-		if err := router.In(func() error {
-			return exec.Command("ip", append([]string{"addr", "add", "dev", "client"}, address...)...).Run()
-		}); err != nil {
+	sh("ip link set e2e-router master e2e-lab")
+	for _, address := range addresses {
+		if err := router.In(func() error { return exec.Command("ip", "addr", "add", "dev", "client", address, "nodad").Run() }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return router
 }
 
-// offerLAN offers a LAN on the only host.
-func offerLAN(t *testing.T, lan infrav1.LANNetwork) {
+// offerLAN offers the LAN on the only host, and an address of it for the endpoint.
+func offerLAN(t *testing.T, endpoint string) {
 	t.Helper()
 	hosts := &infrav1.CapstanHostList{}
 	if err := plane.Client.List(t.Context(), hosts); err != nil || len(hosts.Items) != 1 {
@@ -106,23 +119,20 @@ func offerLAN(t *testing.T, lan infrav1.LANNetwork) {
 			t.Error(err)
 		}
 	}
-	set([]string{labEndpoint + "/32"}, lan)
+	set([]string{endpoint}, lab)
 	t.Cleanup(func() { set(nil) })
 }
 
-// labTemplate is the template of dual-stack clusters with pools, changed to one in the LAN.
-func labTemplate(t *testing.T) string {
+// labTemplate is the template of a flavor with a network of the cluster in the LAN, and with another change.
+func labTemplate(t *testing.T, flavor, network string, change func(string) string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(testenv.Root(), "templates", "cluster-template-dual-stack.yaml"))
+	text, err := os.ReadFile(filepath.Join(testenv.Root(), "templates", "cluster-template-"+flavor+".yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	network := regexp.MustCompile(`(?s)  network:\n    machineCIDR:.*?\n---`)
-	changed := network.ReplaceAllLiteralString(string(text), "  network: {lan: {name: lab}, machineIPv6CIDR: \""+labIPv6CIDR+"\"}\n---")
-	changed = strings.ReplaceAll(changed, "${CAPSTAN_IPV6_POOL_NAME:=machines-ipv6}", "lab-ipv6")
-	changed = strings.ReplaceAll(changed, "${CAPSTAN_IP_POOL_NAME:=machines}", "lab")
+	changed := regexp.MustCompile(`(?s)  network:\n    machineCIDR:.*?\n---`).ReplaceAllLiteralString(string(text), "  network: "+network+"\n---")
 	path := filepath.Join(t.TempDir(), "template.yaml")
-	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(change(changed)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -147,10 +157,10 @@ func checkNodePorts(t *testing.T, c *harness.Cluster, station *harness.Outside) 
 
 // checkLANEndpoint: a station reaches the load balancer at the virtual address. While capstand hangs, the term of the address ends, so that
 // another host could have it. The host has it again when capstand continues.
-func checkLANEndpoint(t *testing.T, station *harness.Outside) {
+func checkLANEndpoint(t *testing.T, station *harness.Outside, endpoint string) {
 	dial := func() error {
 		return station.In(func() error {
-			conn, err := net.DialTimeout("tcp", labEndpoint+":6443", time.Second)
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(endpoint, "6443"), time.Second)
 			if err == nil {
 				_ = conn.Close()
 			}
@@ -172,7 +182,7 @@ func checkLANEndpoint(t *testing.T, station *harness.Outside) {
 	t.Cleanup(func() { signal(syscall.SIGCONT) })
 	harness.Eventually(t, "the end of the address", time.Minute, func(context.Context) error {
 		addresses, err := exec.Command("ip", "-o", "addr", "show", "dev", "e2e-lab").Output()
-		if err == nil && strings.Contains(string(addresses), labEndpoint+"/32") {
+		if err == nil && strings.Contains(string(addresses), " "+endpoint+"/") {
 			err = fmt.Errorf("the bridge has %s", addresses)
 		}
 		return err
