@@ -7,8 +7,8 @@
 //
 // The IPAddressClaim of a Service is the record of its publication: the annotation service-hosts names all hosts that may have
 // the address. It is written before a host gets the address, and the claim is deleted after all of them lost it. Users of the
-// namespace can delete the claim, so the IPAddress has a finalizer meanwhile: no address is free while a host has it. Ports of the hosts have no claim: an annotation of the CapstanCluster names the hosts that may
-// publish some.
+// namespace can delete the claim, so the IPAddress has a finalizer meanwhile: no address is free while a host has it. Ports of the hosts
+// have no claim: an annotation of the CapstanCluster names the hosts that may publish some.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package services
@@ -97,7 +97,7 @@ type scope struct {
 }
 
 // answerTime is how long a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
-// wait. The next reconcile ends what an administrator has forbidden meanwhile.
+// wait. The next reconcile ends publications that an administrator has forbidden meanwhile.
 const answerTime = 30 * time.Second
 
 // turnShare is the part of the workers that the clusters of a namespace can occupy: one of ten.
