@@ -8,7 +8,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -32,7 +32,6 @@ func (h rackHost) hang(methods ...string) (release func()) {
 // Two hosts fall silent at once: the one with the address of a Service, and the one that would get it. The third one gets it as soon as
 // after the loss of one host. The test is not parallel: its cluster sees the Services of all tests.
 func TestTwoHostsLost(t *testing.T) {
-	const margin = 8 * time.Second // Less than a call may take.
 	p := newPublishing(t, 3, nil)
 	p.allow("203.0.113.96/28")
 	web := p.addService("twice", nil)
@@ -43,15 +42,22 @@ func TestTwoHostsLost(t *testing.T) {
 	if first == 1 {
 		second = 0 // Without Services on both, the name decides.
 	}
-	third := 3 - first - second
+	p.movesTo(3-first-second, web, first, second)
+	p.delete(web)
+	p.gone(web)
+}
 
+// movesTo lets hosts fall silent at once, and expects the address of a Service on another one.
+func (p *publishing) movesTo(third int, web *corev1.Service, silent ...int) {
+	p.t.Helper()
+	const margin = 8 * time.Second // Less than a call may take.
 	lost := time.Now()
-	for _, h := range []int{first, second} {
+	for _, h := range silent {
 		defer p.hosts[h].hang("Pulse", "SetServices")()
 	}
-	p.Eventually(p.on(third, "twice")).WithTimeout(hostpb.Silence + margin).Should(Equal(p.address(third)))
-	t.Logf("the third host had the address %s after the loss", time.Since(lost).Round(time.Millisecond))
-	p.Eventually(func() string { return hostOf(p.claims()["twice"]) }).Should(Equal(p.hosts[third].Name))
+	p.Eventually(p.on(third, web.Name)).WithTimeout(hostpb.Silence + margin).Should(Equal(p.address(third)))
+	p.t.Logf("the third host had the address %s after the loss", time.Since(lost).Round(time.Millisecond))
+	p.Eventually(func() string { return hostOf(p.claims()[web.Name]) }).Should(Equal(p.hosts[third].Name))
 	p.Expect(p.ingress(web)()).To(Equal("203.0.113.105"))
 }
 
