@@ -52,9 +52,15 @@ func (p *publishing) movesTo(third int, web *corev1.Service, silent ...int) {
 	p.t.Helper()
 	const margin = 8 * time.Second // Less than a call may take.
 	lost := time.Now()
+	var returns []func()
 	for _, h := range silent {
-		defer p.hosts[h].hang("Pulse", "SetServices")()
+		returns = append(returns, p.hosts[h].hang("Pulse", "SetServices"))
 	}
+	defer func() {
+		for _, back := range returns {
+			back()
+		}
+	}()
 	p.Eventually(p.on(third, web.Name)).WithTimeout(hostpb.Silence + margin).Should(Equal(p.address(third)))
 	p.t.Logf("the third host had the address %s after the loss", time.Since(lost).Round(time.Millisecond))
 	p.Eventually(func() string { return hostOf(p.claims()[web.Name]) }).Should(Equal(p.hosts[third].Name))
