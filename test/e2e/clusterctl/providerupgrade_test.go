@@ -186,7 +186,11 @@ func wantUnchanged(t *testing.T, kubeconfig string, before map[string]map[string
 func upgradedByClusterctl(t *testing.T, management, tenant *harness.Cluster) {
 	kubeconfig := management.Kubeconfig
 	servesOneVersion(t, kubeconfig)
-	mustKubectl(t, kubeconfig, earlierObjects, "apply", "-f", "-")
+	// On a busy box, a manager can lose its lease and start again. Its webhooks are away then.
+	harness.Eventually(t, "the objects of the earlier release", time.Minute, func(context.Context) error {
+		_, err := kubectl(t, kubeconfig, earlierObjects, "apply", "-f", "-")
+		return err
+	})
 	before, running := allObjects(t, kubeconfig), processesOf(t, management, tenant)
 	loadImages(t, management, version)
 	mustKubectl(t, kubeconfig, laterRights, "delete", "-f", "-")
