@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -19,8 +20,8 @@ import (
 type Cluster struct {
 	Machines []clusterv1.Machine
 	Pools    []clusterv1.MachinePool
-	// Secrets of the cluster, among them the bootstrap data of its Machines and pools.
-	Secrets []corev1.Secret
+	// Tokens are the ids of bootstrap tokens in bootstrap data, by the name of its Secret. Only those of requests are here.
+	Tokens map[string][]string
 }
 
 // join decides whether the holder of a bootstrap token may become the node. A token belongs to the Machine, or to the
@@ -46,7 +47,7 @@ func (c Cluster) join(token, node string) Decision {
 // not being deleted.
 func (c Cluster) machineFor(node, token string) *clusterv1.Machine {
 	for _, m := range machinesOf(node, c.Machines) {
-		if token == "" || m.DeletionTimestamp.IsZero() && holds(c.secret(c.dataOf(m)), token) {
+		if token == "" || m.DeletionTimestamp.IsZero() && c.holds(c.dataOf(m), token) {
 			return m
 		}
 	}
@@ -85,7 +86,7 @@ func dataOfPool(p *clusterv1.MachinePool) string {
 func (c Cluster) openPool(token string) *clusterv1.MachinePool {
 	for i := range c.Pools {
 		p := &c.Pools[i]
-		if p.Spec.Template.Spec.InfrastructureRef.Kind != "CapstanMachinePool" && !c.hasMachines(p) && holds(c.secret(dataOfPool(p)), token) {
+		if p.Spec.Template.Spec.InfrastructureRef.Kind != "CapstanMachinePool" && !c.hasMachines(p) && c.holds(dataOfPool(p), token) {
 			return p
 		}
 	}
@@ -100,32 +101,60 @@ func (c Cluster) hasMachines(p *clusterv1.MachinePool) bool {
 
 // knows returns whether bootstrap data of the cluster contains the token.
 func (c Cluster) knows(token string) bool {
-	return slices.ContainsFunc(c.Secrets, func(s corev1.Secret) bool { return holds(&s, token) })
+	for data := range c.Tokens {
+		if c.holds(data, token) {
+			return true
+		}
+	}
+	return false
 }
 
-func (c Cluster) secret(name string) *corev1.Secret {
-	i := slices.IndexFunc(c.Secrets, func(s corev1.Secret) bool { return s.Name == name })
-	if i < 0 {
-		return nil
+// holds reports whether the bootstrap data in a Secret contains a token of the id.
+func (c Cluster) holds(data, id string) bool { return slices.Contains(c.Tokens[data], id) }
+
+// tokensOf finds asked ids of tokens in the bootstrap data among the Secrets of a cluster. It reads each Secret once, whatever the number of
+// requests is: users of the namespace choose the number and the size of the Secrets, and the cluster chooses the number of requests.
+func tokensOf(secrets []corev1.Secret, asked map[string]bool) map[string][]string {
+	out := map[string][]string{}
+	for i := range secrets {
+		if s := &secrets[i]; s.Type == clusterv1.ClusterSecretType {
+			out[s.Name] = tokenIDs(s, asked)
+		}
 	}
-	return &c.Secrets[i]
+	return out
+}
+
+// askedTokens returns the ids of the tokens with which requests were made.
+func askedTokens(requests []certificatesv1.CertificateSigningRequest) map[string]bool {
+	out := map[string]bool{}
+	for i := range requests {
+		if id := bootstrapToken(&requests[i]); id != "" {
+			out[id] = true
+		}
+	}
+	return out
 }
 
 // bootstrapTokens finds bootstrap tokens; the first group is the id.
 var bootstrapTokens = regexp.MustCompile(`\b([a-z0-9]{6})\.[a-z0-9]{16}\b`)
 
-// holds reports whether bootstrap data has a token of the id. Capstan's bootstrap provider records the ids in an
-// annotation. The data of other providers and of older versions is searched.
-func holds(s *corev1.Secret, id string) bool {
-	if s == nil || s.Type != clusterv1.ClusterSecretType || id == "" {
-		return false
+// tokenIDs returns the asked ids of the tokens in bootstrap data. Capstan's bootstrap provider records the ids in an annotation. The data of
+// other providers and of older versions is searched.
+func tokenIDs(s *corev1.Secret, asked map[string]bool) (ids []string) {
+	if recorded, ok := s.Annotations[bootstrapv1.TokenIDsAnnotation]; ok {
+		for id := range strings.SplitSeq(recorded, ",") {
+			if asked[id] {
+				ids = append(ids, id)
+			}
+		}
+		return ids
 	}
-	if ids, ok := s.Annotations[bootstrapv1.TokenIDsAnnotation]; ok {
-		return slices.Contains(strings.Split(ids, ","), id)
+	for _, found := range bootstrapTokens.FindAllSubmatch(s.Data[secret.KubeconfigDataName], -1) {
+		if id := string(found[1]); asked[id] {
+			ids = append(ids, id)
+		}
 	}
-	return slices.ContainsFunc(bootstrapTokens.FindAllSubmatch(s.Data[secret.KubeconfigDataName], -1), func(found [][]byte) bool {
-		return string(found[1]) == id
-	})
+	return ids
 }
 
 // machineOf is the Machine whose node has the name.

@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"net"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -193,7 +194,9 @@ func TestDecide(t *testing.T) {
 		"another signer's":                                 {with(agent(), func(a *asked) { a.signer = "example.com/signer" }), w1, Untouched, "signer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Decide(request(t, c.asked), Cluster{Machines: c.machines, Secrets: []corev1.Secret{data("w1", "aaaaaa"), data("w2", "bbbbbb")}})
+			csr := request(t, c.asked)
+			tokens := tokensOf([]corev1.Secret{data("w1", "aaaaaa"), data("w2", "bbbbbb")}, askedTokens([]certificatesv1.CertificateSigningRequest{*csr}))
+			got := Decide(csr, Cluster{Machines: c.machines, Tokens: tokens})
 			if got.Verdict != c.want || !strings.Contains(got.Message, c.why) {
 				t.Errorf("got %v, want %s with %q", got, c.want, c.why)
 			}
@@ -247,12 +250,12 @@ func TestDecideKubelet(t *testing.T) {
 			pool("pool", "CapstanMachinePool", "pool-1"), pool("quay", "CapstanMachinePool", "quay-1"),
 			pool("cloud", "CloudMachinePool", "cloud-1"), pool("empty", "CapstanMachinePool", "empty-1"),
 		},
-		Secrets: []corev1.Secret{
-			data("w1", "aaaaaa"), data("w2", "bbbbbb"), data("going", "gggggg"), data("linked", "llllll"), data("n1", "nnnnnn"),
-			data("pool-1", "pppppp,oooooo"), data("quay-1", "qqqqqq"), data("cloud-1", "cccccc"), data("empty-1", "eeeeee"),
-			foreign("kubeadm", "token: kkkkkk.0123456789abcdef"), foreign("cp", "no token: xaaaaaa.0123456789abcdef aaaaaa.0123"),
-			{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Data: map[string][]byte{"value": []byte("zzzzzz.0123456789abcdef")}},
-		},
+	}
+	secrets := []corev1.Secret{
+		data("w1", "aaaaaa"), data("w2", "bbbbbb"), data("going", "gggggg"), data("linked", "llllll"), data("n1", "nnnnnn"),
+		data("pool-1", "pppppp,oooooo"), data("quay-1", "qqqqqq"), data("cloud-1", "cccccc"), data("empty-1", "eeeeee"),
+		foreign("kubeadm", "token: kkkkkk.0123456789abcdef"), foreign("cp", "no token: xaaaaaa.0123456789abcdef aaaaaa.0123"),
+		{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Data: map[string][]byte{"value": []byte("zzzzzz.0123456789abcdef")}},
 	}
 	for name, c := range map[string]struct {
 		asked   asked
@@ -288,10 +291,21 @@ func TestDecideKubelet(t *testing.T) {
 		"garbage":                        {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.pem = []byte("garbage") }), Denied, "", "PEM"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Decide(request(t, c.asked), cluster)
+			csr, known := request(t, c.asked), cluster
+			known.Tokens = tokensOf(secrets, askedTokens([]certificatesv1.CertificateSigningRequest{*csr}))
+			got := Decide(csr, known)
 			if got.Verdict != c.want || got.NewNode != c.newNode || !strings.Contains(got.Message, c.why) {
 				t.Errorf("got %v, want %s %q with %q", got, c.want, c.newNode, c.why)
 			}
 		})
+	}
+}
+
+// TestTokensOf: a Secret full of tokens takes no memory beyond those of the requests.
+func TestTokensOf(t *testing.T) {
+	many := foreign("many", strings.Repeat("xxxxxx.0123456789abcdef ", 100)+"aaaaaa.0123456789abcdef")
+	got := tokensOf([]corev1.Secret{data("own", "bbbbbb,cccccc"), many, data("none", "")}, map[string]bool{"aaaaaa": true, "cccccc": true})
+	if want := map[string][]string{"own": {"cccccc"}, "many": {"aaaaaa"}, "none": nil}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

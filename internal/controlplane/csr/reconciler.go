@@ -166,9 +166,7 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	if len(requests.Items) == 0 {
 		return nil
 	}
-	known, err := r.known(ctx, cluster, slices.ContainsFunc(requests.Items, func(c certificatesv1.CertificateSigningRequest) bool {
-		return bootstrapToken(&c) != ""
-	}))
+	known, err := r.known(ctx, cluster, requests.Items)
 	if err != nil {
 		return err
 	}
@@ -186,16 +184,17 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	return errors.Join(errs...)
 }
 
-// known reads the machines of a cluster, and the bootstrap data that tokens are compared with. The lists are as long
-// as the cluster is large, and only read: they are not copied.
-func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, tokens bool) (Cluster, error) {
+// known reads the machines of a cluster, and the tokens of the requests in its bootstrap data. The lists are as long as the cluster is
+// large, and only read: they are not copied.
+func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, requests []certificatesv1.CertificateSigningRequest) (Cluster, error) {
+	asked := askedTokens(requests)
 	machines, pools, secrets := &clusterv1.MachineList{}, &clusterv1.MachinePoolList{}, &corev1.SecretList{}
 	options := []client.ListOption{reconciling.OfCluster(cluster), client.UnsafeDisableDeepCopy}
 	err := r.Client.List(ctx, machines, options...)
-	if tokens {
+	if len(asked) > 0 {
 		err = errors.Join(err, r.Client.List(ctx, pools, options...), r.SecretClient.List(ctx, secrets, options...))
 	}
-	return Cluster{Machines: machines.Items, Pools: pools.Items, Secrets: secrets.Items}, err
+	return Cluster{Machines: machines.Items, Pools: pools.Items, Tokens: tokensOf(secrets.Items, asked)}, err
 }
 
 // answer writes the decision on one request.
