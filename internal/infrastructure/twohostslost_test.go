@@ -42,25 +42,19 @@ func TestTwoHostsLost(t *testing.T) {
 	if first == 1 {
 		second = 0 // Without Services on both, the name decides.
 	}
-	p.movesTo(3-first-second, web, first, second)
+	p.movesAway(web, first, second)
 	p.delete(web)
 	p.gone(web)
 }
 
-// movesTo lets hosts fall silent at once, and expects the address of a Service on another one.
-func (p *publishing) movesTo(third int, web *corev1.Service, silent ...int) {
+// movesAway lets two of three hosts fall silent at once, and expects the address of a Service on the third one.
+func (p *publishing) movesAway(web *corev1.Service, first, second int) {
 	p.t.Helper()
 	const margin = 8 * time.Second // Less than a call may take.
+	third := 3 - first - second
 	lost := time.Now()
-	var returns []func()
-	for _, h := range silent {
-		returns = append(returns, p.hosts[h].hang("Pulse", "SetServices"))
-	}
-	defer func() {
-		for _, back := range returns {
-			back()
-		}
-	}()
+	defer p.hosts[first].hang("Pulse", "SetServices")()
+	defer p.hosts[second].hang("Pulse", "SetServices")()
 	p.Eventually(p.on(third, web.Name)).WithTimeout(hostpb.Silence + margin).Should(Equal(p.address(third)))
 	p.t.Logf("the third host had the address %s after the loss", time.Since(lost).Round(time.Millisecond))
 	p.Eventually(func() string { return hostOf(p.claims()[web.Name]) }).Should(Equal(p.hosts[third].Name))

@@ -37,7 +37,8 @@ func CheckAliases(data []byte) error {
 	}
 }
 
-// without returns what is left of a number of bytes after documents with replaced aliases. The parser itself replaces none.
+// without subtracts the size of documents from a number of bytes. A value counts once for each alias that names it. The parser does not
+// replace aliases.
 func without(documents []byte, left int) (int, error) {
 	for decoder := yamlv3.NewDecoder(bytes.NewReader(documents)); ; {
 		var document yamlv3.Node

@@ -112,8 +112,8 @@ func (c Cluster) knows(token string) bool {
 // holds reports whether the bootstrap data in a Secret contains a token of the id.
 func (c Cluster) holds(data, id string) bool { return slices.Contains(c.Tokens[data], id) }
 
-// tokensOf finds asked ids of tokens in the bootstrap data among the Secrets of a cluster. It reads each Secret once, whatever the number of
-// requests is: users of the namespace choose the number and the size of the Secrets, and the cluster chooses the number of requests.
+// tokensOf returns the ids of the tokens in bootstrap data, by the name of its Secret. It returns only ids with which requests were made. It
+// reads each Secret once, because tenants choose the number and the size of the Secrets, and the number of requests.
 func tokensOf(secrets []corev1.Secret, asked map[string]bool) map[string][]string {
 	out := map[string][]string{}
 	for i := range secrets {
