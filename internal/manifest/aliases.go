@@ -3,6 +3,7 @@ package manifest
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +19,8 @@ const maxGrowth = 4 << 20
 // them: a text of 60 KB then needs gigabytes and minutes. Call it before such a decoder reads the text of a tenant. Errors do not quote
 // the text.
 func CheckAliases(data []byte) error {
-	if !bytes.ContainsRune(data, '&') {
-		return nil // An alias needs an anchor.
+	if !bytes.ContainsRune(data, '&') || isJSON(data) {
+		return nil // An alias needs an anchor, and JSON has none.
 	}
 	left := len(data) + maxGrowth
 	// The documents are separated as the decoder does it.
@@ -33,6 +34,20 @@ func CheckAliases(data []byte) error {
 		}
 		if err != nil {
 			return err
+		}
+	}
+}
+
+// isJSON is true if a text consists of JSON values only, and the first one is an object. Decoders of Kubernetes read such a text as JSON.
+// YAML allows no second object in a document.
+func isJSON(data []byte) bool {
+	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+		return false
+	}
+	for decoder := json.NewDecoder(bytes.NewReader(data)); ; {
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return errors.Is(err, io.EOF)
 		}
 	}
 }

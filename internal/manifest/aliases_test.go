@@ -29,6 +29,9 @@ func TestCheckAliases(t *testing.T) {
 		"after an end":          {text: "a: &x 1\n...\n" + repeated(30_000, 1000), refused: true},
 		"in several documents":  {text: strings.Repeat(repeated(30_000, 100)+"---\n", 10), refused: true},
 		"not YAML":              {text: "a: &a [\n", refused: true},
+		"JSON":                  {text: "{\"a\": \"x & y\"}\n"},
+		"several JSON objects":  {text: "{\"a\": \"x & y\"}\n{\"a\": \"&x *x\"} {}"},
+		"YAML in braces":        {text: "{a: &a [" + strings.Repeat("x, ", 10_000) + "], b: [" + strings.Repeat("*a, ", 1000) + "]}", refused: true},
 		"below a JSON document": {text: "{\"a\": 1}\n" + repeated(30_000, 1000), refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -36,6 +39,10 @@ func TestCheckAliases(t *testing.T) {
 				t.Errorf("found %v, expected an error: %v", err, tc.refused)
 			}
 		})
+	}
+	objects, err := manifest.Parse([]byte(strings.Repeat("{\"apiVersion\": \"v1\", \"kind\": \"A\", \"run\": \"true && true\"}\n", 3)))
+	if err != nil || len(objects) != 3 {
+		t.Errorf("found %d objects and %v in three JSON objects", len(objects), err)
 	}
 	if _, err := manifest.Parse([]byte("apiVersion: v1\nkind: ConfigMap\n" + repeated(30_000, 1000))); err == nil {
 		t.Error("Parse replaces the aliases")
