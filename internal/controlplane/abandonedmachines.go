@@ -8,10 +8,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -33,6 +35,8 @@ type abandonment struct {
 // A version of core without this finalizer never would. again is the time until the next Machine can be released, because no
 // event marks it.
 func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again time.Duration, err error) {
+	controlPlane := client.ObjectKeyFromObject(s.Object)
+	r.since.forgetAllBut(controlPlane, uidsOf(s.Machines)...)
 	for _, machine := range s.Machines {
 		if !onlyCoresFinalizer(machine) {
 			continue
@@ -44,7 +48,7 @@ func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again tim
 		if !gone {
 			continue
 		}
-		if left := abandonedAfter - s.Now.Sub(r.since.last(machine.UID, s.Now)); left > 0 {
+		if left := abandonedAfter - s.Now.Sub(r.since.last(controlPlane, machine.UID, s.Now)); left > 0 {
 			again = earlier(again, left)
 			continue
 		}
@@ -56,6 +60,13 @@ func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again tim
 		r.event(s, corev1.EventTypeWarning, "Released", "Release", "Removed the finalizer %s of Machine %s, whose objects have been gone for %s", clusterv1.MachineFinalizer, machine.Name, abandonedAfter)
 	}
 	return again, nil
+}
+
+func uidsOf(machines collections.Machines) (out []types.UID) {
+	for _, machine := range machines {
+		out = append(out, machine.UID)
+	}
+	return out
 }
 
 // earlier is the shorter of two durations; 0 means never.

@@ -56,6 +56,10 @@ func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
 	step("nothing else is left", 24*time.Hour, true, 1)
 	step("core has had too little time", 24*time.Hour+abandonedAfter-time.Second, true, 1)
 	step("core does not come", 24*time.Hour+abandonedAfter, false, 0)
+	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
+	if _, err := r.releaseAbandoned(context.Background(), s); err != nil || len(r.since.at) > 0 {
+		t.Errorf("expected no memory of the Machine, found %v, %v", r.since.at, err)
+	}
 }
 
 // It lists the reasons not to release a deleted Machine.

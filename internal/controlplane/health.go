@@ -47,7 +47,7 @@ func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 	s.Readiness = &model.Readiness{}
 	s.Readiness.Ready, s.Readiness.Failed, s.Readiness.Err = askHealth(ctx, s.access)
 	if s.Readiness.UsesEtcd() {
-		r.answered.saw(s.Object.UID, s.Now)
+		r.answered.saw(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)
 	}
 	if !s.Readiness.Ready {
 		return requeueAfter(model.UnhealthyRetry), nil

@@ -2,11 +2,14 @@ package controlplane
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/controlplane/model"
 )
@@ -31,10 +34,10 @@ func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
 		return result{}, nil
 	}
 	if f := s.Fleet(); f.Unknown == "" {
-		r.reached.saw(s.Object.UID, s.Now)
+		r.reached.saw(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)
 		return requeueAfter(f.LookAgain(s.Workload.Stale(s.Now), s.Now)), nil
 	}
-	s.Interrupted = s.Now.Sub(r.reached.last(s.Object.UID, s.Now)) < model.Grace
+	s.Interrupted = s.Now.Sub(r.reached.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)) < model.Grace
 	switch {
 	case s.client == nil:
 		return result{}, nil // A connection that is made is an event.
@@ -44,30 +47,47 @@ func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
 	return requeueAfter(model.SilentRetry(s.Object, s.Now)), nil
 }
 
-// sightings contains the times of the last successful requests to workload clusters.
+// sightings contains times by the UIDs of objects: of control planes, or of their Machines. It has them by control plane, so that they
+// are forgotten with it.
 type sightings struct {
 	mu sync.Mutex
-	at map[types.UID]time.Time
+	at map[client.ObjectKey]map[types.UID]time.Time
 }
 
-func (k *sightings) saw(uid types.UID, at time.Time) {
+func (k *sightings) saw(controlPlane client.ObjectKey, uid types.UID, at time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.at == nil {
-		k.at = map[types.UID]time.Time{}
-	}
-	k.at[uid] = at
+	k.of(controlPlane)[uid] = at
 }
 
-// last returns the time of the last successful request to a workload cluster, or now if there was none.
-func (k *sightings) last(uid types.UID, now time.Time) time.Time {
+// last returns the last time of an object. It is now if there was none.
+func (k *sightings) last(controlPlane client.ObjectKey, uid types.UID, now time.Time) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	of := k.of(controlPlane)
+	if _, ok := of[uid]; !ok {
+		of[uid] = now
+	}
+	return of[uid]
+}
+
+// forgetAllBut forgets the objects of a control plane that are not in left.
+func (k *sightings) forgetAllBut(controlPlane client.ObjectKey, left ...types.UID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.at[controlPlane], func(uid types.UID, _ time.Time) bool { return !slices.Contains(left, uid) })
+	if len(k.at[controlPlane]) == 0 {
+		delete(k.at, controlPlane)
+	}
+}
+
+// of returns the times of the objects of a control plane; mu is held.
+func (k *sightings) of(controlPlane client.ObjectKey) map[types.UID]time.Time {
 	if k.at == nil {
-		k.at = map[types.UID]time.Time{}
+		k.at = map[client.ObjectKey]map[types.UID]time.Time{}
 	}
-	if _, ok := k.at[uid]; !ok {
-		k.at[uid] = now
+	if k.at[controlPlane] == nil {
+		k.at[controlPlane] = map[types.UID]time.Time{}
 	}
-	return k.at[uid]
+	return k.at[controlPlane]
 }

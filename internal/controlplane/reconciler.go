@@ -12,6 +12,7 @@ import (
 	"errors"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -160,7 +161,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	controlPlane := &controlplanev1.CapstanControlPlane{}
 	if err := r.Client.Get(ctx, req.NamespacedName, controlPlane); err != nil {
-		r.forget(req.NamespacedName)
+		if apierrors.IsNotFound(err) {
+			r.forget(req.NamespacedName)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.Options.Watches(controlPlane) {
@@ -206,6 +209,9 @@ func (r *Reconciler) forget(key client.ObjectKey) {
 	forgetMetrics(key)
 	r.workloads.leases.Forget(key)
 	r.machines.trials.forget(key)
+	for _, seen := range []*sightings{r.observation.reached, r.health.answered, &r.departures.abandonment.since} {
+		seen.forgetAllBut(key)
+	}
 }
 
 // reconcileNormal is the list of steps. No step waits for the provisioned infrastructure: once the endpoint is known,

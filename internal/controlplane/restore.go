@@ -73,7 +73,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 		if id, err := r.readMarker(ctx, s); err != nil || id == spec.ID() {
 			return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
 		}
-		way, why = model.WhoChecks(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(s.Object.UID, s.Now)))
+		way, why = model.WhoChecks(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
 	}
 	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
