@@ -65,8 +65,11 @@ type state struct {
 // rootInode is the inode of the top folder of an ext4 file system.
 const rootInode = 2
 
-// Own returns nil if a folder is on the disk whose top folder is top, and the disk enforces limits of projects. It is an error if top is a
-// folder on a larger disk, for example that of a host: others give out project ids there too.
+// ErrNone means that a disk enforces no limits of projects. Other errors say nothing about the limits.
+var ErrNone = errors.New("no limits of projects")
+
+// Own returns nil if a folder is on the disk whose top folder is top, and the disk enforces limits of projects. It returns ErrNone if top
+// is a folder on a larger disk, for example that of a host: others give out project ids there too.
 func Own(top, folder string) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -78,19 +81,27 @@ func Own(top, folder string) error {
 		return err
 	}
 	if whole.Ino != rootInode || whole.Dev != part.Dev {
-		return fmt.Errorf("the folder %s is not on a disk of its own with the top folder %s", folder, top)
+		return fmt.Errorf("%w: the folder %s is not on a disk of its own with the top folder %s", ErrNone, folder, top)
 	}
 	return Enforced(int(f.Fd()))
 }
 
-// Enforced returns nil if the file system of a file or mount enforces limits of projects.
+// Enforced returns nil if the file system of a file or mount enforces limits of projects, and ErrNone if it does not.
 func Enforced(fd int) error {
 	s := state{Version: 1}
-	if err := quotactl(fd, getState, 0, unsafe.Pointer(&s)); err != nil { //nolint:gosec // The kernel writes the struct.
-		return fmt.Errorf("the file system has no project quotas: %w", err)
-	}
-	if s.Flags&enforced == 0 {
-		return fmt.Errorf("the file system does not enforce project quotas (state %#x)", s.Flags)
+	return enforces(s.Flags, quotactl(fd, getState, 0, unsafe.Pointer(&s))) //nolint:gosec // The kernel writes the struct.
+}
+
+// enforces decides about the answer of the kernel to getState: the flags, or an error. ENOSYS is the answer of a kernel or a file system
+// without quotas, EINVAL that of a file system without quotas of projects, and ESRCH that of one whose quotas are off.
+func enforces(flags uint16, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESRCH):
+		return fmt.Errorf("%w: the file system has no project quotas: %w", ErrNone, err)
+	case err != nil:
+		return fmt.Errorf("reading the state of the project quotas: %w", err)
+	case flags&enforced == 0:
+		return fmt.Errorf("%w: the file system does not enforce project quotas (state %#x)", ErrNone, flags)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/projectquota"
 	"capstan.dev/capstan/internal/wakeup"
 )
 
@@ -160,9 +161,22 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return nil
 }
 
+// limited reports whether this machine enforces the sizes of its volumes. Without an answer, a volume waits: it would have no limits, or
+// its limits would remain.
+func (v *volumes) limited() (bool, error) {
+	err := v.folders.Enforced()
+	if errors.Is(err, projectquota.ErrNone) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // create creates the folder of a volume with its limits.
 func (v *volumes) create(ctx context.Context, name string, size int64) error {
-	if err := v.folders.Create(name); err != nil || v.folders.Enforced() != nil {
+	if err := v.folders.Create(name); err != nil {
+		return err
+	}
+	if limited, err := v.limited(); err != nil || !limited {
 		return err
 	}
 	return v.init.LimitVolume(ctx, name, size)
@@ -170,7 +184,11 @@ func (v *volumes) create(ctx context.Context, name string, size int64) error {
 
 // removeFolder removes the folder of a volume last, because it is the record of the limits.
 func (v *volumes) removeFolder(ctx context.Context, name string) error {
-	if v.folders.Enforced() == nil {
+	limited, err := v.limited()
+	if err != nil {
+		return err
+	}
+	if limited {
 		if err := v.folders.Empty(name); err != nil {
 			return err
 		}
