@@ -36,7 +36,7 @@ func (a *app) backupCommand() *cobra.Command {
 	var file string
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "backup", Short: "Back up the running management plane", Args: noArgs,
+		Use: "backup", Short: "Back up the running management plane", Args: cobra.NoArgs,
 		Long: `Back up the running management plane to one file, with all objects and keys.
 The file contains all keys of the plane and of its clusters. Store it as safely as the files of root.
 

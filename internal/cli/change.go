@@ -83,7 +83,7 @@ func (a *app) changeCommand(to *target, c *cobra.Command, flags func(*cobra.Comm
 	var namespace string
 	var wait bool
 	var timeout time.Duration
-	c.Args, c.ValidArgsFunction = oneArg("the name of the cluster"), a.completeClusters(&namespace)
+	c.Args, c.ValidArgsFunction = cobra.ExactArgs(1), a.completeClusters(&namespace)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx, cancel := withTimeout(c.Context(), timeout)
 		defer cancel()

@@ -360,6 +360,16 @@ func TestShippedTemplates(t *testing.T) {
 	}
 }
 
+// execute runs a command on a box without an installation.
+func execute(t *testing.T, args ...string) error {
+	var out bytes.Buffer
+	a := &app{out: &out, errOut: &out}
+	c := a.command()
+	c.SetOut(&out)
+	c.SetArgs(append([]string{"--root", t.TempDir(), "--assets", t.TempDir()}, args...))
+	return c.ExecuteContext(context.Background())
+}
+
 func TestExitCodes(t *testing.T) {
 	for _, test := range []struct {
 		args []string
@@ -376,16 +386,15 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status", "too", "many"}, exitUsage},
 		{[]string{"create", "cluster"}, exitUsage},
 		{[]string{"create", "cluster", "UPPER"}, exitUsage},
+		{[]string{"logs"}, exitUsage},
+		{[]string{"shell"}, exitUsage},
+		{[]string{"top", "nodes"}, exitUsage},
+		{[]string{"host", "join"}, exitUsage},
 		{[]string{"nonsense"}, exitUsage},
 		{[]string{"get", "nonsense"}, exitUsage},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
-			var out bytes.Buffer
-			a := &app{out: &out, errOut: &out}
-			c := a.command()
-			c.SetOut(&out)
-			c.SetArgs(append([]string{"--root", t.TempDir(), "--assets", t.TempDir()}, test.args...))
-			err := c.ExecuteContext(context.Background())
+			err := execute(t, test.args...)
 			code := exitOK
 			if err != nil {
 				code = exitCode(err)
@@ -394,6 +403,9 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("exit code %d, want %d: %v", code, test.code, err)
 			}
 		})
+	}
+	if err := execute(t, "logs"); err == nil || err.Error() != "expected `capstan logs MACHINE [SERVICE]`, found 0 arguments; see `capstan logs --help`" {
+		t.Errorf("the error does not name the arguments: %v", err)
 	}
 	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
 		t.Errorf("exit code of a timeout: %d", code)

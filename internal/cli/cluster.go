@@ -28,7 +28,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	var timeout time.Duration
 	var wait bool
 	cluster := &cobra.Command{
-		Use: "cluster NAME", Short: "Delete a cluster and wait until all of its objects are gone", Args: oneArg("the name of the cluster"),
+		Use: "cluster NAME", Short: "Delete a cluster and wait until all of its objects are gone", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
@@ -93,7 +93,7 @@ func (a *app) getCommand() *cobra.Command {
 func (a *app) getClustersCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "clusters", Short: "List clusters", Args: noArgs,
+		Use: "clusters", Short: "List clusters", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			m, err := a.management()
 			if err != nil {
@@ -160,12 +160,12 @@ func (a *app) getKubeconfigCommand() *cobra.Command {
 	var managementPlane bool
 	key := client.ObjectKey{}
 	c := &cobra.Command{
-		Use: "kubeconfig [NAME]", Short: "Print the kubeconfig of a cluster, or of the management plane",
+		Use: "kubeconfig NAME | --management", Short: "Print the kubeconfig of a cluster, or of the management plane",
 		Args: func(c *cobra.Command, args []string) error {
 			if managementPlane {
-				return noArgs(c, args)
+				return cobra.NoArgs(c, args)
 			}
-			return oneArg("the name of the cluster, or --management")(c, args)
+			return cobra.ExactArgs(1)(c, args)
 		},
 		RunE: func(c *cobra.Command, args []string) error {
 			if managementPlane {
@@ -252,13 +252,4 @@ func printYAML(out io.Writer, objects []*unstructured.Unstructured) error {
 		}
 	}
 	return nil
-}
-
-func oneArg(what string) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if len(args) != 1 {
-			return coded{fmt.Errorf("expected %s, found %d arguments; see `%s --help`", what, len(args), c.CommandPath()), exitUsage}
-		}
-		return nil
-	}
 }

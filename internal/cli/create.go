@@ -47,7 +47,7 @@ func (a *app) createClusterCommand() *cobra.Command {
 	var dryRun, wait bool
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "cluster NAME", Short: "Create a cluster and wait until it is available", Args: oneArg("the name of the cluster"),
+		Use: "cluster NAME", Short: "Create a cluster and wait until it is available", Args: cobra.ExactArgs(1),
 		Long: `Create a cluster from a template and wait until it is available.
 
 Variables of the template without a flag come from the environment. If the cluster is not complete within --timeout,

@@ -15,7 +15,7 @@ import (
 func (a *app) dashboardCommand() *cobra.Command {
 	var o dashboard.Options
 	c := &cobra.Command{
-		Use: "dashboard", Short: "Serve a web page with hosts, clusters, addresses, waits and events", Args: noArgs,
+		Use: "dashboard", Short: "Serve a web page with hosts, clusters, addresses, waits and events", Args: cobra.NoArgs,
 		Long: `Serve a web page on this box that shows hosts with their machines, clusters with their topology, pools of addresses, what waits
 since when and on what, and events. The page changes with the objects.
 

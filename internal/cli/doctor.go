@@ -19,7 +19,7 @@ import (
 func (a *app) doctorCommand() *cobra.Command {
 	var peers []string
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check whether this box can run clusters", Args: noArgs,
+		Use: "doctor", Short: "Check whether this box can run clusters", Args: cobra.NoArgs,
 		Long: `Check whether this box can run clusters, and print a solution for each problem.
 If the folder of this program contains the programs of a host only, the box is checked as a host of a remote
 management plane.`,

@@ -23,7 +23,7 @@ import (
 func (a *app) downCommand() *cobra.Command {
 	var keepState, yes bool
 	c := &cobra.Command{
-		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
+		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: cobra.NoArgs,
 		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.
 If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
 management plane does not answer and a host has machines: they may belong to other planes.`,

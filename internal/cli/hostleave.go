@@ -34,7 +34,7 @@ func (a *app) hostLeaveCommand() *cobra.Command {
 	o := leaveOptions{defaults: "/etc/default/capstand", systemd: systemdFolder}
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "leave", Short: "Leave the management cluster that this host has joined", Args: noArgs,
+		Use: "leave", Short: "Leave the management cluster that this host has joined", Args: cobra.NoArgs,
 		Long: `Leave the management cluster that this host has joined with 'capstan host join'.
 
 The command stops and disables capstand.service, and removes the certificates, the key and the options that the join made. It removes

@@ -52,7 +52,7 @@ type tokenOptions struct {
 func (a *app) hostTokenCreateCommand() *cobra.Command {
 	var o tokenOptions
 	c := &cobra.Command{
-		Use: "create", Short: "Create a token, and print the command that a host runs to join", Args: noArgs,
+		Use: "create", Short: "Create a token, and print the command that a host runs to join", Args: cobra.NoArgs,
 		Long: `Create a token with which a host joins the management cluster, and print the command to run on the host.
 
 The token can create certificate requests for hosts, and nothing else. It ends after --ttl, when its hosts have joined, or with
@@ -177,7 +177,7 @@ func authorities(config *rest.Config) ([]byte, error) {
 
 func (a *app) hostTokenListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the tokens that have not ended", Args: noArgs,
+		Use: "list", Short: "List the tokens that have not ended", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			m, err := a.management()
 			if err != nil {

@@ -26,7 +26,7 @@ func (a *app) hostVersionsCommand() *cobra.Command {
 
 func (a *app) hostVersionsListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the Kubernetes versions of this host, and what uses them", Args: noArgs,
+		Use: "list", Short: "List the Kubernetes versions of this host, and what uses them", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			store, err := a.versionStore()
 			if err != nil {

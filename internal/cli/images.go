@@ -35,7 +35,7 @@ type imageTarget struct {
 func (a *app) loadCommand() *cobra.Command {
 	var cluster, namespace string
 	image := &cobra.Command{
-		Use: "image ARCHIVE", Short: "Load an image archive into every machine of a cluster", Args: oneArg("the path of an image archive"),
+		Use: "image ARCHIVE", Short: "Load an image archive into every machine of a cluster", Args: cobra.ExactArgs(1),
 		Long: "Load an OCI or Docker image archive (the output of `docker save`) into every machine of a cluster.\n" + accessHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			images, err := a.loadImage(c.Context(), namespace, cluster, args[0])

@@ -24,7 +24,7 @@ func (a *app) upCommand() *cobra.Command {
 	var noHosts bool
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "up", Short: "Start the management plane of this box", Args: noArgs,
+		Use: "up", Short: "Start the management plane of this box", Args: cobra.NoArgs,
 		Long: "Start the management plane of this box and wait until it is ready. If it runs already, the command only waits, and applies the flags.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if noHosts {
@@ -116,7 +116,7 @@ func componentTitle(name string) string {
 func (a *app) planeCommand() *cobra.Command {
 	var supervisor embedded.Supervisor
 	c := &cobra.Command{
-		Use: "plane", Short: "Run the management plane in the foreground (for service managers)", Args: noArgs,
+		Use: "plane", Short: "Run the management plane in the foreground (for service managers)", Args: cobra.NoArgs,
 		Annotations: map[string]string{daemon: "true"},
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)

@@ -44,7 +44,7 @@ const (
 func (a *app) quickstartCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "quickstart", Short: "Create a management plane, a first cluster and a workload in it", Args: noArgs,
+		Use: "quickstart", Short: "Create a management plane, a first cluster and a workload in it", Args: cobra.NoArgs,
 		Long: `Check the box, start the management plane, create the cluster demo with 1 control plane machine and 2 workers, run a
 workload in it, and send a request to its Service. A second run changes nothing.`,
 		RunE: func(c *cobra.Command, _ []string) error {

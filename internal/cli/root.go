@@ -167,6 +167,7 @@ func (a *app) command() *cobra.Command {
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	a.completeFlags(c)
+	nameArguments(c)
 	return c
 }
 
@@ -217,7 +218,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Show the version of Capstan, and the Kubernetes versions on this box", Args: noArgs,
+		Use: "version", Short: "Show the version of Capstan, and the Kubernetes versions on this box", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			kubernetes, err := a.localVersions()
 			if err != nil {
@@ -241,11 +242,23 @@ func (a *app) printJSON(v any) error {
 	return e.Encode(v)
 }
 
-func noArgs(c *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(c, args); err != nil {
-		return coded{err, exitUsage}
+// nameArguments makes commands refuse a wrong number of arguments with their usage, which names the arguments, and with the exit code of
+// an invalid command line.
+func nameArguments(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			if err == nil || errors.As(err, &coded{}) {
+				return err
+			}
+			_, expected, _ := strings.Cut(c.Use, " ")
+			return coded{fmt.Errorf("expected `%s`, found %d arguments; see `%s --help`",
+				strings.TrimSpace(c.CommandPath()+" "+expected), len(args), c.CommandPath()), exitUsage}
+		}
 	}
-	return nil
+	for _, sub := range c.Commands() {
+		nameArguments(sub)
+	}
 }
 
 func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

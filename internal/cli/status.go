@@ -19,7 +19,7 @@ import (
 
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the state of the management plane", Args: noArgs,
+		Use: "status", Short: "Show the state of the management plane", Args: cobra.NoArgs,
 		Long: `Show the state of the management plane of this box: its components, backups, certificates, and updates of machines.
 Without a plane on this box, and with --kubeconfig or --context, show the part that the API of a management cluster contains: its providers and
 their managers, hosts, clusters, and updates of machines.`,

@@ -31,7 +31,7 @@ func (a *app) supportBundleCommand() *cobra.Command {
 	var file string
 	var keep []string
 	c := &cobra.Command{
-		Use: "support-bundle", Short: "Collect objects, events, states and logs in one archive, without secrets", Args: noArgs,
+		Use: "support-bundle", Short: "Collect objects, events, states and logs in one archive, without secrets", Args: cobra.NoArgs,
 		Long: `Collect objects, events and reports of the management cluster in one archive. On the box of a plane, the archive also
 contains the state of the plane and the logs of its components and machines. Logs of other machines come through the management
 cluster, if the user has the right to read them: the last lines of each service, for at most three minutes and 64 MiB.

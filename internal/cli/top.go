@@ -65,8 +65,13 @@ func (a *app) topCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
 		Use: "top [clusters|machines|hosts|pools|machinepools]", Short: "Show clusters, machines, hosts, pools and machine pools, their sizes, and what they wait for",
-		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{"clusters", "machines", "hosts", "pools", "machinepools"},
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 || len(args) == 1 && slices.Contains(c.ValidArgs, args[0]) {
+				return nil
+			}
+			return coded{fmt.Errorf("expected nothing, or one of %s, found %q", strings.Join(c.ValidArgs, ", "), args), exitUsage}
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			m, err := a.management()
 			if err != nil {
