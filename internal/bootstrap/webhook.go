@@ -51,6 +51,9 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.Capsta
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
+	if equalJSON(before.Spec, obj.Spec) {
+		return nil, nil // An object of a former version can violate rules of this one. Its metadata must still be writable.
+	}
 	path := field.NewPath("spec")
 	errs := ValidateSpec(obj.Spec, path)
 	if _, updating := obj.Annotations[clusterv1.UpdateInProgressAnnotation]; updating {
@@ -155,7 +158,8 @@ type templateWebhook struct{}
 // ValidateCreate checks a new template.
 func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
 	path := field.NewPath("spec", "template", "spec")
-	errs := ValidateSpec(obj.Spec.Template.Spec, path)
+	errs := obj.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))
+	errs = append(errs, ValidateSpec(obj.Spec.Template.Spec, path)...)
 	if obj.Spec.Template.Spec.Node.Name != "" {
 		errs = append(errs, field.Forbidden(path.Child("node", "name"), "a name cannot be set in a template: every machine needs its own name"))
 	}

@@ -224,6 +224,24 @@ func TestTemplateImmutable(t *testing.T) {
 	named.Namespace, named.Name = obj.Namespace, "named"
 	named.Spec.Template.Spec.Node.Name = "one"
 	refused(t, env.Client.Create(ctx, named), "needs its own name")
+	labelled := &bootstrapv1.CapstanConfigTemplate{}
+	labelled.Namespace, labelled.Name = obj.Namespace, "labelled"
+	labelled.Spec.Template.ObjectMeta.Labels = map[string]string{"a": "a b"}
+	refused(t, env.Client.Create(ctx, labelled), "spec.template.metadata.labels")
+}
+
+// TestAdmittedByFormerVersions: a config of a former version can violate rules of this version. Cluster API still writes its owner
+// references and annotations. A change of its spec must correct it.
+func TestAdmittedByFormerVersions(t *testing.T) {
+	before := &bootstrapv1.CapstanConfig{}
+	before.Spec.Node.Labels = map[string]string{"kubernetes.io/role": "x"}
+	after := before.DeepCopy()
+	after.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	_, err := webhook{}.ValidateUpdate(context.Background(), before, after)
+	refused(t, err, "")
+	after.Spec.PreCommands = []string{"true"}
+	_, err = webhook{}.ValidateUpdate(context.Background(), before, after)
+	refused(t, err, "spec.node.labels")
 }
 
 func numbered(count int) (names []string) {

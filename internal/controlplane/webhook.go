@@ -217,6 +217,7 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.Cap
 	errs = append(errs, obj.Spec.Template.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
 	errs = append(errs, validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
+	errs = append(errs, validateManifests(obj.Spec.Template.Spec.Manifests, spec)...)
 	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
 }

@@ -261,6 +261,7 @@ func TestTemplateRules(t *testing.T) {
 			spec: spec{Rollout: controlplanev1.RolloutSpec{Before: controlplanev1.RolloutBeforeSpec{CertificatesExpiryDays: 365}}},
 			want: "must be less than config.cluster.certificateValidityDays",
 		},
+		"a manifest":          {spec: spec{Manifests: []controlplanev1.Manifest{{Name: "a", Content: "kind: Namespace"}}}, want: "spec.template.spec.manifests[0].content"},
 		"a label":             {metadata: label, want: "spec.template.metadata.labels"},
 		"a label of machines": {spec: spec{MachineTemplate: controlplanev1.TemplateMachineTemplate{ObjectMeta: label}}, want: "spec.template.spec.machineTemplate.metadata.labels"},
 	} {
