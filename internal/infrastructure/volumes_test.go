@@ -113,6 +113,7 @@ func TestVolumeOutlivesMachine(t *testing.T) {
 	b.delete(v)
 	why = b.condition(v, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason)
 	b.Expect(why).To(ContainSubstring(second.Name))
+	b.condition(v, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.DeletionBlockedReason) // ALL-09
 	b.Expect(b.fake.Volume(v.Spec.ID)).NotTo(BeNil())
 	b.removeMachine(second)
 	b.gone(v)

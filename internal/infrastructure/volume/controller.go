@@ -114,11 +114,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, err
 	}
 	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, patch, v)) }()
-	show(v)
 	if v.DeletionTimestamp.IsZero() {
+		show(v)
 		return ctrl.Result{}, nil
 	}
-	return ctrl.Result{}, r.reconcileDelete(ctx, v)
+	return ctrl.Result{}, errors.Join(r.reconcileDelete(ctx, v), reconciling.SetReady(v)) // ALL-09
 }
 
 // moved reports whether clusterctl deletes the object after it was moved. It sets the annotation first, and removes the finalizer last.
