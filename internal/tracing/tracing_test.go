@@ -37,8 +37,9 @@ func start(t *testing.T, f collector.Flags) func() {
 	return stop
 }
 
-// A call continues the trace of its caller. Watches are not traced. Without a collector nothing is sent.
-func TestCalls(t *testing.T) {
+// dial returns a client of a server. Both use the provider of spans of this moment: OpenTelemetry has one for the whole process.
+func dial(t *testing.T) healthpb.HealthClient {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -52,20 +53,25 @@ func TestCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	call := func(ctx context.Context) {
-		if _, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return healthpb.NewHealthClient(conn)
+}
+
+// A call continues the trace of its caller. Watches are not traced. Without a collector nothing is sent.
+func TestCalls(t *testing.T) {
 	start(t, collector.Flags{})()
-	call(t.Context())
+	if _, err := dial(t).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Fatal(err)
+	}
 
 	receiver := otlpreceiver.Start(t)
 	stop := start(t, collector.Flags{Endpoint: receiver.Endpoint, SamplingRate: collector.PerMillion, Insecure: true})
+	client := dial(t)
 	ctx, span := otel.Tracer("test").Start(t.Context(), "reconcile")
-	call(ctx)
+	if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
+		t.Fatal(err)
+	}
 	watching, cancel := context.WithCancel(ctx)
-	watch, err := healthpb.NewHealthClient(conn).Watch(watching, &healthpb.HealthCheckRequest{})
+	watch, err := client.Watch(watching, &healthpb.HealthCheckRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
