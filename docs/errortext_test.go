@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,28 @@ import (
 // TestNoErrorTexts checks that no decision depends on the text of an error, because a library may change it. errors.Is,
 // errors.As, the functions of apierrors and the reasons of package refusal identify errors.
 func TestNoErrorTexts(t *testing.T) {
+	eachSource(t, func(set *token.FileSet, file *ast.File) {
+		for _, call := range errorTextSearches(file) {
+			t.Errorf("%s searches the text of an error: use errors.Is, errors.As, or a typed error", set.Position(call.Pos()))
+		}
+	})
+}
+
+// TestErrorTextsAreUniform checks that errors say "expected ..., found ...", and not "wanted" or "got".
+func TestErrorTextsAreUniform(t *testing.T) {
+	other := regexp.MustCompile(`\b(wanted|got)\b`)
+	eachSource(t, func(set *token.FileSet, file *ast.File) {
+		for _, text := range errorTexts(file) {
+			if other.MatchString(text.Value) {
+				t.Errorf("%s: an error says %s: write \"expected ..., found ...\"", set.Position(text.Pos()), text.Value)
+			}
+		}
+	})
+}
+
+// eachSource parses the files of the programs, without their tests.
+func eachSource(t *testing.T, visit func(*token.FileSet, *ast.File)) {
+	t.Helper()
 	files := 0
 	for _, root := range []string{"api", "cmd", "internal"} {
 		err := filepath.WalkDir(filepath.Join("..", root), func(path string, _ fs.DirEntry, err error) error {
@@ -26,9 +49,7 @@ func TestNoErrorTexts(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			for _, call := range errorTextSearches(file) {
-				t.Errorf("%s searches the text of an error: use errors.Is, errors.As, or a typed error", set.Position(call.Pos()))
-			}
+			visit(set, file)
 			return nil
 		})
 		if err != nil {
@@ -38,6 +59,28 @@ func TestNoErrorTexts(t *testing.T) {
 	if files < 350 {
 		t.Errorf("found %d files", files)
 	}
+}
+
+// errorTexts returns the first arguments of errors.New and fmt.Errorf.
+func errorTexts(file *ast.File) (out []*ast.BasicLit) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 {
+			return true
+		}
+		function, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || function.Sel.Name != "Errorf" && function.Sel.Name != "New" {
+			return true
+		}
+		if from, ok := function.X.(*ast.Ident); !ok || from.Name != "fmt" && from.Name != "errors" {
+			return true
+		}
+		if text, ok := call.Args[0].(*ast.BasicLit); ok && text.Kind == token.STRING {
+			out = append(out, text)
+		}
+		return true
+	})
+	return out
 }
 
 func TestErrorTextSearches(t *testing.T) {

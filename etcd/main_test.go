@@ -26,7 +26,7 @@ func TestPrograms(t *testing.T) {
 	for name, args := range map[string][]string{"etcd": {"--version"}, "etcdctl": {"version"}, "etcdutl": {"version"}} {
 		out, err := (&exec.Cmd{Path: self, Args: append([]string{name}, args...)}).CombinedOutput()
 		if err != nil || !strings.Contains(strings.ToLower(string(out)), strings.ToLower(name)+" version: "+version.Version) {
-			t.Errorf("%s: wanted version %s, found %v\n%s", name, version.Version, err, out)
+			t.Errorf("%s: expected version %s, found %v\n%s", name, version.Version, err, out)
 		}
 	}
 }

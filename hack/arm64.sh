@@ -27,7 +27,7 @@ build() {
 	make -C $copy GOARCH=arm64 CC=aarch64-linux-gnu-gcc PKG_CONFIG_PATH=/usr/lib/aarch64-linux-gnu/pkgconfig build
 	local program
 	for program in $copy/bin/{capstan,manager,capstand,capstan-init,clusterctl} $copy/bin/node/bin/{containerd,runc,capstan-runc} $copy/bin/kubernetes/*/capstan-{kube,etcd}; do
-		readelf -h "$program" | grep -q AArch64 || { echo "arm64.sh: wanted a program for arm64, found another one: $program" >&2; exit 1; }
+		readelf -h "$program" | grep -q AArch64 || { echo "arm64.sh: expected a program for arm64, found another one: $program" >&2; exit 1; }
 	done
 }
 

@@ -62,7 +62,7 @@ echo "==> $name$progress" >&2
 start=$SECONDS
 "$@" 9>&-
 for output in $outputs; do
-	[[ -e $output ]] || { echo "cached.sh: wanted $output from $name, found no such file" >&2; exit 1; }
+	[[ -e $output ]] || { echo "cached.sh: expected $output from $name, found no such file" >&2; exit 1; }
 done
 took=$((SECONDS - start))
 ((expected < 30)) || echo "$((took * 100 / expected))" >"$pace"

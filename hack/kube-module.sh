@@ -10,7 +10,7 @@
 set -euo pipefail
 
 version=${1:?usage: hack/kube-module.sh vX.Y.Z}
-[[ $version =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || { echo "kube-module.sh: wanted a release version such as v1.36.3, found $version" >&2; exit 1; }
+[[ $version =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || { echo "kube-module.sh: expected a release version such as v1.36.3, found $version" >&2; exit 1; }
 minor=${BASH_REMATCH[1]} staging=v0.${BASH_REMATCH[1]}.${BASH_REMATCH[2]}
 dir=$(dirname "$0")/../kube/v1.$minor
 mkdir -p "$dir"

@@ -17,7 +17,7 @@ trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 git clone -q . "$work/clone"
 GOCACHE=$work/cache make -C "$work/clone" release "VERSION=$version"
 if ! diff "$first" "$work/clone/dist/assets/$version/SHA256SUMS" >&2; then
-	echo "release-compare.sh: wanted the same bytes from both builds, found different files (< is $first)" >&2
+	echo "release-compare.sh: expected the same bytes from both builds, found different files (< is $first)" >&2
 	exit 1
 fi
 echo "Both builds of $version give the same $(wc -l <"$first") files."

@@ -38,7 +38,7 @@ programs() {
 	local p found
 	found=$(bin/capstan version | sed -n 's/^capstan //p')
 	if [[ $found != "$version" ]]; then
-		echo "release.sh: wanted bin/capstan of version $version, found $found: run make release VERSION=$version" >&2
+		echo "release.sh: expected bin/capstan of version $version, found $found: run make release VERSION=$version" >&2
 		exit 1
 	fi
 	for p in capstan capstan-init capstand manager; do
@@ -49,7 +49,7 @@ programs() {
 	done
 	for p in capstand manager; do
 		if ! go version -m "bin/$p" | grep -qE -- "-ldflags=.*Version=${version//./\\.}[ \"]"; then
-			echo "release.sh: wanted bin/$p of version $version, found another version: run make release VERSION=$version" >&2
+			echo "release.sh: expected bin/$p of version $version, found another version: run make release VERSION=$version" >&2
 			exit 1
 		fi
 	done

@@ -13,7 +13,7 @@ packages=(
 )
 
 if ! command -v dpkg-query >/dev/null; then
-	echo "setup.sh: wanted a Debian system, found no dpkg-query: install the equivalents of these packages: ${packages[*]}" >&2
+	echo "setup.sh: expected a Debian system, found no dpkg-query: install the equivalents of these packages: ${packages[*]}" >&2
 	exit 0
 fi
 missing=()

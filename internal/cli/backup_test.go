@@ -48,7 +48,7 @@ func TestBackupTarget(t *testing.T) {
 		"file":                         {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
 		"bucket":                       {app: without, target: embedded.BackupTarget{To: "s3://bucket//a/"}, want: embedded.BackupTarget{To: "s3://bucket/a"}},
 		"folder of the plane":          {app: without, target: embedded.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
-		"negative number of backups":   {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
+		"negative number of backups":   {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "expected a number"},
 		"relative path of credentials": {app: without, target: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: "c"}}, want: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: filepath.Join(here, "c")}}},
 	} {
 		got, err := test.app.backupTarget(test.target, test.file)

@@ -196,7 +196,7 @@ func occupantName(dir string) string {
 
 // occupied is the error of a host that is in use, with the way out.
 func occupied(name string, left []string) error {
-	return fmt.Errorf(`wanted a host without machines and load balancers, found %s.
+	return fmt.Errorf(`expected a host without machines and load balancers, found %s.
 Drain the host from its management cluster, while capstand runs here:
   kubectl patch capstanhost %s --type=merge -p '{"spec":{"drain":true}}'
   kubectl wait capstanhost %s --for=condition=Drained --timeout=1h

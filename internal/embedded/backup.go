@@ -149,7 +149,7 @@ func newName(ctx context.Context, store backup.Store, target BackupTarget, id st
 			return name, nil
 		}
 		if target.Exact {
-			return "", fmt.Errorf("wanted a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
+			return "", fmt.Errorf("expected a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
 		}
 		at = at.Add(time.Second)
 	}

@@ -332,11 +332,11 @@ func TestRestoreRefused(t *testing.T) {
 	}
 	before := content(t, p.layout.Root)
 	for name, test := range map[string]struct{ path, want string }{
-		"damaged":          {damaged, "wanted a complete backup"},
+		"damaged":          {damaged, "expected a complete backup"},
 		"no such file":     {whole + "x", "no such file"},
-		"without a key":    {repack(func(string, *archive.Manifest) []string { return []string{snapshotName, stateName} }), "wanted a backup with all keys"},
-		"newer Capstan":    {repackWith(func(_ string, m *archive.Manifest) { m.CapstanVersion = "v99.0.0" }), "wanted a backup of Capstan"},
-		"newer Kubernetes": {repackWith(func(_ string, m *archive.Manifest) { m.KubernetesVersion = "v1.99.0" }), "wanted Kubernetes v1.99.0"},
+		"without a key":    {repack(func(string, *archive.Manifest) []string { return []string{snapshotName, stateName} }), "expected a backup with all keys"},
+		"newer Capstan":    {repackWith(func(_ string, m *archive.Manifest) { m.CapstanVersion = "v99.0.0" }), "expected a backup of Capstan"},
+		"newer Kubernetes": {repackWith(func(_ string, m *archive.Manifest) { m.KubernetesVersion = "v1.99.0" }), "expected Kubernetes v1.99.0"},
 		"damaged snapshot": {repackWith(func(dir string, _ *archive.Manifest) {
 			file := filepath.Join(dir, snapshotName)
 			snapshot, err := os.ReadFile(file)
@@ -580,13 +580,13 @@ func TestScheduleOf(t *testing.T) {
 		"no target":           {asked: ask(func(s *BackupSchedule) { s.Every = every(time.Hour) }), fails: "--backup-to"},
 		"no interval":         {asked: ask(func(s *BackupSchedule) { s.To = dir }), fails: "--backup-every"},
 		"interval too short":  {asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(time.Second) }), fails: "at least 1m0s"},
-		"negative":            {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "wanted a number"},
+		"negative":            {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "expected a number"},
 		"folder in the root":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = l.Root + "/backups" }), fails: "outside of"},
 		"no such folder":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "create it, or mount it"},
 		"no bucket":           {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
 		"unsupported service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
 		"key in the URL":      {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
-		"no credentials":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "wanted credentials for S3"},
+		"no credentials":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "expected credentials for S3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("AWS_ACCESS_KEY_ID", "")

@@ -71,7 +71,7 @@ func (t BackupTarget) open() (backup.Store, error) {
 	folder, _ := t.split()
 	if !t.inS3() {
 		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-			return nil, fmt.Errorf("wanted a folder for backups, found none at %s: create it, or mount it there", folder)
+			return nil, fmt.Errorf("expected a folder for backups, found none at %s: create it, or mount it there", folder)
 		}
 		return backup.OpenAnywhere(nodeconfig.BackupStore{Directory: folder, Folder: "."})
 	}
@@ -97,7 +97,7 @@ func (s S3) credentials() (credentials.Value, error) {
 	if s.CredentialsFile == "" {
 		value, err := credentials.NewEnvAWS().Get()
 		if err != nil || value.AccessKeyID == "" || value.SecretAccessKey == "" {
-			return value, errors.Join(err, errors.New("wanted credentials for S3, found none: set --s3-credentials to a file (with `capstan up`: --backup-s3-credentials), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
+			return value, errors.Join(err, errors.New("expected credentials for S3, found none: set --s3-credentials to a file (with `capstan up`: --backup-s3-credentials), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
 		}
 		return value, nil
 	}
@@ -106,14 +106,14 @@ func (s S3) credentials() (credentials.Value, error) {
 		return credentials.Value{}, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return credentials.Value{}, fmt.Errorf("wanted S3 credentials that only root can read, found %s with mode %s: run `chmod 600` on it", s.CredentialsFile, info.Mode().Perm())
+		return credentials.Value{}, fmt.Errorf("expected S3 credentials that only root can read, found %s with mode %s: run `chmod 600` on it", s.CredentialsFile, info.Mode().Perm())
 	}
 	value, err := credentials.NewFileAWSCredentials(s.CredentialsFile, "default").Get()
 	if err == nil && (value.AccessKeyID == "" || value.SecretAccessKey == "") {
 		err = errors.New("aws_access_key_id or aws_secret_access_key is missing")
 	}
 	if err != nil {
-		return value, fmt.Errorf("wanted S3 credentials in %s, profile default: %w", s.CredentialsFile, err)
+		return value, fmt.Errorf("expected S3 credentials in %s, profile default: %w", s.CredentialsFile, err)
 	}
 	return value, nil
 }
@@ -121,24 +121,24 @@ func (s S3) credentials() (credentials.Value, error) {
 // Check returns an error for an invalid target. It does not connect to the store.
 func (t BackupTarget) Check(l Layout) error {
 	if t.Keep < 0 {
-		return fmt.Errorf("wanted a number of backups to keep, found %d", t.Keep)
+		return fmt.Errorf("expected a number of backups to keep, found %d", t.Keep)
 	}
 	folder, _ := t.split()
 	if !t.inS3() {
 		if !filepath.IsAbs(folder) || strings.Contains(folder, "://") {
-			return fmt.Errorf("wanted an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
+			return fmt.Errorf("expected an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
 		}
 		if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
-			return fmt.Errorf("wanted a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
+			return fmt.Errorf("expected a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
 		}
 		return nil
 	}
 	if bucket, _, _ := strings.Cut(strings.TrimPrefix(folder, s3Scheme), "/"); bucket == "" {
-		return fmt.Errorf("wanted s3://BUCKET/PREFIX, found %q", folder)
+		return fmt.Errorf("expected s3://BUCKET/PREFIX, found %q", folder)
 	}
 	if endpoint := t.S3.Endpoint; endpoint != "" {
 		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-			return fmt.Errorf("wanted the S3 endpoint as http(s)://HOST[:PORT], found %q", endpoint)
+			return fmt.Errorf("expected the S3 endpoint as http(s)://HOST[:PORT], found %q", endpoint)
 		}
 	}
 	return nil

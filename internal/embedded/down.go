@@ -105,7 +105,7 @@ func purgeAssets(recorded, other string) (string, error) {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("wanted capstand, which removes the machines, in %s (the programs of this installation) or in %s, and found it in neither folder: "+
+	return "", fmt.Errorf("expected capstand, which removes the machines, in %s (the programs of this installation) or in %s, and found it in neither folder: "+
 		"run `make build`, or set --assets to the folder of another build", recorded, other)
 }
 
@@ -127,7 +127,7 @@ func withCapstand(ctx context.Context, c component, log string, spawner *spawner
 	late := time.AfterFunc(purgePatience, func() { giveUp(fmt.Errorf("it does not answer after %s", purgePatience)) })
 	defer late.Stop()
 	if err := process.waitReady(ctx); err != nil {
-		return fmt.Errorf("wanted %s to remove machines, and it does not start: %w; fix the problem in its log %s, or set --assets to the folder of another build, and repeat `capstan down`", c.name, err, log)
+		return fmt.Errorf("expected %s to remove machines, and it does not start: %w; fix the problem in its log %s, or set --assets to the folder of another build, and repeat `capstan down`", c.name, err, log)
 	}
 	late.Stop()
 	return do(ctx)
@@ -146,7 +146,7 @@ func removeRoot(l Layout) error {
 			continue
 		}
 		if err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("wanted to remove %s, found %s mounted in it and in use: %w; stop the processes that use it and repeat `capstan down`", l.Root, m.Mountpoint, err)
+			return fmt.Errorf("expected to remove %s, found %s mounted in it and in use: %w; stop the processes that use it and repeat `capstan down`", l.Root, m.Mountpoint, err)
 		}
 	}
 	entries, err := os.ReadDir(l.Root)

@@ -200,7 +200,7 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	err = fmt.Errorf("wanted the API server to serve all CRDs within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
+	err = fmt.Errorf("expected the API server to serve all CRDs within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
 	if last != nil {
 		err = fmt.Errorf("%w; the last error: %w", err, last)
 	}

@@ -65,7 +65,7 @@ func loadCore(a Assets) (provider, error) {
 		}
 	}
 	if len(versions) == 0 {
-		return provider{}, fmt.Errorf("wanted the manifests of Cluster API below %s, found none: run `make build`, or set --assets to the folder with the programs", a.CoreComponents())
+		return provider{}, fmt.Errorf("expected the manifests of Cluster API below %s, found none: run `make build`, or set --assets to the folder with the programs", a.CoreComponents())
 	}
 	slices.SortFunc(versions, semver.Compare)
 	version := versions[len(versions)-1]
@@ -264,7 +264,7 @@ func (w webhooks) rewrite(o *unstructured.Unstructured) error {
 func (w webhooks) rewriteClientConfig(in map[string]any, fields ...string) error {
 	servicePath, found, err := unstructured.NestedString(in, append(slices.Clone(fields), "service", "path")...)
 	if err != nil || !found {
-		return fmt.Errorf("wanted a webhook with the path of a Service, found none: %w", err)
+		return fmt.Errorf("expected a webhook with the path of a Service, found none: %w", err)
 	}
 	return unstructured.SetNestedMap(in, map[string]any{
 		"url":      loopback("https", w.port) + servicePath,
@@ -280,7 +280,7 @@ func extensionConfig(config fs.FS, w webhooks) (*unstructured.Unstructured, erro
 	}
 	objects, err := manifest.Parse(data)
 	if err != nil || len(objects) != 1 {
-		return nil, fmt.Errorf("wanted one ExtensionConfig, found %d objects: %w", len(objects), err)
+		return nil, fmt.Errorf("expected one ExtensionConfig, found %d objects: %w", len(objects), err)
 	}
 	o := objects[0]
 	o.SetAnnotations(nil) // The authority is known, and no Secret has it.

@@ -82,7 +82,7 @@ func ensureAuthority(l Layout, name string) (*authority, error) {
 	}
 	cert, err := pki.ParseCert(certPEM)
 	if err != nil {
-		return nil, fmt.Errorf("wanted a certificate in %s: %w", certPath, err)
+		return nil, fmt.Errorf("expected a certificate in %s: %w", certPath, err)
 	}
 	keyPEM, err := os.ReadFile(keyPath)
 	if err != nil {
@@ -120,7 +120,7 @@ func missing(l Layout, path string) (bool, error) {
 	case err != nil:
 		return false, err
 	case has:
-		return false, fmt.Errorf("wanted %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; Capstan creates a new key only in an installation without data", path, l.Etcd())
+		return false, fmt.Errorf("expected %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; Capstan creates a new key only in an installation without data", path, l.Etcd())
 	}
 	return true, nil
 }

@@ -60,7 +60,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	}
 	state, err := LoadState(l)
 	if err != nil {
-		return fmt.Errorf("wanted an installation in %s: %w; create one with `capstan up`", l.Root, err)
+		return fmt.Errorf("expected an installation in %s: %w; create one with `capstan up`", l.Root, err)
 	}
 	if supervisor.Unit != "" {
 		if err := becomeBuild(state.Assets); err != nil {
@@ -253,7 +253,7 @@ func stage(l Layout, s State) error {
 	}
 	for name, source := range staged(s) {
 		if err := stageOne(source, filepath.Join(l.Bin(), name)); err != nil {
-			return fmt.Errorf("wanted the program %s: %w; run `make build`, or set --assets to the folder with the programs", source, err)
+			return fmt.Errorf("expected the program %s: %w; run `make build`, or set --assets to the folder with the programs", source, err)
 		}
 	}
 	return nil

@@ -48,7 +48,7 @@ func takePorts(ctx context.Context, kept int, claim func(base int) (release func
 		}
 		release()
 	}
-	return 0, nil, fmt.Errorf("wanted %d free TCP ports in a row on 127.0.0.1 between %d and %d, found none: stop programs that listen there (`ss -ltnp` lists them)", len(portNames), firstPort, lastPort)
+	return 0, nil, fmt.Errorf("expected %d free TCP ports in a row on 127.0.0.1 between %d and %d, found none: stop programs that listen there (`ss -ltnp` lists them)", len(portNames), firstPort, lastPort)
 }
 
 // awaitFree waits until the ports of killed components are free.

@@ -45,7 +45,7 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 	for synced := false; !synced || len(have.machines) > 0 || len(have.balancers) > 0; {
 		event, err := events.Recv()
 		if errors.Is(err, io.EOF) {
-			return errors.New("wanted capstand to remove all machines, and it ended: repeat `capstan down`")
+			return errors.New("expected capstand to remove all machines, and it ended: repeat `capstan down`")
 		}
 		if err != nil {
 			return err

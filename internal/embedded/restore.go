@@ -55,7 +55,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	defer unlock()
 	lock, err := lockPlane(l)
 	if errors.Is(err, errRunning) {
-		return Restored{}, fmt.Errorf("wanted a stopped plane: %w; stop it with `capstan down --keep-state`", err)
+		return Restored{}, fmt.Errorf("expected a stopped plane: %w; stop it with `capstan down --keep-state`", err)
 	}
 	if err != nil {
 		return Restored{}, err
@@ -126,7 +126,7 @@ func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, err
 	_, name := from.split()
 	local := filepath.Join(l.restorePart(), "archive")
 	if err := store.Get(ctx, name, local); err != nil {
-		return "", fmt.Errorf("wanted a backup at %s: %w", store.Location(name), err)
+		return "", fmt.Errorf("expected a backup at %s: %w", store.Location(name), err)
 	}
 	return local, nil
 }
@@ -155,16 +155,16 @@ func finishSame(l Layout, m archive.Manifest) (bool, error) {
 func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error {
 	for _, name := range []string{snapshotName, stateName} {
 		if !m.Has(name) {
-			return fmt.Errorf("wanted a backup of a management plane, found one without %s", name)
+			return fmt.Errorf("expected a backup of a management plane, found one without %s", name)
 		}
 	}
 	for _, path := range keyFiles(l) {
 		if name, err := filepath.Rel(l.Root, path); err != nil || !m.Has(name) {
-			return errors.Join(err, fmt.Errorf("wanted a backup with all keys, found one without %s", name))
+			return errors.Join(err, fmt.Errorf("expected a backup with all keys, found one without %s", name))
 		}
 	}
 	if semver.Compare(m.CapstanVersion, version.Version) > 0 {
-		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", version.Version, m.CapstanVersion)
+		return fmt.Errorf("expected a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", version.Version, m.CapstanVersion)
 	}
 	if _, err := versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
 		return err
@@ -174,7 +174,7 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 	}
 	for _, part := range restoredParts {
 		if path := filepath.Join(l.Root, part); atomicfile.Exists(path) {
-			return fmt.Errorf("wanted an empty --root, found an installation in %s (%s): choose another folder, or replace its data with --replace; its machines stay", l.Root, path)
+			return fmt.Errorf("expected an empty --root, found an installation in %s (%s): choose another folder, or replace its data with --replace; its machines stay", l.Root, path)
 		}
 	}
 	return nil
@@ -187,7 +187,7 @@ func versionFor(a Assets, version string) (string, error) {
 	}
 	newest, err := newestKubernetes(a)
 	if err == nil && semver.Compare(newest, version) < 0 {
-		err = fmt.Errorf("wanted Kubernetes %s, the version of the backup, or a newer one in %s, found %s: use a build with this version", version, a.Kubernetes(), newest)
+		err = fmt.Errorf("expected Kubernetes %s, the version of the backup, or a newer one in %s, found %s: use a build with this version", version, a.Kubernetes(), newest)
 	}
 	return newest, err
 }
@@ -330,7 +330,7 @@ func keep(l Layout, m archive.Manifest, part string) error {
 // endRestore is called at the start of the plane. Later restores of the same backup start from the beginning.
 func endRestore(l Layout) error {
 	if err := finishRestore(l); err != nil {
-		return fmt.Errorf("wanted to continue the interrupted restore in %s: %w", l.restoreReady(), err)
+		return fmt.Errorf("cannot continue the interrupted restore in %s: %w", l.restoreReady(), err)
 	}
 	return errors.Join(os.RemoveAll(l.restoreReady()), os.RemoveAll(l.restorePart()))
 }

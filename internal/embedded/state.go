@@ -50,7 +50,7 @@ func LoadState(l Layout) (State, error) {
 	}
 	var s State
 	if err := json.Unmarshal(data, &s); err != nil {
-		return State{}, fmt.Errorf("wanted the state of an installation in %s, found a damaged file: %w; restore the file, or remove %s with `capstan down`", l.State(), err, l.Root)
+		return State{}, fmt.Errorf("expected the state of an installation in %s, found a damaged file: %w; restore the file, or remove %s with `capstan down`", l.State(), err, l.Root)
 	}
 	return s, nil
 }
@@ -76,15 +76,15 @@ func checkAPIAddress(s State) error {
 	}
 	host, port, err := splitAddress(s.APIAddress)
 	if err != nil {
-		return fmt.Errorf("wanted --api-address host:port, or none, found %q: %w", s.APIAddress, err)
+		return fmt.Errorf("expected --api-address host:port, or none, found %q: %w", s.APIAddress, err)
 	}
 	if port < 1024 {
-		return fmt.Errorf("wanted a port from 1024 for --api-address, found %d: the API server is an unprivileged process", port)
+		return fmt.Errorf("expected a port from 1024 for --api-address, found %d: the API server is an unprivileged process", port)
 	}
 	if ip := net.ParseIP(host); ip != nil && ip.To4() == nil {
-		return fmt.Errorf("wanted an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
+		return fmt.Errorf("expected an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
 	} else if ip != nil && !ip.IsGlobalUnicast() {
-		return fmt.Errorf("wanted an address of this box that other boxes reach for --api-address, found %s", host)
+		return fmt.Errorf("expected an address of this box that other boxes reach for --api-address, found %s", host)
 	}
 	return nil
 }
@@ -96,10 +96,10 @@ func checkHostListenAddress(s State) error {
 	}
 	_, port, err := net.SplitHostPort(s.HostListenAddress)
 	if err != nil {
-		return fmt.Errorf("wanted --host-listen-address host:port, or none, found %q: %w", s.HostListenAddress, err)
+		return fmt.Errorf("expected --host-listen-address host:port, or none, found %q: %w", s.HostListenAddress, err)
 	}
 	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number < 1024 {
-		return fmt.Errorf("wanted a port from 1024 for --host-listen-address, found %q: the manager is an unprivileged process", port)
+		return fmt.Errorf("expected a port from 1024 for --host-listen-address, found %q: the manager is an unprivileged process", port)
 	}
 	return nil
 }
@@ -136,14 +136,14 @@ func checkListen(l Layout, s State) error {
 		return nil
 	}
 	if len(s.Hosts) != 1 {
-		return fmt.Errorf("wanted one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
+		return fmt.Errorf("expected one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
 	}
 	if _, _, err := net.SplitHostPort(s.Listen); err != nil {
-		return fmt.Errorf("wanted --listen host:port, or none, found %q: %w", s.Listen, err)
+		return fmt.Errorf("expected --listen host:port, or none, found %q: %w", s.Listen, err)
 	}
 	dir := filepath.Join(l.HostRoot(s.Hosts[0]), "tls")
 	if _, err := os.Stat(filepath.Join(dir, "server.crt")); err != nil {
-		return fmt.Errorf("wanted the certificates for --listen %s: %w; create them with `capstan host credentials %s --address HOST:PORT --dir %s`, and apply its output in the remote management cluster", s.Listen, err, s.Hosts[0], dir)
+		return fmt.Errorf("expected the certificates for --listen %s: %w; create them with `capstan host credentials %s --address HOST:PORT --dir %s`, and apply its output in the remote management cluster", s.Listen, err, s.Hosts[0], dir)
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func newestKubernetes(a Assets) (string, error) {
 		return "", err
 	}
 	if len(names) == 0 {
-		return "", fmt.Errorf("wanted a Kubernetes version below %s, found none: run `make build`, or set --assets to the folder with the programs", a.Kubernetes())
+		return "", fmt.Errorf("expected a Kubernetes version below %s, found none: run `make build`, or set --assets to the folder with the programs", a.Kubernetes())
 	}
 	return names[len(names)-1], nil
 }

@@ -25,7 +25,7 @@ func ensureUser() (user, error) {
 		out, addErr := exec.CommandContext(context.Background(), "useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", SystemUser).CombinedOutput()
 		// Another installation can have created the user at the same time.
 		if found, err = osuser.Lookup(SystemUser); err != nil {
-			return user{}, fmt.Errorf("wanted the system user %s, and useradd failed: %w: %s; create this user yourself, without a home and a shell", SystemUser, addErr, strings.TrimSpace(string(out)))
+			return user{}, fmt.Errorf("expected the system user %s, and useradd failed: %w: %s; create this user yourself, without a home and a shell", SystemUser, addErr, strings.TrimSpace(string(out)))
 		}
 	}
 	if err != nil {
@@ -97,7 +97,7 @@ func Enterable(dir string) error {
 			return err
 		}
 		if info.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("wanted a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or run `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
+			return fmt.Errorf("expected a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or run `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
 		}
 		if d == filepath.Dir(d) {
 			return nil

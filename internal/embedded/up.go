@@ -47,7 +47,7 @@ type Options struct {
 
 // ErrNotRoot is the error for users other than root. capstand needs root to create namespaces, and the management plane needs
 // root to run its components as other users.
-var ErrNotRoot = errors.New("wanted to run as root, found another user: use sudo")
+var ErrNotRoot = errors.New("expected to run as root, found another user: use sudo")
 
 // Up starts the management plane, or waits for a running one, and returns when it is ready. It calls progress with each change
 // of the status. It restarts a plane of another build.
@@ -136,7 +136,7 @@ func prepareRoot(l Layout) error {
 		return err
 	}
 	if _, err := os.Stat(l.commandLock()); len(entries) > 0 && errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("wanted an empty folder or an installation of Capstan for --root, found other files in %s: choose another folder", l.Root)
+		return fmt.Errorf("expected an empty folder or an installation of Capstan for --root, found other files in %s: choose another folder", l.Root)
 	}
 	if err := Enterable(l.Root); err != nil {
 		return err
@@ -197,7 +197,7 @@ func startPlane(l Layout, logging []string) error {
 	}
 	// The daemon writes one byte when its status can be read. The file ends without a byte if the daemon has ended.
 	if n, _ := read.Read(make([]byte, 1)); n == 0 {
-		return fmt.Errorf("wanted the management plane to start, and it ended: %s (log: %s)", lastLineOf(l.Log("plane")), l.Log("plane"))
+		return fmt.Errorf("expected the management plane to start, and it ended: %s (log: %s)", lastLineOf(l.Log("plane")), l.Log("plane"))
 	}
 	return nil
 }

@@ -160,7 +160,7 @@ func open(path string, use func(*tar.Reader, Manifest) error) error {
 		return damaged(path, err)
 	}
 	if m.Format != Format {
-		return fmt.Errorf("wanted a backup of format %d in %s, found format %d: use the version of Capstan that created it (%s), or a newer one", Format, path, m.Format, m.CapstanVersion)
+		return fmt.Errorf("expected a backup of format %d in %s, found format %d: use the version of Capstan that created it (%s), or a newer one", Format, path, m.Format, m.CapstanVersion)
 	}
 	if err := use(r, m); err != nil {
 		return damaged(path, err)
@@ -172,7 +172,7 @@ func damaged(path string, err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("wanted a complete backup of a management plane in %s: %w", path, err)
+	return fmt.Errorf("expected a complete backup of a management plane in %s: %w", path, err)
 }
 
 func readManifest(r *tar.Reader) (m Manifest, err error) {
@@ -181,13 +181,13 @@ func readManifest(r *tar.Reader) (m Manifest, err error) {
 		return m, err
 	}
 	if h.Name != manifestName || h.Size > manifestLimit {
-		return m, fmt.Errorf("its first file is %s with %d bytes, wanted %s", h.Name, h.Size, manifestName)
+		return m, fmt.Errorf("its first file is %s with %d bytes, expected %s", h.Name, h.Size, manifestName)
 	}
 	if err := json.NewDecoder(r).Decode(&m); err != nil {
 		return m, fmt.Errorf("%s: %w", manifestName, err)
 	}
 	if len(m.Files) > filesLimit {
-		return m, fmt.Errorf("%s lists %d files, wanted at most %d", manifestName, len(m.Files), filesLimit)
+		return m, fmt.Errorf("%s lists %d files, expected at most %d", manifestName, len(m.Files), filesLimit)
 	}
 	return m, nil
 }
@@ -202,7 +202,7 @@ func extractAll(r *tar.Reader, files []File, dir string) error {
 		case h.Name != f.Name || h.Typeflag != tar.TypeReg || !filepath.IsLocal(f.Name):
 			return fmt.Errorf("it contains %s where its manifest lists %s", h.Name, f.Name)
 		case h.Size != f.SizeBytes:
-			return fmt.Errorf("%s has %d bytes, wanted %d as in its manifest", f.Name, h.Size, f.SizeBytes)
+			return fmt.Errorf("%s has %d bytes, expected %d as in its manifest", f.Name, h.Size, f.SizeBytes)
 		}
 		if err := extract(r, f, filepath.Join(dir, filepath.FromSlash(f.Name))); err != nil {
 			return err
@@ -230,7 +230,7 @@ func extract(r io.Reader, f File, path string) error {
 		return err
 	}
 	if sum := hex.EncodeToString(hash.Sum(nil)); sum != f.SHA256 {
-		return fmt.Errorf("%s is damaged: its SHA-256 is %s, wanted %s as in its manifest", f.Name, sum, f.SHA256)
+		return fmt.Errorf("%s is damaged: its SHA-256 is %s, expected %s as in its manifest", f.Name, sum, f.SHA256)
 	}
 	return nil
 }

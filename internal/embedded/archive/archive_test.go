@@ -98,7 +98,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a file that differs from the manifest: %v", err)
 	}
 	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
-	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a complete backup") {
+	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "expected a complete backup") {
 		t.Errorf("no archive: %v", err)
 	}
 }
