@@ -266,25 +266,25 @@ func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.Capstan
 	secretKeys, configMapKeys := render.References(config.Spec)
 	secrets, configMaps := map[bootstrapv1.SecretKeyReference][]byte{}, map[bootstrapv1.ConfigMapKeyReference][]byte{}
 	left := corev1.MaxSecretSize
-	for _, ref := range secretKeys {
-		content, err := contentsource.Secret(ctx, r.Client, config.Namespace, ref)
+	take := func(content []byte, err error) ([]byte, error) {
 		if err != nil {
-			return nil, nil, missingReference(err)
+			return nil, missingReference(err)
 		}
 		if left -= len(content); left < 0 {
-			return nil, nil, errTooLarge
+			return nil, errTooLarge
 		}
-		secrets[ref] = content
+		return content, nil
+	}
+	var err error
+	for _, ref := range secretKeys {
+		if secrets[ref], err = take(contentsource.Secret(ctx, r.Client, config.Namespace, ref)); err != nil {
+			return nil, nil, err
+		}
 	}
 	for _, ref := range configMapKeys {
-		content, err := contentsource.ConfigMap(ctx, r.Client, config.Namespace, ref)
-		if err != nil {
-			return nil, nil, missingReference(err)
+		if configMaps[ref], err = take(contentsource.ConfigMap(ctx, r.Client, config.Namespace, ref)); err != nil {
+			return nil, nil, err
 		}
-		if left -= len(content); left < 0 {
-			return nil, nil, errTooLarge
-		}
-		configMaps[ref] = content
 	}
 	return secrets, configMaps, nil
 }

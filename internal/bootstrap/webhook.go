@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // SetupWebhooksWithManager adds the webhooks of the bootstrap provider. They check rules that CEL in the CRDs cannot
@@ -51,7 +51,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.Capsta
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	if equalJSON(before.Spec, obj.Spec) {
+	if stored.Equal(before.Spec, obj.Spec) {
 		return nil, nil // An object of a former version can violate rules of this one. Its metadata must still be writable.
 	}
 	path := field.NewPath("spec")
@@ -173,7 +173,7 @@ func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstra
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
 	}
-	if topology.IsDryRunRequest(req, obj) || equalJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
+	if topology.IsDryRunRequest(req, obj) || stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
 		return nil, nil
 	}
 	return nil, invalidError("CapstanConfigTemplate", obj.Name, field.ErrorList{
@@ -191,13 +191,4 @@ func invalidError(kind, name string, errs field.ErrorList) error {
 		return nil
 	}
 	return apierrors.NewInvalid(bootstrapv1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
-}
-
-func equalJSON(a, b any) bool {
-	x, err := json.Marshal(a)
-	if err != nil {
-		return false
-	}
-	y, err := json.Marshal(b)
-	return err == nil && bytes.Equal(x, y)
 }

@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/naming"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // machines is the step that creates, deletes and updates Machines.
@@ -174,7 +175,7 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *t
 		return nil, err
 	}
 	fits := func(c *bootstrapv1.CapstanConfig) bool {
-		return model.EqualJSON(c.Spec, desiredConfig(s, c.Name, first).Spec)
+		return stored.Equal(c.Spec, desiredConfig(s, c.Name, first).Spec)
 	}
 	var config *bootstrapv1.CapstanConfig
 	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
@@ -224,7 +225,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 	}
 	last.name = name
 	for _, c := range unfinished {
-		if c.Name == name && model.EqualJSON(c.Spec, desiredConfig(s, name, true).Spec) {
+		if c.Name == name && stored.Equal(c.Spec, desiredConfig(s, name, true).Spec) {
 			return c, nil
 		}
 	}

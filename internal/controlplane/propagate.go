@@ -21,6 +21,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // propagation is the step that brings changes of the template to existing Machines in place.
@@ -174,7 +175,7 @@ func (r *propagation) propagateToDeleting(ctx context.Context, s *scope, i *mode
 	set(&after.Spec.Deletion.NodeDrainTimeoutSeconds, template.Deletion.NodeDrainTimeoutSeconds)
 	set(&after.Spec.Deletion.NodeVolumeDetachTimeoutSeconds, template.Deletion.NodeVolumeDetachTimeoutSeconds)
 	set(&after.Spec.Deletion.NodeDeletionTimeoutSeconds, template.Deletion.NodeDeletionTimeoutSeconds)
-	if model.EqualJSON(machine.Spec.Deletion, after.Spec.Deletion) {
+	if stored.Equal(machine.Spec.Deletion, after.Spec.Deletion) {
 		return nil
 	}
 	if err := client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(machine))); err != nil {

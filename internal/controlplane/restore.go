@@ -19,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // restoredMarker is a ConfigMap in the restored cluster with the restore that created it. It is read when the annotation of
@@ -205,7 +206,7 @@ func (r *restores) discard(ctx context.Context, s *scope, m *clusterv1.Machine) 
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeNodeDrainingAnnotation, "")
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeWaitForNodeVolumeDetachAnnotation, "")
 	delete(m.Annotations, controlplanev1.PreTerminateHookAnnotation)
-	if !model.EqualJSON(before.Annotations, m.Annotations) {
+	if !stored.Equal(before.Annotations, m.Annotations) {
 		if err := r.Client.Patch(ctx, m, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("cannot let the Machine %s go: %w", m.Name, err)
 		}

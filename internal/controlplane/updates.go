@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/nodedrain"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // An update in place has these writes, in this order:
@@ -278,7 +279,7 @@ func (r *updates) change(ctx context.Context, obj client.Object, change func()) 
 		return fmt.Errorf("%T is no object", obj)
 	}
 	change()
-	if model.EqualJSON(before, obj) {
+	if stored.Equal(before, obj) {
 		return nil
 	}
 	return r.Client.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))

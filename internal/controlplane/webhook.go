@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/manager/replace"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // SetupWebhooksWithManager adds the webhooks of the control plane provider. They check rules that CEL in the CRDs
@@ -79,7 +80,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	if model.EqualJSON(before.Spec, obj.Spec) {
+	if stored.Equal(before.Spec, obj.Spec) {
 		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
 	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
@@ -228,7 +229,7 @@ func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlp
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
 	}
-	if topology.IsDryRunRequest(req, obj) || model.EqualJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
+	if topology.IsDryRunRequest(req, obj) || stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
 		return nil, nil
 	}
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, field.ErrorList{

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // field is a field of a spec with its decision. A field that is a list of objects has one decision about the whole list;
@@ -195,7 +196,7 @@ func decideFiles(_ field, current, desired any) []Change {
 	slices.Sort(paths)
 	var out []Change
 	for _, path := range paths {
-		if !equal(before[path], after[path]) {
+		if !stored.Equal(before[path], after[path]) {
 			out = append(out, decideFile("files["+path+"]", before[path], after[path]))
 		}
 	}
@@ -208,7 +209,7 @@ func decideFile(path string, before, after map[string]any) Change {
 		return Change{Path: path, Verdict: Replace, Why: "an update does not remove files"}
 	case isRepeatable(after):
 		return Change{Path: path, Verdict: InPlace}
-	case before != nil && equal(without(before, "repeatable"), without(after, "repeatable")):
+	case before != nil && stored.Equal(without(before, "repeatable"), without(after, "repeatable")):
 		return Change{Path: path, Verdict: InPlace} // The file itself is the same.
 	}
 	return Change{Path: path, Verdict: Replace, Why: "the file is not declared repeatable"}

@@ -1,7 +1,6 @@
 package inplace
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // Verdict is the way in which a machine gets a change.
@@ -169,18 +169,12 @@ func toMap(spec any) map[string]any {
 	return out
 }
 
-func equal(a, b any) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && bytes.Equal(x, y)
-}
-
 // diff returns the changes of all fields, in the order of the table.
 func diff(fields []field, current, desired map[string]any) []Change {
 	var out []Change
 	for _, f := range fields {
 		a, b := at(current, f.path), at(desired, f.path)
-		if equal(a, b) {
+		if stored.Equal(a, b) {
 			continue
 		}
 		out = append(out, f.decide(f, a, b)...)

@@ -1,8 +1,6 @@
 package model
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"sort"
 	"strings"
@@ -14,6 +12,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/stored"
 )
 
 // Outdated returns the reasons why the spec demands another Machine (CP-18, CP-20). Specs are compared as they are stored.
@@ -53,7 +52,7 @@ func WantedVersion(controlPlane *controlplanev1.CapstanControlPlane) string {
 func sameConfig(has, want bootstrapv1.CapstanConfigSpec) bool {
 	has.Role, want.Role = "", ""
 	has.Restore, want.Restore = bootstrapv1.RestoreSource{}, bootstrapv1.RestoreSource{}
-	return EqualJSON(has, want)
+	return stored.Equal(has, want)
 }
 
 // ClonedFrom reports whether an infrastructure machine was created from a template.
@@ -121,14 +120,4 @@ func NextOutdated(controlPlane *controlplanev1.CapstanControlPlane, machines []*
 		}
 	}
 	return next
-}
-
-// EqualJSON compares as the API server stores: empty and missing are equal.
-func EqualJSON(a, b any) bool {
-	x, err := json.Marshal(a)
-	if err != nil {
-		return false
-	}
-	y, err := json.Marshal(b)
-	return err == nil && bytes.Equal(x, y)
 }
