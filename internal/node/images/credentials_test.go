@@ -17,10 +17,13 @@ func TestCredentials(t *testing.T) {
 	config := &nodeconfig.NodeConfiguration{Registries: []nodeconfig.Registry{
 		{Host: "open.test"}, {Host: "a.test:5000", Username: "ann", Password: `p"w`}, {Host: "_default", Username: "bob", Password: "x"},
 		{Host: "docker.io", Username: "carl", Password: "y"},
+		{Host: "hub.test", Mirrors: []string{"https://a.test:5000"}, Username: "dora", Password: "z"},
+		{Host: "same.test", Mirrors: []string{"https://a.test:5000"}, Username: "ann", Password: `p"w`},
 	}}
 	for image, want := range map[string]string{
 		"a.test:5000/team/app:v1": `a.test:5000 ann p"w`, "docker.io/library/nginx:1": "docker.io carl y",
 		"a.test/team/app:v1": "", "b.a.test:5000/app:v1": "", "open.test/app:v1": "", "_default/app:v1": "", "evil.test/a.test:5000/app:v1": "",
+		"hub.test/team/app:v1": "", "same.test/team/app:v1": `same.test ann p"w`, // containerd would send them to the mirror, too.
 	} {
 		var out bytes.Buffer
 		request := fmt.Sprintf(`{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","kind":"CredentialProviderRequest","image":%q}`, image)

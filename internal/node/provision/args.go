@@ -296,7 +296,7 @@ func (n *node) kubeletArgs() args {
 	if n.name != n.hostname {
 		out = append(out, arg("hostname-override", n.name))
 	}
-	if len(n.NamedCredentials()) > 0 {
+	if len(n.PassedCredentials()) > 0 {
 		out = append(out, arg("image-credential-provider-config", credentialProvidersFile), arg("image-credential-provider-bin-dir", machine.AssetsDir))
 	}
 	labels, _ := n.Node.KubeletLabels()

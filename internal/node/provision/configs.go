@@ -59,7 +59,7 @@ func (n *node) writeConfigs() error {
 	}
 	kubelet, err := n.kubeletConfig()
 	add(kubeletConfigFile, kubelet, err)
-	if len(n.NamedCredentials()) > 0 {
+	if len(n.PassedCredentials()) > 0 {
 		add(credentialProvidersFile, n.credentialProviders(), nil)
 	}
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"text/template"
 
@@ -81,73 +79,33 @@ func containerdFiles() []string {
 	return append([]string{containerdConfigFile}, imported...)
 }
 
-func mirrorHosts(r nodeconfig.Registry) []string {
-	var hosts []string
-	for _, mirror := range r.Mirrors {
-		if u, err := url.Parse(mirror); err == nil {
-			hosts = append(hosts, u.Host)
-		}
-	}
-	return hosts
-}
-
-// registryServer returns the host of a registry's API, or "" for `_default`.
-func registryServer(host string) string {
-	switch host {
-	case nodeconfig.DefaultRegistry:
-		return ""
-	case "docker.io":
-		return "registry-1.docker.io"
-	}
-	return host
-}
-
 func hostsFile(registry string) string { return filepath.Join(registryDir, registry, "hosts.toml") }
 
-// mirrorLogin returns the header with which containerd logs in at a mirror, or "". The kubelet passes the credentials of the registry in
-// the name of an image, and containerd uses them for its mirrors too. All others are fixed headers, which do not work with registries
-// that issue tokens. The kubelet cannot pass them: containerd would send them to the registry of the image as well.
-func (n *node) mirrorLogin(r nodeconfig.Registry, mirror string) string {
-	u, err := url.Parse(mirror)
-	if err != nil || u.Scheme != "https" || r.Username != "" && r.Host != nodeconfig.DefaultRegistry {
-		return ""
-	}
-	login := func(r nodeconfig.Registry) string {
-		return "Basic " + base64.StdEncoding.EncodeToString([]byte(r.Username+":"+r.Password))
-	}
-	if r.Username != "" {
-		return login(r)
-	}
-	for _, other := range n.Registries {
-		if other.Username != "" && slices.Contains(append(mirrorHosts(other), registryServer(other.Host)), u.Host) {
-			return login(other)
-		}
-	}
-	return ""
-}
-
-// hostsTOML returns containerd's configuration for one registry. containerd reads it at each pull.
+// hostsTOML returns containerd's configuration for one registry. containerd reads it at each pull. Credentials that the kubelet does not
+// pass are fixed headers. containerd also sends them to the token server of a registry that issues tokens.
 func (n *node) hostsTOML(r nodeconfig.Registry) []byte {
 	var b strings.Builder
 	b.WriteString(registryHeader)
-	authority := func(indent string) {
+	host := func(indent, prefix, address string) {
 		if r.CAFile != "" {
 			fmt.Fprintf(&b, "%sca = %s\n", indent, tomlString(r.CAFile))
 		}
+		if login, found := n.FixedLogin(r, address); found {
+			basic := base64.StdEncoding.EncodeToString([]byte(login.Username + ":" + login.Password))
+			fmt.Fprintf(&b, "%s[%sheader]\n%s  Authorization = %s\n", indent, prefix, indent, tomlString("Basic "+basic))
+		}
 	}
-	if server := registryServer(r.Host); server != "" {
-		fmt.Fprintf(&b, "server = %s\n", tomlString("https://"+server))
-		authority("")
+	if server := r.Server(); server != "" {
+		fmt.Fprintf(&b, "server = %s\n", tomlString(server))
+		host("", "", server)
 	}
 	for _, mirror := range r.Mirrors {
-		fmt.Fprintf(&b, "\n[host.%s]\n  capabilities = [\"pull\", \"resolve\"]\n", tomlString(mirror))
+		table := "host." + tomlString(mirror)
+		fmt.Fprintf(&b, "\n[%s]\n  capabilities = [\"pull\", \"resolve\"]\n", table)
 		if r.OverridePath {
 			b.WriteString("  override_path = true\n")
 		}
-		authority("  ")
-		if login := n.mirrorLogin(r, mirror); login != "" {
-			fmt.Fprintf(&b, "  [host.%s.header]\n    Authorization = %s\n", tomlString(mirror), tomlString(login))
-		}
+		host("  ", table+".", mirror)
 	}
 	return []byte(b.String())
 }
@@ -172,7 +130,7 @@ func removeRegistries(listed map[string]bool) error {
 
 // kubeletFiles returns the files that the kubelet reads at its start.
 func (n *node) kubeletFiles() []string {
-	if len(n.NamedCredentials()) == 0 {
+	if len(n.PassedCredentials()) == 0 {
 		return []string{kubeletConfigFile}
 	}
 	return []string{kubeletConfigFile, credentialProvidersFile}
@@ -185,7 +143,7 @@ func (n *node) credentialProviders() kubeletconfigv1.CredentialProviderConfig {
 		Name: "capstan-init", Args: []string{"images", "credentials"}, APIVersion: credentialproviderv1.SchemeGroupVersion.String(),
 		DefaultCacheDuration: &metav1.Duration{},
 	}
-	for _, r := range n.NamedCredentials() {
+	for _, r := range n.PassedCredentials() {
 		provider.MatchImages = append(provider.MatchImages, r.Host)
 	}
 	return kubeletconfigv1.CredentialProviderConfig{

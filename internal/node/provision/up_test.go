@@ -455,6 +455,9 @@ func TestRegistries(t *testing.T) {
 			{Host: "quay.io", Mirrors: []string{"https://mirror.example.org/quay/v2"}, OverridePath: true},
 			{Host: "ghcr.io", Mirrors: []string{"https://mirror.example.org:5000", "http://mirror.example.org:5000", "https://10.0.0.8"}},
 			{Host: "_default", Mirrors: []string{"https://10.0.0.8"}, Username: "bob", Password: "other"},
+			{Host: "hub.test", Mirrors: []string{"https://own.test:5000", "https://10.0.0.8"}, CAFile: "/etc/hub.crt", Username: "carl", Password: "c"},
+			{Host: "own.test:5000", Username: "owner", Password: "o"},
+			{Host: "same.test", Mirrors: []string{"https://own.test:5000"}, Username: "owner", Password: "o"},
 		}
 	})
 	if config := string(n.containerdConfig()); strings.Contains(config, "ann") || strings.Contains(config, "bob") {
@@ -494,6 +497,28 @@ ca = "/etc/ca.crt"
   capabilities = ["pull", "resolve"]
   [host."https://10.0.0.8".header]
     Authorization = "Basic Ym9iOm90aGVy"
+`, // A mirror with an entry has its credentials, and never those of the registry. So the kubelet cannot pass either.
+		`server = "https://hub.test"
+ca = "/etc/hub.crt"
+[header]
+  Authorization = "Basic Y2FybDpj"
+
+[host."https://own.test:5000"]
+  capabilities = ["pull", "resolve"]
+  ca = "/etc/hub.crt"
+  [host."https://own.test:5000".header]
+    Authorization = "Basic b3duZXI6bw=="
+
+[host."https://10.0.0.8"]
+  capabilities = ["pull", "resolve"]
+  ca = "/etc/hub.crt"
+  [host."https://10.0.0.8".header]
+    Authorization = "Basic Y2FybDpj"
+`, `server = "https://own.test:5000"
+`, `server = "https://same.test"
+
+[host."https://own.test:5000"]
+  capabilities = ["pull", "resolve"]
 `} {
 		if diff := cmp.Diff(registryHeader+want, string(n.hostsTOML(n.Registries[i]))); diff != "" {
 			t.Error(diff)
@@ -501,13 +526,15 @@ ca = "/etc/ca.crt"
 	}
 }
 
-// TestCredentialProvider: the kubelet asks for the credentials of named registries only, and its configuration has none of them.
+// TestCredentialProvider: the kubelet asks for the credentials of named registries only, unless a mirror has others, and its configuration
+// has none of them.
 func TestCredentialProvider(t *testing.T) {
 	with := func(registries ...nodeconfig.Registry) *node {
 		return testNode(nodeconfig.RoleWorker, func(c *nodeconfig.NodeConfiguration) { c.Registries = registries })
 	}
 	n := with(nodeconfig.Registry{Host: "a.test:5000", Username: "ann", Password: "secret"}, nodeconfig.Registry{Host: "b.test"},
-		nodeconfig.Registry{Host: nodeconfig.DefaultRegistry, Username: "bob", Password: "secret"})
+		nodeconfig.Registry{Host: nodeconfig.DefaultRegistry, Username: "bob", Password: "secret"},
+		nodeconfig.Registry{Host: "hub.test", Mirrors: []string{"https://a.test:5000"}, Username: "carl", Password: "secret"})
 	config, err := yaml.Marshal(n.credentialProviders())
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ const (
 
 // specs returns the CapstanConfigs of the machines of TestMachines.
 func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
-	login := bootstrapv1.SecretReference{Name: "login"}
+	login, tokenLogin := bootstrapv1.SecretReference{Name: "login"}, bootstrapv1.SecretReference{Name: "token-login"}
 	inline := bootstrapv1.Document{Content: string(o.ca)}
 	mapped := bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{ConfigMap: registryCA}}
 	proxy := bootstrapv1.ProxySpec{HTTPS: "http://" + proxyAddress, NoProxy: []string{"unused.outside.test"}}
@@ -53,8 +53,13 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			{Host: outsideRegistry, Credentials: login, CA: mapped},
 			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
 			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
+			{Host: tokenRegistryAddress, Credentials: tokenLogin, CA: mapped},
+			{Host: openRegistry, CA: mapped},
+			{Host: "tokens.outside.test", Mirrors: []string{"https://" + tokenRegistryAddress}, CA: mapped},
+			{Host: "both.outside.test", Mirrors: []string{"https://" + tokenRegistryAddress}, Credentials: login, CA: mapped},
+			{Host: hostileAddress, CA: mapped},
 		},
-		Images: []string{preloadedImage},
+		Images: []string{preloadedImage, tokenPreloadedImage},
 		Users: []bootstrapv1.User{{
 			Name: "ann", Gecos: "Ann Example", Groups: []string{"adm", "tty"}, HomeDir: "/srv/people/ann", Shell: "/bin/bash", Sudo: "ALL=(ALL) NOPASSWD:ALL",
 			PasswdFrom:        bootstrapv1.PasswdSource{Secret: bootstrapv1.SecretKeyReference{Name: "ann", Key: "hash"}},
@@ -118,6 +123,7 @@ func (c *cluster) renderedSpec(role nodeconfig.Role, o *outside, spec bootstrapv
 		EncryptionKey: make([]byte, render.EncryptionKeySize),
 		Secrets: map[bootstrapv1.SecretKeyReference][]byte{
 			{Name: "login", Key: "username"}: []byte(registryUser), {Name: "login", Key: "password"}: []byte(registryPassword),
+			{Name: "token-login", Key: "username"}: []byte(tokenUser), {Name: "token-login", Key: "password"}: []byte(tokenPassword),
 			{Name: "ann", Key: "hash"}: []byte(annsHash),
 		},
 		ConfigMaps: map[bootstrapv1.ConfigMapKeyReference][]byte{registryCA: o.ca},
@@ -141,6 +147,7 @@ func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
 	testPreloaded(cp)
 	push(t, worker, worker.root+"/etc/capstan/registries/10.77.0.1_5000/ca.crt", registryImage)
 	testPulls(t, o, cp)
+	testTokens(t, o, cp)
 	testProxyUse(t, o, cp, worker)
 	testComponentSettings(t, cp, worker)
 	testEnvironment(t, cp, worker)
@@ -149,7 +156,7 @@ func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
 	testImports(t, worker)
 	testRegistrySecrets(t, cp, worker)
 	testChangedConfiguration(t, cp, worker)
-	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "preloaded", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted", "second")
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "preloaded", "preloaded-tokens", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted", "second")
 }
 
 // push copies an image into the registry that no pod of other tests has: the kubelet allows no pod to use an image without a pull
@@ -182,6 +189,7 @@ func pushPreloaded(t *testing.T, o *outside, cp *host) {
 	ca := cp.root + "/etc/registry.crt"
 	must(t, os.WriteFile(ca, o.ca, 0o600))
 	push(t, cp, ca, preloadedImage)
+	o.publishTokenImages(t)
 	must(t, os.Remove(ca))
 }
 
@@ -213,10 +221,10 @@ func testForeignAuthority(t *testing.T, c *cluster, o *outside, cp, foreign *hos
 	cp.mustKubectl("delete", "node", "foreign")
 }
 
-// testPreloaded: a pod that pulls no image runs, because the worker has pulled it before its kubelet started.
+// testPreloaded: pods that pull no image run, because the worker has pulled them before its kubelet started.
 func testPreloaded(cp *host) {
-	cp.apply(strings.Replace(pullPod("preloaded", "worker", preloadedImage), "Always", "Never", 1))
-	cp.mustKubectl("wait", "--for=condition=Ready", "pod/preloaded", "--timeout=1m")
+	cp.apply(strings.ReplaceAll(pullPod("preloaded", "worker", preloadedImage)+pullPod("preloaded-tokens", "worker", tokenPreloadedImage), "Always", "Never"))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/preloaded", "pod/preloaded-tokens", "--timeout=1m")
 }
 
 func pullPod(name, node, image string) string {
@@ -239,17 +247,23 @@ func testPulls(t *testing.T, o *outside, cp *host) {
 		pullPod("stranger", "cp", registryImage) + pullPod("distrusted", "worker", distrustedImage))
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/registry", "pod/mirrored", "pod/overridden", "pod/outside", "--timeout=3m")
 	for _, pod := range []string{"stranger", "distrusted"} {
-		eventually(t, 3*time.Minute, func() error {
-			out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name="+pod+",reason=Failed", "-o", "jsonpath={.items[*].message}")
-			if err == nil && !strings.Contains(out, "x509: certificate signed by unknown authority") {
-				err = fmt.Errorf("the pull of %s says %q", pod, out)
-			}
-			return err
-		})
+		untilPullFails(t, cp, pod, "x509: certificate signed by unknown authority")
 	}
-	if targets := o.proxy.seen(); !slices.Contains(targets, outsideRegistry+":443") {
+	if targets := o.proxy.targets.sorted(); !slices.Contains(targets, outsideRegistry+":443") {
 		t.Errorf("the proxy has seen %v, and not %s", targets, outsideRegistry)
 	}
+}
+
+// untilPullFails waits until an event has the cause of a failed pull.
+func untilPullFails(t *testing.T, cp *host, pod, cause string) {
+	t.Helper()
+	eventually(t, 3*time.Minute, func() error {
+		out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name="+pod+",reason=Failed", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, cause) {
+			err = fmt.Errorf("the pull of %s says %q", pod, out)
+		}
+		return err
+	})
 }
 
 const webhook = `apiVersion: admissionregistration.k8s.io/v1
@@ -271,13 +285,13 @@ func testProxyUse(t *testing.T, o *outside, cp, worker *host) {
 	eventually(t, time.Minute, func() error {
 		_, err := cp.execInput("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: checked, labels: {checked: outside}}\n",
 			kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "create", "--dry-run=server", "-f", "-")
-		if err == nil || !slices.Contains(o.proxy.seen(), outsideWebhook+":443") {
-			return fmt.Errorf("the API server did not call the webhook through the proxy: %w; the proxy has seen %v", err, o.proxy.seen())
+		if err == nil || !slices.Contains(o.proxy.targets.sorted(), outsideWebhook+":443") {
+			return fmt.Errorf("the API server did not call the webhook through the proxy: %w; the proxy has seen %v", err, o.proxy.targets.sorted())
 		}
 		return nil
 	})
 	cp.mustKubectl("delete", "validatingwebhookconfiguration", "outside")
-	for _, target := range o.proxy.seen() {
+	for _, target := range o.proxy.targets.sorted() {
 		if !strings.HasSuffix(target, ".outside.test:443") {
 			t.Errorf("the proxy was used for %s", target)
 		}
@@ -382,38 +396,56 @@ func testImports(t *testing.T, worker *host) {
 	}
 }
 
-// testRegistrySecrets: the password is only in files of root, and in no log.
+// secretsOfRegistries are the passwords in all forms in which files have them.
+func secretsOfRegistries() [][]byte {
+	var out [][]byte
+	for user, password := range map[string]string{registryUser: registryPassword, tokenUser: tokenPassword, tenant: tenantPassword} {
+		quoted, _ := json.Marshal(password)
+		login := base64.StdEncoding.EncodeToString([]byte(user + ":" + password))
+		out = append(out, []byte(password), bytes.Trim(quoted, `"`), []byte(login))
+	}
+	return out
+}
+
+// testRegistrySecrets: the passwords are only in files of root, and in no log, no event and no argument of a process.
 func testRegistrySecrets(t *testing.T, cp, worker *host) {
+	secrets := secretsOfRegistries()
+	has := func(data []byte) bool {
+		return slices.ContainsFunc(secrets, func(secret []byte) bool { return bytes.Contains(data, secret) })
+	}
 	var found []string
-	quoted, _ := json.Marshal(registryPassword)
-	login := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	must(t, filepath.WalkDir(worker.root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return nil // Files are created and removed meanwhile.
 		}
-		data, _ := os.ReadFile(path)
-		if !bytes.Contains(data, []byte(registryPassword)) && !bytes.Contains(data, bytes.Trim(quoted, `"`)) && !bytes.Contains(data, []byte(login)) {
+		if data, _ := os.ReadFile(path); !has(data) {
 			return nil
 		}
 		found = append(found, strings.TrimPrefix(path, worker.root))
 		if info, err := entry.Info(); err == nil && info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("others can read %s, which has the password", path)
+			t.Errorf("others can read %s, which has a password", path)
 		}
 		return nil
 	}))
-	if want := []string{"/etc/capstan/node.yaml", "/etc/containerd/certs.d/docker.io/hosts.toml"}; !slices.Equal(found, want) {
-		t.Errorf("the password is in %v, want %v", found, want)
+	const hosts = "/etc/containerd/certs.d/%s/hosts.toml"
+	if want := []string{
+		"/etc/capstan/node.yaml", fmt.Sprintf(hosts, "both.outside.test"), fmt.Sprintf(hosts, "docker.io"), fmt.Sprintf(hosts, "tokens.outside.test"),
+	}; !slices.Equal(found, want) {
+		t.Errorf("the passwords are in %v, want %v", found, want)
 	}
 	log, err := os.ReadFile(filepath.Join(worker.dir, worker.name+".log"))
 	must(t, err)
-	if bytes.Contains(log, []byte(registryPassword)) || bytes.Contains(log, []byte(login)) {
-		t.Error("the log of the machine has the password")
+	if has(log) {
+		t.Error("the log of the machine has a password")
+	}
+	if arguments, err := worker.exec("/bin/sh", "-c", "cat /proc/[0-9]*/cmdline"); !strings.Contains(arguments, "containerd") || has([]byte(arguments)) {
+		t.Errorf("the arguments of processes: %v, %q", err, arguments)
 	}
 	if warnings, err := worker.exec("/opt/capstan/node/bin/ctr", "deprecations", "list"); err != nil || strings.Contains(warnings, "registry") {
 		t.Errorf("containerd has deprecated settings of registries: %s, %v", warnings, err)
 	}
-	if out := cp.mustKubectl("get", "events,pods,nodes", "-A", "-o", "yaml"); strings.Contains(out, registryPassword) {
-		t.Error("an object of the cluster has the password")
+	if out := cp.mustKubectl("get", "events,pods,nodes", "-A", "-o", "yaml"); has([]byte(out)) {
+		t.Error("an object of the cluster has a password")
 	}
 }
 

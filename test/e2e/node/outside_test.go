@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -39,12 +40,17 @@ const (
 	registryHash = "$2a$04$PLOR4bq1bvALWAf/SaSZnOkrh0eppXwxPiS3Iv4i32IYiSCc6CwY6"
 )
 
-// outside are the services outside the cluster: a registry with TLS and users, a forward proxy, and DNS servers.
+// outside are the services outside the cluster: a registry with TLS and users, one that issues tokens, a hostile one, a forward proxy, and
+// DNS servers.
 type outside struct {
-	ca []byte
+	// dir contains the files of the registries.
+	dir string
+	ca  []byte
 	// otherCA has signed nothing.
 	otherCA []byte
 	proxy   *forwardProxy
+	tokens  tokenServer
+	hostile hostileRegistry
 }
 
 func newOutside(w *testNetwork) *outside {
@@ -56,6 +62,7 @@ func newOutside(w *testNetwork) *outside {
 	})
 	o := &outside{proxy: &forwardProxy{w: w}}
 	o.startRegistry(w)
+	o.startTokens(w)
 	var listener net.Listener
 	var err error
 	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", proxyAddress) })
@@ -74,27 +81,33 @@ func (o *outside) startRegistry(w *testNetwork) {
 	authority := newAuthority(w.t)
 	o.ca, o.otherCA = pki.EncodeCert(authority.Cert), pki.EncodeCert(newAuthority(w.t).Cert)
 	leaf, leafKey, err := authority.Issue(pki.Leaf{
-		CommonName: "registry", DNSNames: []string{outsideRegistry, outsideWebhook, distrustedRegistry}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
+		CommonName: "registry", DNSNames: []string{"*.outside.test"}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
 	}, time.Hour, time.Now())
 	must(w.t, err)
 	keyPEM, err := pki.EncodeKey(leafKey)
 	must(w.t, err)
-	dir := filepath.Join(w.dir, "registry")
-	must(w.t, os.MkdirAll(dir, 0o700))
+	o.dir = filepath.Join(w.dir, "registry")
+	must(w.t, os.MkdirAll(o.dir, 0o700))
 	for name, content := range map[string]string{
 		"tls.crt": string(pki.EncodeCert(leaf)), "tls.key": string(keyPEM), "users": registryUser + ":" + registryHash + "\n",
-		"config.yaml": `version: "0.1"
-log: {level: warn}
-storage: {filesystem: {rootdirectory: ` + dir + `/data}}
-http: {addr: "` + registryAddress + `", tls: {certificate: ` + dir + `/tls.crt, key: ` + dir + `/tls.key}}
-auth: {htpasswd: {realm: test, path: ` + dir + `/users}}
-`,
 	} {
-		must(w.t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+		must(w.t, os.WriteFile(filepath.Join(o.dir, name), []byte(content), 0o600))
 	}
-	log, err := os.Create(filepath.Join(dir, "log"))
+	o.runRegistry(w, "registry", registryAddress, "{htpasswd: {realm: test, path: "+o.dir+"/users}}")
+}
+
+// runRegistry runs a registry with its own folder of images. It returns when the registry listens.
+func (o *outside) runRegistry(w *testNetwork, name, address, auth string) {
+	w.t.Helper()
+	config := filepath.Join(o.dir, name+".yaml")
+	must(w.t, os.WriteFile(config, []byte(`version: "0.1"
+log: {level: warn}
+storage: {filesystem: {rootdirectory: `+o.dir+`/`+name+`}}
+http: {addr: "`+address+`", tls: {certificate: `+o.dir+`/tls.crt, key: `+o.dir+`/tls.key}}
+auth: `+auth+"\n"), 0o600))
+	log, err := os.Create(filepath.Join(o.dir, name+".log"))
 	must(w.t, err)
-	cmd := exec.Command(filepath.Join(w.assets, "tools/registry"), "serve", filepath.Join(dir, "config.yaml"))
+	cmd := exec.Command(filepath.Join(w.assets, "tools/registry"), "serve", config)
 	cmd.Stdout, cmd.Stderr = log, log
 	w.inside(w.bridge, func() { err = cmd.Start() })
 	if err != nil {
@@ -105,11 +118,11 @@ auth: {htpasswd: {realm: test, path: ` + dir + `/users}}
 		_ = cmd.Wait()
 		_ = log.Close()
 		if data, _ := os.ReadFile(log.Name()); w.t.Failed() {
-			w.t.Logf("=== registry ===\n%s", tail(data, 3000))
+			w.t.Logf("=== %s ===\n%s", name, tail(data, 3000))
 		}
 	})
 	eventually(w.t, time.Minute, func() error {
-		conn, err := w.dial(registryAddress)
+		conn, err := w.dial(address)
 		if err == nil {
 			_ = conn.Close()
 		}
@@ -132,31 +145,23 @@ func (w *testNetwork) dial(address string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// forwardProxy is an HTTP proxy for TLS connections. All names lead to the registry.
+// forwardProxy is an HTTP proxy for TLS connections. All other names than those of proxyTargets lead to the registry.
 type forwardProxy struct {
-	w       *testNetwork
-	mu      sync.Mutex
-	targets []string
+	w *testNetwork
+	// targets are the hosts and ports to which clients have connected.
+	targets seen
 }
 
-// seen returns the hosts and ports to which clients have connected, each once.
-func (p *forwardProxy) seen() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.targets)
-}
+// proxyTargets are the addresses of names.
+var proxyTargets = map[string]string{openRegistry + ":443": tokenRegistryAddress, tokenServerName + ":443": tokenServerAddress}
 
 func (p *forwardProxy) ServeHTTP(out http.ResponseWriter, r *http.Request) {
-	p.mu.Lock()
-	if target := r.Host; !slices.Contains(p.targets, target) {
-		p.targets = append(p.targets, target)
-	}
-	p.mu.Unlock()
+	p.targets.add(r.Host)
 	if r.Method != http.MethodConnect {
 		http.Error(out, "this proxy is for TLS only", http.StatusMethodNotAllowed)
 		return
 	}
-	server, err := p.w.dial(registryAddress)
+	server, err := p.w.dial(cmp.Or(proxyTargets[r.Host], registryAddress))
 	if err != nil {
 		http.Error(out, err.Error(), http.StatusBadGateway)
 		return
