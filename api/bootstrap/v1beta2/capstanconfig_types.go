@@ -625,7 +625,7 @@ type Registry struct {
 	OverridePath *bool `json:"overridePath,omitempty"`
 
 	// credentials names a Secret with the keys username and password (kubernetes.io/basic-auth) for the registry
-	// and its mirrors.
+	// and its mirrors. A mirror that is the host of an entry with credentials gets those of its entry only.
 	// +optional
 	Credentials SecretReference `json:"credentials,omitempty,omitzero"`
 

@@ -54,7 +54,7 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
 			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
 			{Host: tokenRegistryAddress, Credentials: tokenLogin, CA: mapped},
-			{Host: openRegistry, CA: mapped},
+			{Host: openRegistry, Mirrors: []string{"http://" + plainMirror}},
 			{Host: "tokens.outside.test", Mirrors: []string{"https://" + tokenRegistryAddress}, CA: mapped},
 			{Host: "both.outside.test", Mirrors: []string{"https://" + tokenRegistryAddress}, Credentials: login, CA: mapped},
 			{Host: hostileAddress, CA: mapped},
@@ -65,7 +65,7 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			PasswdFrom:        bootstrapv1.PasswdSource{Secret: bootstrapv1.SecretKeyReference{Name: "ann", Key: "hash"}},
 			SSHAuthorizedKeys: []string{annsKey, `no-pty ` + annsKey + "2"},
 		}, {Name: "bob", PrimaryGroup: "staff"}},
-		Proxy:     proxy,
+		Proxy:     bootstrapv1.ProxySpec{HTTP: "https://" + secureProxyAddress, HTTPS: "https://" + secureProxyAddress, NoProxy: proxy.NoProxy},
 		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}, Env: marked("kubelet")},
 		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}, Env: marked("kube-proxy")},
 		Files: []bootstrapv1.File{{Path: "/etc/containerd/conf.d/own.toml", Permissions: "0600", Content: `version = 3
@@ -77,7 +77,8 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.second.options]
   BinaryName = "/opt/capstan/node/bin/runc"
-`}, {Path: "/srv/people/ann/notes", Content: "of ann", Owner: "ann:adm", Permissions: "0640"}},
+`}, {Path: "/srv/people/ann/notes", Content: "of ann", Owner: "ann:adm", Permissions: "0640"},
+			{Path: "/etc/ssl/certs/added.crt", Content: string(o.addedCA)}},
 		PreCommands: []string{"id -u ann"},
 	}
 	proxy.ControlPlane = ptr.To(true)
@@ -292,12 +293,12 @@ func testProxyUse(t *testing.T, o *outside, cp, worker *host) {
 	})
 	cp.mustKubectl("delete", "validatingwebhookconfiguration", "outside")
 	for _, target := range o.proxy.targets.sorted() {
-		if !strings.HasSuffix(target, ".outside.test:443") {
+		if !strings.HasSuffix(target, ".outside.test:443") && target != plainMirror {
 			t.Errorf("the proxy was used for %s", target)
 		}
 	}
 	for name, uses := range map[string]bool{"containerd": true, "kubelet": true, "kube-proxy": false, "node-agent": false} {
-		if got := strings.Contains(environment(t, worker, name), "HTTPS_PROXY=http://"+proxyAddress+"\n"); got != uses {
+		if got := strings.Contains(environment(t, worker, name), "HTTPS_PROXY=https://"+secureProxyAddress+"\n"); got != uses {
 			t.Errorf("%s has the proxy in its environment: %v, want %v", name, got, uses)
 		}
 	}

@@ -3,13 +3,17 @@
 package node
 
 import (
-	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,8 +35,12 @@ const (
 	// distrustedRegistry is the same registry. The machines have another authority for it.
 	distrustedRegistry = "distrusted.outside.test"
 	proxyAddress       = gateway + ":3128"
-	upstreamAddress    = gateway + ":5301"
-	stubAddress        = gateway + ":5302"
+	// secureProxyAddress is the address of the proxy for clients that connect to it with TLS.
+	secureProxyAddress = gateway + ":3129"
+	// plainMirror is a mirror without TLS: the proxy gives its clients the registry that issues tokens.
+	plainMirror     = "mirror.outside.test"
+	upstreamAddress = gateway + ":5301"
+	stubAddress     = gateway + ":5302"
 
 	registryUser     = "puller"
 	registryPassword = `pull"me-4f9c2e7a`
@@ -48,9 +56,12 @@ type outside struct {
 	ca  []byte
 	// otherCA has signed nothing.
 	otherCA []byte
-	proxy   *forwardProxy
-	tokens  tokenServer
-	hostile hostileRegistry
+	// addedCA has signed the certificate of the proxy and of the token server. A file of the worker adds it to the trusted authorities.
+	addedCA                       []byte
+	certificate, addedCertificate tls.Certificate
+	proxy                         *forwardProxy
+	tokens                        tokenServer
+	hostile                       hostileRegistry
 }
 
 func newOutside(w *testNetwork) *outside {
@@ -60,39 +71,66 @@ func newOutside(w *testNetwork) *outside {
 		must(w.t, err)
 		must(w.t, netlink.LinkSetUp(lo))
 	})
-	o := &outside{proxy: &forwardProxy{w: w}}
+	o := &outside{dir: filepath.Join(w.dir, "registry")}
+	o.makeCertificates(w.t)
 	o.startRegistry(w)
 	o.startTokens(w)
-	var listener net.Listener
-	var err error
-	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", proxyAddress) })
-	must(w.t, err)
-	server := &http.Server{Handler: o.proxy, ReadHeaderTimeout: time.Minute}
-	go func() { _ = server.Serve(listener) }()
-	w.t.Cleanup(func() { must(w.t, server.Close()) })
+	o.proxy = &forwardProxy{w: w, plain: o.plainMirror(w)}
+	w.serve(proxyAddress, nil, o.proxy)
+	w.serve(secureProxyAddress, &o.addedCertificate, o.proxy)
 	answerDNS(w, upstreamAddress, netip.MustParseAddr("192.0.2.1"))
 	answerDNS(w, stubAddress, netip.MustParseAddr("192.0.2.2"))
 	return o
 }
 
+// serve starts an HTTP server in the network of the machines' gateway, with TLS if it has a certificate.
+func (w *testNetwork) serve(address string, certificate *tls.Certificate, handler http.Handler) {
+	w.t.Helper()
+	var listener net.Listener
+	var err error
+	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", address) })
+	must(w.t, err)
+	if certificate != nil {
+		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{*certificate}})
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	w.t.Cleanup(func() { must(w.t, server.Close()) })
+}
+
+// serving returns the certificate of the services outside, and its key.
+func serving(t *testing.T, authority pki.Authority) (certificate, key []byte) {
+	t.Helper()
+	leaf, private, err := authority.Issue(pki.Leaf{
+		CommonName: "outside", DNSNames: []string{"*.outside.test"}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
+	}, time.Hour, time.Now())
+	must(t, err)
+	key, err = pki.EncodeKey(private)
+	must(t, err)
+	return pki.EncodeCert(leaf), key
+}
+
+// makeCertificates creates the authorities and the certificates, and writes those for the registries.
+func (o *outside) makeCertificates(t *testing.T) {
+	t.Helper()
+	authority, added := newAuthority(t), newAuthority(t)
+	o.ca, o.addedCA, o.otherCA = pki.EncodeCert(authority.Cert), pki.EncodeCert(added.Cert), pki.EncodeCert(newAuthority(t).Cert)
+	var err error
+	o.addedCertificate, err = tls.X509KeyPair(serving(t, added))
+	must(t, err)
+	certificate, key := serving(t, authority)
+	o.certificate, err = tls.X509KeyPair(certificate, key)
+	must(t, err)
+	must(t, os.MkdirAll(o.dir, 0o700))
+	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "added.crt": o.addedCA} {
+		must(t, os.WriteFile(filepath.Join(o.dir, name), content, 0o600))
+	}
+}
+
 // startRegistry starts the registry in the network of the machines' gateway.
 func (o *outside) startRegistry(w *testNetwork) {
 	w.t.Helper()
-	authority := newAuthority(w.t)
-	o.ca, o.otherCA = pki.EncodeCert(authority.Cert), pki.EncodeCert(newAuthority(w.t).Cert)
-	leaf, leafKey, err := authority.Issue(pki.Leaf{
-		CommonName: "registry", DNSNames: []string{"*.outside.test"}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
-	}, time.Hour, time.Now())
-	must(w.t, err)
-	keyPEM, err := pki.EncodeKey(leafKey)
-	must(w.t, err)
-	o.dir = filepath.Join(w.dir, "registry")
-	must(w.t, os.MkdirAll(o.dir, 0o700))
-	for name, content := range map[string]string{
-		"tls.crt": string(pki.EncodeCert(leaf)), "tls.key": string(keyPEM), "users": registryUser + ":" + registryHash + "\n",
-	} {
-		must(w.t, os.WriteFile(filepath.Join(o.dir, name), []byte(content), 0o600))
-	}
+	must(w.t, os.WriteFile(filepath.Join(o.dir, "users"), []byte(registryUser+":"+registryHash+"\n"), 0o600))
 	o.runRegistry(w, "registry", registryAddress, "{htpasswd: {realm: test, path: "+o.dir+"/users}}")
 }
 
@@ -145,23 +183,39 @@ func (w *testNetwork) dial(address string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// forwardProxy is an HTTP proxy for TLS connections. All other names than those of proxyTargets lead to the registry.
+// plainMirror returns the registry that issues tokens for clients without TLS.
+func (o *outside) plainMirror(w *testNetwork) http.Handler {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(o.ca)
+	return &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "https", Host: tokenRegistryAddress}) },
+		Transport: &http.Transport{
+			DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots},
+			DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return w.dial(address) },
+		},
+	}
+}
+
+// forwardProxy is an HTTP proxy. TLS connections to the token server lead to it, and all others to the registry. Requests without TLS get
+// the plain mirror.
 type forwardProxy struct {
-	w *testNetwork
+	w     *testNetwork
+	plain http.Handler
 	// targets are the hosts and ports to which clients have connected.
 	targets seen
 }
 
-// proxyTargets are the addresses of names.
-var proxyTargets = map[string]string{openRegistry + ":443": tokenRegistryAddress, tokenServerName + ":443": tokenServerAddress}
-
 func (p *forwardProxy) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	p.targets.add(r.Host)
 	if r.Method != http.MethodConnect {
-		http.Error(out, "this proxy is for TLS only", http.StatusMethodNotAllowed)
+		p.plain.ServeHTTP(out, r)
 		return
 	}
-	server, err := p.w.dial(cmp.Or(proxyTargets[r.Host], registryAddress))
+	address := registryAddress
+	if r.Host == tokenServerName+":443" {
+		address = tokenServerAddress
+	}
+	server, err := p.w.dial(address)
 	if err != nil {
 		http.Error(out, err.Error(), http.StatusBadGateway)
 		return

@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -28,7 +27,7 @@ const (
 	// tokenServerName is the host of the token server. Only the proxy has the name.
 	tokenServerName = "auth.outside.test"
 	tokenService    = "tokens"
-	// openRegistry is the registry that issues tokens. The machines have no credentials for this name.
+	// openRegistry is a registry that only has a plain mirror, and no credentials.
 	openRegistry = "open.outside.test"
 
 	tokenUser     = "machines"
@@ -131,22 +130,11 @@ func (h *hostileRegistry) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 // startTokens starts a registry that issues tokens, its token server, and the hostile registry.
 func (o *outside) startTokens(w *testNetwork) {
 	w.t.Helper()
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(o.dir, "tls.crt"), filepath.Join(o.dir, "tls.key"))
-	must(w.t, err)
-	o.tokens.certificate = certificate
-	for address, handler := range map[string]http.Handler{tokenServerAddress: &o.tokens, hostileAddress: &o.hostile} {
-		var listener net.Listener
-		w.inside(w.bridge, func() {
-			listener, err = tls.Listen("tcp", address, &tls.Config{Certificates: []tls.Certificate{certificate}})
-		})
-		must(w.t, err)
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-		go func() { _ = server.Serve(listener) }()
-		w.t.Cleanup(func() { must(w.t, server.Close()) })
-	}
-	must(w.t, os.WriteFile(filepath.Join(o.dir, "authority.crt"), o.ca, 0o600))
+	o.tokens.certificate = o.addedCertificate
+	w.serve(tokenServerAddress, &o.addedCertificate, &o.tokens)
+	w.serve(hostileAddress, &o.certificate, &o.hostile)
 	o.runRegistry(w, "tokens", tokenRegistryAddress, `{token: {realm: "https://`+tokenServerName+`/token", service: `+tokenService+`, issuer: `+tokenService+
-		`, rootcertbundle: `+o.dir+`/authority.crt}}`)
+		`, rootcertbundle: `+o.dir+`/added.crt}}`)
 }
 
 // publishTokenImages copies the images of the registry into the one that issues tokens, for each of its users.
@@ -167,7 +155,8 @@ func (o *outside) publishTokenImages(t *testing.T) {
 const (
 	// tokenPreloadedImage is in the configuration of the worker.
 	tokenPreloadedImage = tokenRegistryAddress + "/" + tokenUser + "/preloaded:v1"
-	publicImage         = openRegistry + "/public/preloaded:v1"
+	// publicImage needs a token too, but no user.
+	publicImage = openRegistry + "/public/preloaded:v1"
 	// tokenMirroredImage is an image of a registry without credentials, whose mirror issues tokens.
 	tokenMirroredImage = "tokens.outside.test/" + tokenUser + "/preloaded:v1"
 	// bothImage and originImage are images of a registry whose mirror has other credentials. One is on the mirror, the other is not.
