@@ -335,20 +335,20 @@ test-expiry: setup build ## Run a cluster past the expiry of all its certificate
 	@cp -al $(addprefix $(BIN)/,kubernetes node images capi clusterctl) $(EXPIRY_BIN)/
 	@$(MAKE) build-capstan BIN=$(EXPIRY_BIN) STAMP='-X capstan.dev/capstan/internal/pki.maxLife=$(EXPIRY_LIFE)'
 	CAPSTAN_BIN=$(CURDIR)/$(EXPIRY_BIN) CAPSTAN_MAX_LIFE=$(EXPIRY_LIFE) \
-		go test -tags e2e,expiry ./test/e2e/expiry -count=1 -v -timeout 90m
+		hack/isolated.sh expiry go test -tags e2e,expiry ./test/e2e/expiry -count=1 -v -timeout 90m
 
 .PHONY: conformance
 conformance: setup build build-conformance ## Run all conformance specs of Kubernetes, hours (not part of test). FOCUS=sig-network for a part.
-	CAPSTAN_CONFORMANCE_FOCUS='$(FOCUS)' go test -tags e2e,conformance ./test/e2e/conformance -run TestAll -count=1 -v -timeout 13h
+	CAPSTAN_CONFORMANCE_FOCUS='$(FOCUS)' hack/isolated.sh conformance go test -tags e2e,conformance ./test/e2e/conformance -run TestAll -count=1 -v -timeout 13h
 
 .PHONY: test-networkpolicy
 test-networkpolicy: setup build build-conformance ## Run Kubernetes' own specs of NetworkPolicy, half an hour (not part of test).
-	go test -tags e2e,conformance ./test/e2e/conformance -run TestNetworkPolicy -count=1 -v -timeout 3h
+	hack/isolated.sh networkpolicy go test -tags e2e,conformance ./test/e2e/conformance -run TestNetworkPolicy -count=1 -v -timeout 3h
 
 .PHONY: test-rack
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
-	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
-	go test -tags e2e,rack ./test/e2e/ipam -run TestLANIPv6Only -count=1 -v -timeout 20m
+	hack/isolated.sh rack go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
+	hack/isolated.sh rack go test -tags e2e,rack ./test/e2e/ipam -run TestLANIPv6Only -count=1 -v -timeout 20m
 
 # A folder of binaries of its own, because a new plane takes the newest version of its folder.
 NEXT_BIN := $(BIN)/next
@@ -360,14 +360,14 @@ test-kube-next: setup build versitygw registry ## Test the next Kubernetes minor
 	@cp -alf $(KUBERNETES) $(NEXT_BIN)/kubernetes/
 	cd kube/$(NEXT_KUBE_MINOR) && go test ./...
 	CAPSTAN_BIN=$(CURDIR)/$(NEXT_BIN) CAPSTAN_KUBERNETES_VERSION=$(call kube_version,$(NEXT_KUBE_MINOR)) \
-		go test -tags e2e -count=1 -v -timeout 90m -p 1 ./test/e2e/cluster ./test/e2e/controlplane
+		hack/isolated.sh kube-next go test -tags e2e -count=1 -v -timeout 90m -p 1 ./test/e2e/cluster ./test/e2e/controlplane
 
 # The test does not need to be repeated with each change: it is about flannel, and its build takes two minutes.
 .PHONY: test-flannel
 test-flannel: setup build ## Run a cluster with flannel instead of Capstan's pod network, two minutes (not part of test).
 	@hack/setup.sh busybox-static
 	@$(CACHED) flannel $(BIN)/flannel/flannel.tar 'test/flannel node/images hack/flannel-build.sh hack/go-install.sh' hack/flannel-build.sh
-	go test -tags e2e,flannel ./test/e2e/cluster -run TestFlannel -count=1 -v -timeout 30m
+	hack/isolated.sh flannel go test -tags e2e,flannel ./test/e2e/cluster -run TestFlannel -count=1 -v -timeout 30m
 
 .PHONY: test-tutorial
 test-tutorial: setup build ## Type the commands of docs/tutorial.md on a box without a management plane, three minutes (not part of test).
@@ -375,13 +375,13 @@ test-tutorial: setup build ## Type the commands of docs/tutorial.md on a box wit
 
 .PHONY: test-inplace
 test-inplace: setup build ## Update a cluster of 3 + 5 machines in place and kill what takes part in each step, 20 minutes (not part of test).
-	go test -tags e2e,inplace ./test/e2e/inplace -run TestLargeCluster -count=1 -v -timeout 90m
+	hack/isolated.sh inplace go test -tags e2e,inplace ./test/e2e/inplace -run TestLargeCluster -count=1 -v -timeout 90m
 
 .PHONY: test-monitoring
 test-monitoring: setup build kube-state-metrics ## Check the alerts with promtool, and each panel and metric of objects with a real Prometheus (not part of test).
 	@hack/setup.sh prometheus
 	hack/monitoring.sh
-	go test -tags e2e,monitoring ./test/e2e/plane -run TestMonitoring -count=1 -v -timeout 20m
+	hack/isolated.sh monitoring go test -tags e2e,monitoring ./test/e2e/plane -run TestMonitoring -count=1 -v -timeout 20m
 
 .PHONY: test-operator
 test-operator: setup build cluster-api-operator ## Install the providers with the manager of Cluster API Operator, and create a cluster with them (not part of test).
@@ -410,7 +410,7 @@ test-ssh: setup build-node build-kube ## Log in to a machine with Debian's SSH s
 	@hack/setup.sh openssh-client
 	@mkdir -p $(BIN)/ssh
 	cd $(BIN)/ssh && apt-get -q download openssh-server libwrap0 && for p in *.deb; do dpkg -x $$p .; done
-	CAPSTAN_SSHD=$(CURDIR)/$(BIN)/ssh go test -tags e2e,ssh ./test/e2e/node -run TestSSH -count=1 -v -timeout 20m
+	CAPSTAN_SSHD=$(CURDIR)/$(BIN)/ssh hack/isolated.sh ssh go test -tags e2e,ssh ./test/e2e/node -run TestSSH -count=1 -v -timeout 20m
 
 .PHONY: test-dashboard
 test-dashboard: setup build-kube build-capstan ## Test the page of capstan dashboard in a headless Chromium, one minute (not part of test).
