@@ -8,7 +8,10 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -75,4 +78,37 @@ func TestSilentPeer(t *testing.T) {
 	defer hosts[0].hang("SetPeers")()
 	news := b.placedOn(hosts[1])
 	b.Eventually(b.peersOf(hosts[2])).WithTimeout(10 * time.Second).Should(ContainElement(peer(news, hosts[1])))
+}
+
+// IC-12: a deletion calls all hosts of the cluster at once, so that none waits for one that does not answer.
+func TestSilentHostsDuringDeletion_IC12(t *testing.T) {
+	t.Parallel()
+	b, hosts, machines := rackCluster(t)
+	b.delete(b.capstan)
+	b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
+	defer hosts[0].hang("DeleteLoadBalancer")()
+	defer hosts[1].hang("DeleteLoadBalancer")()
+	defer hosts[2].hang("DeleteLoadBalancer")()
+	for _, m := range machines {
+		b.delete(m)
+		b.gone(m)
+	}
+	for _, h := range hosts {
+		b.Eventually(func() int { return h.fake.Calls("DeleteLoadBalancer") }).WithTimeout(10 * time.Second).Should(BeNumerically(">", 0))
+	}
+}
+
+// IC-12: a deletion calls no host that has nothing of the cluster. Such a host can belong to a tenant who lets all calls fail.
+func TestDeletionCallsNoOtherHost_IC12(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	_, hostile := newNamespace(t).addHost(nil)
+	hostile.AddTenant(b.namespace) // It counts and refuses the calls for this namespace.
+	for _, method := range []string{"DeleteLoadBalancer", "DeleteNetwork"} {
+		hostile.Refuse(method, status.Error(codes.Internal, "no"))
+	}
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.Expect(b.has(b.fake)()).To(neither)
+	b.Expect(hostile.Calls("DeleteLoadBalancer")).To(BeZero())
 }

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -21,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -61,41 +63,57 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	return len(list.Items), err
 }
 
-// removeFromHosts removes the load balancer from every connected host. It returns the reason if a recorded host, which
-// has or had the load balancer, cannot be reached. Networks without a load balancer were removed with the last machine.
-// It tries all hosts before it fails.
+// removeFromHosts removes the load balancer and the network from all recorded hosts, and from the other connected hosts that admit the
+// namespace or show the load balancer, at once. It returns the reason if a recorded host, which has or had the load balancer, cannot be
+// reached. Networks without a load balancer were removed with the last machine. The host of another tenant gets no call: its answer
+// could prevent the deletion.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, list); err != nil {
 		return "", err
 	}
+	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, list.Items)
+	if err != nil {
+		return "", err
+	}
+	concerned := sets.New[string]()
+	for i := range admitting {
+		concerned.Insert(admitting[i].Name)
+	}
 	recorded := recordedHosts(s.capstan)
+	var members []member
 	for i := range list.Items {
 		h := &list.Items[i]
 		id, known := recorded[h.Name]
 		delete(recorded, h.Name)
+		conn := r.connected(h.Name)
 		if hostaccess.Abandoned(h) {
 			continue
 		}
-		conn := r.connected(h.Name)
-		if known {
-			if why := unreachable(h.Name, id, conn); why != "" {
-				waiting = why
-				continue
-			}
-		}
-		if conn == nil {
+		if why := unreachable(h.Name, id, conn); known && why != "" {
+			waiting = why
 			continue
 		}
-		if e := remove(ctx, conn, s); e != nil && err == nil {
-			err = fmt.Errorf("host %s: %w", h.Name, e)
+		if conn != nil && (known || concerned.Has(h.Name) || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), deletionOf(s))) {
+			members = append(members, member{overlay.Host{Name: h.Name}, conn})
 		}
 	}
 	if missing := slices.Sorted(maps.Keys(recorded)); len(missing) > 0 {
 		waiting = fmt.Sprintf("CapstanHost %s does not exist, so the load balancer cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanCluster with %s",
 			missing[0], infrav1.HostAbandonedAnnotation)
 	}
-	return waiting, err
+	var errs []error
+	for i, err := range atOnce(members, func(m member) error { return remove(ctx, m.conn, s) }) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("host %s: %w", members[i].Name, err))
+		}
+	}
+	return waiting, errors.Join(errs...)
+}
+
+// deletionOf returns the request that removes the load balancer of the cluster from a host.
+func deletionOf(s *scope) *hostpb.DeleteLoadBalancerRequest {
+	return &hostpb.DeleteLoadBalancerRequest{Id: s.capstan.Spec.ID, Namespace: s.capstan.Namespace, Name: s.clusterName()}
 }
 
 // recordedHosts returns the ids, by name, of the hosts that may have parts of the load balancer. For load balancers
@@ -126,15 +144,14 @@ var errNetworkInUse = errors.New("the network is in use")
 // remove removes the objects of the cluster from a host. Objects of another cluster with the same id stay: this cluster
 // is then a copy and has nothing there.
 func remove(ctx context.Context, host *connections.Host, s *scope) error {
-	id, namespace, name := s.capstan.Spec.ID, s.capstan.Namespace, s.clusterName()
-	req := &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: namespace, Name: name}
-	if other := host.LoadBalancer(id); other != nil && !owner.Same(other, req) {
+	req := deletionOf(s)
+	if other := host.LoadBalancer(req.GetId()); other != nil && !owner.Same(other, req) {
 		return nil
 	}
 	if _, err := host.DeleteLoadBalancer(ctx, req); !absent(err) {
 		return fmt.Errorf("delete the load balancer: %s", connections.Message(err))
 	}
-	_, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: namespace, Name: name})
+	_, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: req.GetId(), Namespace: req.GetNamespace(), Name: req.GetName()})
 	switch {
 	case absent(err):
 		return nil

@@ -187,6 +187,6 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope, host *connections.H
 	if !hasBalancer(host, s) {
 		return nil
 	}
-	_, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: s.capstan.Spec.ID, Namespace: s.capstan.Namespace, Name: s.clusterName()})
+	_, err := host.DeleteLoadBalancer(ctx, deletionOf(s))
 	return err
 }
