@@ -18,9 +18,10 @@ const (
 	pause, slowPause = 100 * time.Millisecond, time.Second
 )
 
-// Turns bounds how many workers of a controller wait for the API servers of workload clusters. Tenants control these servers and can let
-// all requests wait, and a namespace can have any number of clusters. A namespace takes a part of the workers, and all namespaces that were
-// slow lately take half of them together. The other half is for namespaces whose API servers answer.
+// Turns bounds how many workers of a controller wait for the API servers of workload clusters, or for hosts. Tenants control these servers
+// and can let all requests wait, and a namespace can have any number of clusters. A namespace takes a part of the workers, and all
+// namespaces that were slow lately take half of them together. The other half is for namespaces whose API servers answer. The same holds
+// for hosts, if a controller takes the turns of a host by its name.
 type Turns struct {
 	// most for a namespace, and mostSlow for all slow ones.
 	most, mostSlow int
@@ -36,8 +37,11 @@ func NewTurns(workers, most int) *Turns {
 	return &Turns{most: max(1, most), mostSlow: max(1, workers/2), now: time.Now, taken: map[string]int{}, slowUntil: map[string]time.Time{}}
 }
 
+// FairTurns returns the turns of a controller with a number of workers, of which a namespace leaves a tenth to others.
+func FairTurns(workers int) *Turns { return NewTurns(workers, workers-max(1, workers/10)) }
+
 // Take returns the function that ends a turn. It is nil if the namespace gets none now, and again is the time until the next attempt: no
-// event follows the end of another turn. waited is how long the turn has waited for an API server.
+// event follows the end of another turn. waited is how long the turn has waited for an API server or a host.
 func (t *Turns) Take(namespace string) (end func(waited time.Duration), again time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,9 +84,9 @@ func (t *Turns) takenBySlow() (sum int) {
 }
 
 // Fair returns a reconciler of a controller with a number of workers, of which the objects of a namespace leave a tenth to others. It is
-// for reconcilers that wait for API servers of workload clusters.
+// for reconcilers that wait for API servers of workload clusters, or for hosts.
 func Fair(workers int, r reconcile.Reconciler) reconcile.Reconciler {
-	turns := NewTurns(workers, workers-max(1, workers/10))
+	turns := FairTurns(workers)
 	return reconcile.Func(func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 		end, again := turns.Take(request.Namespace)
 		if end == nil {

@@ -126,7 +126,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.turns.source()).
-		Build(ctx, reconciling.Traced("CapstanCluster", r))
+		Build(ctx, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
 	r.controller = c
 	return err
 }

@@ -68,6 +68,8 @@ type Reconciler struct {
 	reserved reservations
 	// chosen are the hosts that were chosen and that the cache does not show yet.
 	chosen choices
+	// turns are those of hosts, by their names.
+	turns *reconciling.Turns
 }
 
 // scope contains the objects of one reconcile. machine and cluster may be nil while the object is being deleted.
@@ -109,7 +111,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("CapstanMachine", r))
-	r.controller = c
+	r.controller, r.turns = c, reconciling.FairTurns(r.For("CapstanMachine").MaxConcurrentReconciles)
 	return err
 }
 

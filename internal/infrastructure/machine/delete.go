@@ -93,6 +93,11 @@ func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.Capst
 	desired := loadbalancer.Desired(c, client.ObjectKeyFromObject(s.cluster), members, loadbalancer.Host{
 		Name: name, Tunnel: h.Spec.TunnelAddress, Virtual: host.LoadBalancer(c.Spec.ID).GetVirtualAddress(),
 	})
+	end, err := r.turn(ctx, s, host)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if _, err := loadbalancer.Ensure(ctx, host, desired); err != nil {
 		return fmt.Errorf("leave the load balancer on host %s: %s", name, connections.Message(err))
 	}
@@ -132,6 +137,11 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	if other := host.Machine(spec.ID).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
 		return nil // This is a copy of that one, and has nothing there.
 	}
+	end, err := r.turn(ctx, s, host)
+	if err != nil {
+		return err
+	}
+	defer end()
 	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
 	if connections.Code(err) == codes.PermissionDenied {
 		return nil // The same holds while the host has not reported the other machine yet.

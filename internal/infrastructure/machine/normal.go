@@ -130,8 +130,12 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
 		return nil
 	}
+	end, err := r.turn(ctx, s, host)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if observed == nil {
-		var err error
 		if observed, err = r.makeMachine(ctx, s, host); err != nil {
 			return err
 		}
@@ -160,6 +164,19 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		return nil
 	}
 	return r.update(ctx, s, host, observed)
+}
+
+// turn begins calls to a host, and returns the function that ends them. Root on a host can let all calls wait. Without a turn the
+// reconcile is repeated, so that other hosts have workers.
+func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host) (end func(), err error) {
+	done, again := r.turns.Take(host.Name())
+	if done == nil {
+		ctrl.LoggerFrom(ctx).V(4).Info("Other calls to the host have to end first", "CapstanHost", klog.KRef("", host.Name()), "again", again)
+		s.again = again
+		return nil, errWaiting
+	}
+	start := time.Now()
+	return func() { done(time.Since(start)) }, nil
 }
 
 // claim records on the host that the machine's object is here, if it came with a move or is older than this record. It also

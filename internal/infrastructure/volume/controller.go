@@ -62,7 +62,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			}
 			return r.deleted(ctx, e.Host)
 		})).
-		Complete(ctx, reconciling.Traced("CapstanVolume", r))
+		Complete(ctx, reconciling.Fair(r.For("CapstanVolume").MaxConcurrentReconciles, reconciling.Traced("CapstanVolume", r)))
 }
 
 func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {

@@ -1,0 +1,123 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// hung is a reconciler with two turns for each host, and two hosts. The first host answers no call of a method, until the test ends.
+func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "here"}})
+	r = &Reconciler{Pool: connections.NewPool(t.Context(), nil), turns: reconciling.NewTurns(4, 2), recorder: events.NewFakeRecorder(100)}
+	calls = make(chan string, 100)
+	for _, name := range []string{"hung", "other"} {
+		server := fakehost.New(t)
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}}
+		b.WithObjects(h)
+		conn, err := r.Pool.Connect(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return conn.Connected() == nil })
+		if _, err := conn.HostClient.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
+			Id: "m", Namespace: "ns", Name: "m", MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: "v1.36.3",
+			Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},
+			Addresses: []*hostpb.Address{{Address: "10.200.0.2", Prefix: 21}},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.EnsureLoadBalancer(t.Context(), &hostpb.LoadBalancer{Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"}}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return conn.Machine("m") != nil && conn.LoadBalancer("net") != nil })
+		server.Before(method, func() {
+			calls <- name
+			if name == "hung" {
+				<-t.Context().Done()
+			}
+		})
+	}
+	r.Client = b.Build()
+	r.LiveClient = r.Client
+	return r, calls
+}
+
+func waitFor(t *testing.T, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the condition is not met")
+		}
+	}
+}
+
+// Machines of a host that answers no calls occupy its turns only. The others of the host try again, and other hosts have workers.
+func TestHungHost(t *testing.T) {
+	for method, step := range map[string]func(*Reconciler, context.Context, *scope) error{
+		"ClaimMachine":  (*Reconciler).ensureMachine,
+		"DeleteMachine": (*Reconciler).deleteMachine,
+		"EnsureLoadBalancer": func(r *Reconciler, ctx context.Context, s *scope) error {
+			c := &infrav1.CapstanCluster{Spec: infrav1.CapstanClusterSpec{ID: "net"}}
+			return r.keepMembers(ctx, s, c, s.capstan.Spec.HostName, []*hostpb.Backend{{Name: "m", Address: "10.200.0.2:6443"}})
+		},
+	} {
+		t.Run(method, func(t *testing.T) {
+			r, calls := hung(t, method)
+			ctx, cancel := context.WithCancel(t.Context())
+			results := make(chan error, 100)
+			start := func(host string) *scope {
+				s := &scope{cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}, machine: &clusterv1.Machine{}, capstan: &infrav1.CapstanMachine{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"},
+					Spec:       infrav1.CapstanMachineSpec{ID: "m", HostName: host},
+				}}
+				go func() { results <- step(r, ctx, s) }()
+				return s
+			}
+			for range 2 {
+				start("hung")
+				<-calls
+			}
+			late := start("hung")
+			select {
+			case err := <-results:
+				if !errors.Is(err, errWaiting) || late.again <= 0 || conditions.Has(late.capstan, infrav1.MachineRunningCondition) {
+					t.Errorf("expected another attempt, found one after %s, %v", late.again, err)
+				}
+			case <-calls:
+				t.Fatal("a third worker waits for the host")
+			}
+			start("other")
+			if host := <-calls; host != "other" {
+				t.Error(host)
+			}
+			<-results
+			cancel()
+			<-results
+			<-results
+		})
+	}
+}
