@@ -32,9 +32,9 @@ const fieldOwner = client.FieldOwner("capstan")
 const (
 	// establishTimeout limits the wait until the API server serves the CRDs.
 	establishTimeout = 5 * time.Minute
-	// applyTimeout limits the attempts to apply one object. On a slow box, a new API server needs longer than its own
-	// request timeout for a large CRD.
-	applyTimeout = 5 * time.Minute
+	// requestTimeout limits the attempts of one request. On a slow box, a new API server needs longer than its own request
+	// timeout for a large CRD.
+	requestTimeout = 5 * time.Minute
 )
 
 // installation contains the objects that are applied to the management API.
@@ -87,7 +87,15 @@ func (i *installation) basics(ctx context.Context) error {
 			rest = append(rest, o)
 		}
 	}
-	if err := i.apply(ctx, append(namespaces, kinds...)); err != nil {
+	existing, err := i.crds(ctx)
+	if err != nil {
+		return err
+	}
+	outdated, err := existing.toApply(kinds)
+	if err != nil {
+		return err
+	}
+	if err := i.apply(ctx, append(namespaces, outdated...)); err != nil {
 		return err
 	}
 	if err := i.seedAggregatedRoles(ctx, rest); err != nil {
@@ -95,7 +103,7 @@ func (i *installation) basics(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	g.Go(func() error { return i.apply(ctx, rest) })
-	g.Go(func() error { return i.established(ctx, kinds) })
+	g.Go(func() error { return i.established(ctx, existing.notEstablished(kinds)) })
 	return g.Wait()
 }
 
@@ -141,14 +149,19 @@ func (i *installation) apply(ctx context.Context, objects []*unstructured.Unstru
 	return g.Wait()
 }
 
-// applyOne applies an object. A starting API server refuses some requests, and a busy one does not complete them in time, so it
-// tries again.
 func (i *installation) applyOne(ctx context.Context, o *unstructured.Unstructured) error {
-	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
+	return retry(ctx, func(ctx context.Context) error {
+		return i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
+	})
+}
+
+// retry repeats a request. A starting API server refuses some requests, and a busy one does not complete them in time.
+func retry(ctx context.Context, request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var last error
 	err := backoff.Jittered(10*time.Millisecond, 2*time.Second).DelayFunc().Until(ctx, true, false, func(ctx context.Context) (bool, error) {
-		last = i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
+		last = request(ctx)
 		if retriable(last) {
 			return false, nil
 		}
@@ -182,6 +195,9 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 	missing := map[string]bool{}
 	for _, k := range kinds {
 		missing[k.GetName()] = true
+	}
+	if len(missing) == 0 {
+		return nil
 	}
 	var last error
 	err := backoff.Jittered(10*time.Millisecond, 2*time.Second).DelayFunc().Until(ctx, true, false, func(ctx context.Context) (bool, error) {
@@ -217,10 +233,8 @@ func seeEstablished(w watch.Interface, missing map[string]bool) error {
 		if !ok || event.Type == watch.Deleted {
 			continue
 		}
-		for _, c := range crd.Status.Conditions {
-			if c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue {
-				delete(missing, crd.Name)
-			}
+		if isEstablished(crd) {
+			delete(missing, crd.Name)
 		}
 		if len(missing) == 0 {
 			return nil

@@ -156,7 +156,7 @@ func eventually(t *testing.T, what string, timeout time.Duration, is func() bool
 	}
 }
 
-// TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Row CTL-08.
+// TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Rows CTL-08 and ALL-14.
 func TestPlane(t *testing.T) {
 	i := newInstallation(t)
 	t.Setenv("PLANTED", planted+"-environment") // for testSupportBundle, also in the environment of each daemon
@@ -443,6 +443,10 @@ func (i *installation) testMachines() {
 func (i *installation) testRestart() {
 	before := startTimes(i.machines())
 	status := i.status()
+	crds := strings.Count(i.kubectl("get", "crds", "-o", "name"), "\n")
+	if writes := i.writesOfCRDs(); writes != crds {
+		i.t.Errorf("%d requests wrote %d CRDs, want one for each", writes, crds)
+	}
 	if err := syscall.Kill(status.PID, syscall.SIGKILL); err != nil {
 		i.t.Fatal(err)
 	}
@@ -457,14 +461,60 @@ func (i *installation) testRestart() {
 	if after := i.status(); after.Server != status.Server {
 		i.t.Errorf("the address of the server changed from %s to %s", status.Server, after.Server)
 	}
-	i.capstan("down", "--keep-state")
-	i.capstan("up")
+	if writes := i.writesOfCRDs(); writes != crds {
+		i.t.Errorf("a restart wrote CRDs: %d requests, want %d from before", writes, crds)
+	}
+	// As if an earlier build had stored the objects in another version (ALL-14).
+	i.storedIn("v1beta1", func() {
+		i.kubectl("patch", "crd", machinesCRD, "--type=json",
+			"-p", `[{"op":"replace","path":"/spec/versions/0/storage","value":true},{"op":"replace","path":"/spec/versions/1/storage","value":false}]`)
+	})
+	i.storedIn("v1beta2", func() {
+		i.capstan("down", "--keep-state")
+		i.capstan("up")
+	})
 	if after := startTimes(i.machines()); len(before) != 2 || fmt.Sprint(after) != fmt.Sprint(before) {
 		i.t.Errorf("machines were restarted: %v, then %v", before, after)
 	}
 	if out := i.capstan("get", "clusters"); !strings.Contains(out, "one") {
 		i.t.Errorf("clusters: %s", out)
 	}
+}
+
+const machinesCRD = "capstanmachines.infrastructure.capstan.dev"
+
+// writesOfCRDs returns the number of requests that wrote CRDs, by the audit log. The API server itself writes their status.
+func (i *installation) writesOfCRDs() (n int) {
+	i.t.Helper()
+	data, err := os.ReadFile(embedded.Layout{Root: i.root}.AuditLog())
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for line := range bytes.Lines(data) {
+		var e struct {
+			ObjectRef struct{ Resource, Subresource string }
+		}
+		if json.Unmarshal(line, &e) == nil && e.ObjectRef.Resource == "customresourcedefinitions" && e.ObjectRef.Subresource == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// storedIn changes the storage version of the machines, and waits until no machine is stored in another one and the migrator
+// has seen the change.
+func (i *installation) storedIn(version string, change func()) {
+	i.t.Helper()
+	change()
+	var state string
+	eventually(i.t, "the machines are stored in "+version, time.Minute, func() bool {
+		state = i.kubectl("get", "crd", machinesCRD, "-o",
+			`jsonpath={.status.storedVersions} {.metadata.generation}={.metadata.annotations.crd-migration\.cluster\.x-k8s\.io/observed-generation}`)
+		stored, generations, _ := strings.Cut(state, " ")
+		generation, observed, _ := strings.Cut(generations, "=")
+		return stored == `["`+version+`"]` && generation == observed
+	})
+	i.t.Logf("stored versions and generation: %s", state)
 }
 
 // runs reports whether a process runs. A zombie does not.
