@@ -116,14 +116,5 @@ func (r *Reconciler) configsOf(ctx context.Context, namespace, cluster string) [
 	if cluster == "" {
 		return nil
 	}
-	configs := &bootstrapv1.CapstanConfigList{}
-	if err := r.Client.List(ctx, configs, reconciling.OfCluster(client.ObjectKey{Namespace: namespace, Name: cluster})); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the CapstanConfigs of a cluster", "cluster", cluster)
-		return nil
-	}
-	var out []ctrl.Request
-	for i := range configs.Items {
-		out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&configs.Items[i])})
-	}
-	return out
+	return reconciling.Requests(ctx, r.Client, &bootstrapv1.CapstanConfigList{}, reconciling.OfCluster(client.ObjectKey{Namespace: namespace, Name: cluster}))
 }

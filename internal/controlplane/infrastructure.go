@@ -132,18 +132,9 @@ func (r *infrastructure) watchTemplates(ctx context.Context, ref clusterv1.Contr
 }
 
 func (r *infrastructure) templateToControlPlanes(ctx context.Context, obj client.Object) []ctrl.Request {
-	list := &controlplanev1.CapstanControlPlaneList{}
-	if err := r.Client.List(ctx, list, client.InNamespace(obj.GetNamespace())); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Cannot list CapstanControlPlanes")
-		return nil
-	}
-	var out []ctrl.Request
-	for i := range list.Items {
-		if list.Items[i].Spec.MachineTemplate.Spec.InfrastructureRef.Name == obj.GetName() {
-			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
+	return reconciling.RequestsIf(ctx, r.Client, &controlplanev1.CapstanControlPlaneList{}, func(cp *controlplanev1.CapstanControlPlane) bool {
+		return cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name == obj.GetName()
+	}, client.InNamespace(obj.GetNamespace()))
 }
 
 // watchMachines starts the watch on the kind of an infrastructure machine, once: the progress of an update in place is an

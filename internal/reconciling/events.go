@@ -19,13 +19,20 @@ import (
 
 // Requests returns the requests for all objects of a list. An error of the read is logged, and there are no requests.
 func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts ...client.ListOption) []reconcile.Request {
+	return RequestsIf(ctx, c, list, func(client.Object) bool { return true }, opts...)
+}
+
+// RequestsIf returns the requests for the objects of a list that keep accepts. An error of the read is logged, and there are no requests.
+func RequestsIf[T client.Object](ctx context.Context, c client.Reader, list client.ObjectList, keep func(T) bool, opts ...client.ListOption) []reconcile.Request {
 	if err := c.List(ctx, list, opts...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the objects that an event concerns", "list", fmt.Sprintf("%T", list))
 		return nil
 	}
 	var out []reconcile.Request
 	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // The list is one of Capstan's and has items.
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
+		if object := o.(T); keep(object) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(object)})
+		}
 		return nil
 	})
 	return out

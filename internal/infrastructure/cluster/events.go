@@ -67,12 +67,9 @@ func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.R
 // withoutCluster finds the CapstanCluster of a Cluster that was removed by force: the deletion of the CapstanCluster
 // still waits for its machines (ALL-13).
 func (r *Reconciler) withoutCluster(ctx context.Context, key client.ObjectKey) []reconcile.Request {
-	list := &infrav1.CapstanClusterList{}
-	if r.Client.List(ctx, list, client.InNamespace(key.Namespace)) != nil {
-		return nil
-	}
-	list.Items = slices.DeleteFunc(list.Items, func(c infrav1.CapstanCluster) bool { return clusterName(&c) != key.Name })
-	return requests(list)
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanClusterList{}, func(c *infrav1.CapstanCluster) bool {
+		return clusterName(c) == key.Name && owned(c)
+	}, client.InNamespace(key.Namespace))
 }
 
 // ofMachine maps a machine to its CapstanCluster: control plane machines are backends of the load balancer, and the deletion of a
@@ -125,22 +122,10 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconci
 	default:
 		return nil
 	}
-	list := &infrav1.CapstanClusterList{}
-	if r.Client.List(ctx, list, by) != nil {
-		return nil
-	}
-	return requests(list)
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanClusterList{}, owned, by)
 }
 
-func requests(list *infrav1.CapstanClusterList) []reconcile.Request {
-	out := make([]reconcile.Request, 0, len(list.Items))
-	for i := range list.Items {
-		if reconciling.HasOwner(&list.Items[i], clusterGroupKind) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
-}
+func owned(c *infrav1.CapstanCluster) bool { return reconciling.HasOwner(c, clusterGroupKind) }
 
 // becameInitialized passes the update with which the Cluster's API server is known to answer.
 func becameInitialized() predicate.Predicate {

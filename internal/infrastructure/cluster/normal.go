@@ -127,12 +127,7 @@ func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
 	for name, controlPlane := range byName {
 		out = append(out, clusterv1.FailureDomain{Name: name, ControlPlane: ptr.To(controlPlane)})
 	}
-	slices.SortFunc(out, func(a, b clusterv1.FailureDomain) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b clusterv1.FailureDomain) int { return cmp.Compare(a.Name, b.Name) })
 	return out[:min(len(out), 100)]
 }
 
@@ -295,15 +290,8 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	}
 	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		if holder := r.endpointHolder(s); holder != "" {
-			// The cluster does not depend on its first host. MachineHealthChecks work only while both are True.
-			set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
-			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "Host %s has the virtual address. %s", holder, why)
-			return errWaiting
-		}
-		// The load balancer is a separate process, so it can serve while capstand does not answer.
-		setNetworkAndBalancer(s.capstan, metav1.ConditionUnknown, reason, why)
-		return errWaiting
+		r.showWithoutBalancerHost(s, reason, why)
+		return errWaiting // The connection is the event.
 	}
 	made := owner.Same(host.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 	// The rule applies to any author of the host in spec (ALL-18). A running load balancer stays, even if its host would no longer be
@@ -324,6 +312,24 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && made {
 		return nil
 	}
+	return r.makeNetwork(ctx, s, host, h)
+}
+
+// showWithoutBalancerHost sets the conditions while the load balancer's host is not connected.
+func (r *Reconciler) showWithoutBalancerHost(s *scope, reason, why string) {
+	if holder := r.endpointHolder(s); holder != "" {
+		// The cluster does not depend on its first host. MachineHealthChecks work only while both are True.
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "Host %s has the virtual address. %s", holder, why)
+		return
+	}
+	// The load balancer is a separate process, so it can serve while capstand does not answer.
+	setNetworkAndBalancer(s.capstan, metav1.ConditionUnknown, reason, why)
+}
+
+// makeNetwork makes the network on the load balancer's host. If the host refuses a network that the controller has chosen, it chooses
+// another one.
+func (r *Reconciler) makeNetwork(ctx context.Context, s *scope, host *connections.Host, h *infrav1.CapstanHost) error {
 	if spans(s.capstan) && h.Spec.TunnelAddress == "" {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.NetworkInvalidReason, fmt.Sprintf(
 			"spec.network.overlay is set, but CapstanHost %s of spec.loadBalancer has no spec.tunnelAddress: set it, or set another spec.loadBalancer.hostName", h.Name))
@@ -393,7 +399,8 @@ func (r *Reconciler) chooseOther(ctx context.Context, s *scope, subject string) 
 	return r.chooseNetwork(ctx, s, refused)
 }
 
-// ensureLoadBalancer makes the load balancer, keeps its members (IM-06), and records the endpoint (IC-10).
+// ensureLoadBalancer makes the load balancer, keeps its members (IM-06), and records the endpoint (IC-10). A former host that keeps its
+// load balancer holds nothing up, and is tried again.
 func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
 	if external(s.capstan) {
 		return externalEndpoint(s)
@@ -412,31 +419,47 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 		return err
 	}
 	leaving := r.leaveFormerHosts(ctx, s)
-	adoptEndpoint(s)
-	if err := cmp.Or(r.chooseVirtual(ctx, s, h), r.refuseRivalEndpoint(ctx, s)); err != nil {
+	switch err := r.serveEndpoint(ctx, s, host, h, backends); {
+	case errors.Is(err, errWaiting):
+		return cmp.Or(leaving, err)
+	case err != nil:
 		return errors.Join(err, leaving)
+	}
+	var trouble string
+	if leaving != nil {
+		trouble = leaving.Error()
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
+	return leaving
+}
+
+// serveEndpoint makes the load balancer on its host, and fails unless it listens.
+func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connections.Host, h *infrav1.CapstanHost, backends []*hostpb.Backend) error {
+	adoptEndpoint(s)
+	if err := r.chooseVirtual(ctx, s, h); err != nil {
+		return err
+	}
+	if err := r.refuseRivalEndpoint(ctx, s); err != nil {
+		return err
 	}
 	on := loadbalancer.Host{Name: h.Name, Tunnel: h.Spec.TunnelAddress, Virtual: r.virtualAddress(s, h, host)}
 	if loadbalancer.InLAN(s.capstan) && on.Virtual == nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", notServing(s.capstan, h))
-		return cmp.Or(leaving, r.withdraw(ctx, s, host), errWaiting) // A change of the CapstanHost is the event.
+		return cmp.Or(r.withdraw(ctx, s, host), errWaiting) // A change of the CapstanHost is the event.
 	}
 	if loadbalancer.NeedsPort(s.capstan, on) {
 		if err := r.choosePort(ctx, s, on, 0); err != nil {
-			return errors.Join(err, leaving)
+			return err
 		}
 	}
 	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends, on))
 	if refusal.Of(err).GetReason() == hostpb.Refusal_PORT_IN_USE && mayChoosePortAgain(s.capstan) {
-		if err := r.choosePort(ctx, s, on, s.capstan.Spec.LoadBalancer.Port); err != nil {
-			return err
-		}
-		return cmp.Or(leaving, errWaiting) // The change of spec is the event.
+		return cmp.Or(r.choosePort(ctx, s, on, s.capstan.Spec.LoadBalancer.Port), errWaiting) // The change of spec is the event.
 	}
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
 			"Host %s refused the load balancer: %s", host.Name(), connections.Message(err))
-		return errors.Join(fmt.Errorf("load balancer on host %s: %w", host.Name(), err), leaving)
+		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
 	}
 	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed
 	if err := recordEndpoint(s, on); err != nil {
@@ -447,12 +470,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 			"The load balancer on host %s does not listen: %s", host.Name(), lb.GetMessage())
 		return errWaiting
 	}
-	var trouble string
-	if leaving != nil {
-		trouble = leaving.Error()
-	}
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
-	return leaving
+	return nil
 }
 
 // adoptEndpoint takes over an endpoint that the user set on the Cluster. The load balancer must listen on its port from

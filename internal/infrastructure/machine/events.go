@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"slices"
 
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,55 +51,42 @@ func (r *Reconciler) ofHost(ctx context.Context, o client.Object) []reconcile.Re
 
 // onHost lists the machines on a host, and those without a host: it may take them now.
 func (r *Reconciler) onHost(ctx context.Context, name string) []reconcile.Request {
-	var out []reconcile.Request
-	for _, value := range []string{name, capstanhost.NoHost} {
-		list := &infrav1.CapstanMachineList{}
-		if r.Client.List(ctx, list, client.MatchingFields{capstanhost.MachineHostIndex: value}) == nil {
-			out = append(out, requests(list)...)
-		}
-	}
-	return out
+	return append(r.listed(ctx, concerned, client.MatchingFields{capstanhost.MachineHostIndex: name}),
+		r.listed(ctx, concerned, client.MatchingFields{capstanhost.MachineHostIndex: capstanhost.NoHost})...)
 }
 
 // ofNamespace maps a Namespace, which hosts may admit now, to those of its machines that wait for one (ALL-18).
 func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
-	list := &infrav1.CapstanMachineList{}
-	if r.Client.List(ctx, list, client.InNamespace(o.GetName())) != nil {
-		return nil
-	}
-	return requests(unprovided(list))
-}
-
-// unprovided leaves of a list the machines that do not run yet.
-func unprovided(list *infrav1.CapstanMachineList) *infrav1.CapstanMachineList {
-	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool { return m.Spec.ProviderID != "" })
-	return list
+	return r.listed(ctx, waits, client.InNamespace(o.GetName()))
 }
 
 // ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.
 func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconcile.Request {
-	list := &infrav1.CapstanMachineList{}
 	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}
-	if r.Client.List(ctx, list, reconciling.OfCluster(cluster)) != nil {
-		return nil
-	}
-	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool {
+	return r.listed(ctx, func(m *infrav1.CapstanMachine) bool {
 		_, updates := m.Annotations[clusterv1.UpdateInProgressAnnotation]
-		return !updates
-	})
-	return requests(list)
+		return updates && concerned(m)
+	}, reconciling.OfCluster(cluster))
 }
 
 // ofMachinePool maps a MachinePool to those of its machines that wait for its bootstrap data (IM-05).
 func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []reconcile.Request {
-	list := &infrav1.CapstanMachineList{}
 	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.(*clusterv1.MachinePool).Spec.ClusterName}
 	ofPool := client.MatchingLabels{clusterv1.MachinePoolNameLabel: format.MustFormatValue(o.GetName())}
-	if r.Client.List(ctx, list, reconciling.OfCluster(cluster), ofPool) != nil {
-		return nil
-	}
-	return requests(unprovided(list))
+	return r.listed(ctx, waits, reconciling.OfCluster(cluster), ofPool)
 }
+
+func (r *Reconciler) listed(ctx context.Context, keep func(*infrav1.CapstanMachine) bool, opts ...client.ListOption) []reconcile.Request {
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanMachineList{}, keep, opts...)
+}
+
+// concerned reports whether the reconciler has work with a machine: it has an owner, or is being deleted.
+func concerned(m *infrav1.CapstanMachine) bool {
+	return !m.DeletionTimestamp.IsZero() || reconciling.HasOwner(m, machineGroupKind)
+}
+
+// waits reports whether a machine does not run yet.
+func waits(m *infrav1.CapstanMachine) bool { return m.Spec.ProviderID == "" && concerned(m) }
 
 // dataSecretChanged leaves out that core writes the providerIDs of all machines into the spec of their MachinePool, time and
 // again while it scales.
@@ -109,15 +95,4 @@ func dataSecretChanged() predicate.Predicate {
 		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
 		return ptr.Deref(before.Spec.Template.Spec.Bootstrap.DataSecretName, "") != ptr.Deref(after.Spec.Template.Spec.Bootstrap.DataSecretName, "")
 	}}
-}
-
-func requests(list *infrav1.CapstanMachineList) []reconcile.Request {
-	var out []reconcile.Request
-	for i := range list.Items {
-		m := &list.Items[i]
-		if !m.DeletionTimestamp.IsZero() || reconciling.HasOwner(m, machineGroupKind) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
-		}
-	}
-	return out
 }

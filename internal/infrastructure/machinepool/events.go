@@ -57,17 +57,9 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 }
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	list := &infrav1.CapstanMachinePoolList{}
-	if r.Client.List(ctx, list, opts...) != nil {
-		return nil
-	}
-	var out []reconcile.Request
-	for i := range list.Items {
-		if reconciling.HasOwner(&list.Items[i], machinePoolGroupKind) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanMachinePoolList{}, func(p *infrav1.CapstanMachinePool) bool {
+		return reconciling.HasOwner(p, machinePoolGroupKind)
+	}, opts...)
 }
 
 // machinePoolChanged drops core's own writes to a MachinePool.

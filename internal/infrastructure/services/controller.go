@@ -164,18 +164,8 @@ func concerned(o client.Object) bool {
 }
 
 // listed returns the requests for the concerned clusters.
-func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) (out []ctrl.Request) {
-	list := &infrav1.CapstanClusterList{}
-	if err := r.Client.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the clusters that an event concerns")
-		return nil
-	}
-	for i := range list.Items {
-		if concerned(&list.Items[i]) {
-			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
+func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []ctrl.Request {
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanClusterList{}, concerned, append(opts, client.UnsafeDisableDeepCopy)...)
 }
 
 // ofEvent maps a machine to its cluster, and a connection to all clusters.

@@ -81,17 +81,8 @@ func (r *Reconciler) deleted(ctx context.Context, host string) []reconcile.Reque
 	return r.list(ctx, func(v *infrav1.CapstanVolume) bool { return v.Spec.HostName == host && !v.DeletionTimestamp.IsZero() })
 }
 
-func (r *Reconciler) list(ctx context.Context, of func(*infrav1.CapstanVolume) bool, options ...client.ListOption) (out []reconcile.Request) {
-	list := &infrav1.CapstanVolumeList{}
-	if r.Client.List(ctx, list, options...) != nil {
-		return nil
-	}
-	for i := range list.Items {
-		if of(&list.Items[i]) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
+func (r *Reconciler) list(ctx context.Context, of func(*infrav1.CapstanVolume) bool, options ...client.ListOption) []reconcile.Request {
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanVolumeList{}, of, options...)
 }
 
 // Reconcile implements reconcile.Reconciler.
