@@ -3,7 +3,7 @@ package cli
 // troubleshooting is the page with a section for each problem.
 const troubleshooting = "docs/troubleshooting.md"
 
-// advice is what a user can do about a condition.
+// advice is the remedy for a condition.
 type advice struct {
 	do string
 	// section of docs/troubleshooting.md.
@@ -139,7 +139,7 @@ var adviceByReason = map[string]advice{
 	"Deleting":         {"look at what the message waits for", "an-object-is-not-deleted"},
 }
 
-// adviceFor returns what to do about a condition.
+// adviceFor returns the remedy for a condition.
 func adviceFor(kind, reason string) advice {
 	switch kind {
 	case "Paused":

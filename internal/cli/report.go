@@ -21,7 +21,7 @@ import (
 // maxEvents is the number of events of a report.
 const maxEvents = 10
 
-// report describes an object: what it and its parts wait for, since when, and what a user can do.
+// report describes an object: the reasons why it and its parts wait, since when, and the remedies.
 type report struct {
 	Kind      string              `json:"kind"`
 	Namespace string              `json:"namespace,omitempty"`

@@ -62,7 +62,7 @@ type managerPod struct {
 	Restarts  int32  `json:"restarts"`
 }
 
-// apiStatus is what the API of a management cluster knows of its state. The fields have the names of the status of a plane of this
+// apiStatus is the state of a management cluster as its API shows it. The fields have the names of the status of a plane of this
 // box, where both know them.
 type apiStatus struct {
 	Server            string       `json:"server"`
@@ -149,7 +149,7 @@ func (m *management) managerPods(ctx context.Context) ([]managerPod, error) {
 	return out, err
 }
 
-// print writes what has no conditions. It omits empty tables.
+// print writes the parts that have no conditions. It omits empty tables.
 func (s *apiStatus) print(w io.Writer) {
 	fmt.Fprintf(w, "Server:\t%s\nKubernetes:\t%s\n", s.Server, s.KubernetesVersion)
 	if len(s.Providers) > 0 {

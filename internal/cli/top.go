@@ -38,7 +38,7 @@ func outOf(heading, part, total string) column {
 	}}
 }
 
-// topColumns are the columns of each kind, besides namespace, name, and what the object waits for.
+// topColumns are the columns of each kind, besides namespace, name, and the reason of a wait.
 var topColumns = map[string][]column{
 	"cluster": {
 		path("PHASE", "status.phase"),
@@ -130,7 +130,7 @@ func (m *management) all(ctx context.Context, kind, namespace string) (out []*un
 	return out, nil
 }
 
-// topRows returns the objects of each row: one, and with a MachinePool its CapstanMachinePool, which knows what the pool waits for.
+// topRows returns the objects of each row: one, and with a MachinePool its CapstanMachinePool, whose conditions explain a wait of the pool.
 func topRows(objects []*unstructured.Unstructured) (rows [][]*unstructured.Unstructured) {
 	id := func(namespace, kind, name string) string { return namespace + "/" + kind + "/" + name }
 	byID, shown := map[string]*unstructured.Unstructured{}, map[string]bool{}

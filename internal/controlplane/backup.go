@@ -189,7 +189,7 @@ func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want 
 	return "", nil
 }
 
-// storeSecret returns the content of the Secrets of a store; nil when it needs none. problem names what is missing, never any
+// storeSecret returns the content of the Secrets of a store; nil when it needs none. problem names the missing part, never any
 // content.
 func (r *stores) storeSecret(ctx context.Context, s *scope, store etcdv1.BackupStore) (data map[string][]byte, problem string, err error) {
 	if store.S3.Bucket == "" {

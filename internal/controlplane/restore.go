@@ -44,15 +44,7 @@ type restores struct {
 func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	spec := s.Object.Spec.Restore
 	if !spec.IsDefined() || !s.Stacked() {
-		if conditions.Has(s.Object, controlplanev1.RestoredCondition) {
-			r.clearChecks(ctx, s)
-			conditions.Delete(s.Object, controlplanev1.RestoredCondition)
-		}
-		// The next restore is a new one, regardless of the conditions of this one.
-		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, ""); err != nil {
-			return result{}, err
-		}
-		return result{}, r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
+		return result{}, r.forgetRestore(ctx, s)
 	}
 	step, machines := s.Restoration().Next()
 	if step == model.RestoreNone {
@@ -74,20 +66,13 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 		if id, err := r.readMarker(ctx, s); err != nil || id == spec.ID() {
 			return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
 		}
-		way, why = model.WhoChecks(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
+		way, why = model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
 	}
 	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
 		return result{stop: true}, err
 	} else if len(problems) > 0 && (step == model.RestoreBegin || step == model.RestoreCreate) {
-		s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, fmt.Sprintf("The backup %s cannot be restored: %s", spec.Name, strings.Join(problems, "; ")))
-		if s.Initialized() && step == model.RestoreBegin {
-			return requeueAfter(secretRetry), nil // A running cluster continues.
-		}
-		return result{
-			stop: true, requeueAfter: secretRetry,
-			blocked: "the backup that spec.restore names cannot be restored; see the condition " + controlplanev1.RestoredCondition,
-		}, nil
+		return s.cannotRestore(step, problems), nil
 	}
 	if step == model.RestoreBegin {
 		ready, unexamined, again, err := r.checkRestore(ctx, s, way, why)
@@ -100,6 +85,32 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	out.stop = true
 	out.blocked = cmp.Or(out.blocked, "the cluster is being restored")
 	return out, err
+}
+
+// forgetRestore removes the records of a restore that the spec does not ask for any more.
+func (r *restores) forgetRestore(ctx context.Context, s *scope) error {
+	if conditions.Has(s.Object, controlplanev1.RestoredCondition) {
+		r.clearChecks(ctx, s)
+		conditions.Delete(s.Object, controlplanev1.RestoredCondition)
+	}
+	// The next restore is a new one, regardless of the conditions of this one.
+	if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, ""); err != nil {
+		return err
+	}
+	return r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
+}
+
+// cannotRestore reports the problems of the backup. A running cluster continues.
+func (s *scope) cannotRestore(step model.RestoreStep, problems []string) result {
+	s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason,
+		fmt.Sprintf("The backup %s cannot be restored: %s", s.Object.Spec.Restore.Name, strings.Join(problems, "; ")))
+	if s.Initialized() && step == model.RestoreBegin {
+		return requeueAfter(secretRetry)
+	}
+	return result{
+		stop: true, requeueAfter: secretRetry,
+		blocked: "the backup that spec.restore names cannot be restored; see the condition " + controlplanev1.RestoredCondition,
+	}
 }
 
 // restoreOn does one step.

@@ -8,7 +8,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// result is what a step reports to the steps after it, to the status and to the queue. Reconcile merges the results; no step
+// result is the report of a step to the steps after it, to the status and to the queue. Reconcile merges the results; no step
 // changes the result of another one.
 type result struct {
 	// requeueAfter is the time after which the step has to run again without an event; 0 means never.

@@ -237,7 +237,7 @@ func (r *updates) finish(ctx context.Context, s *scope, i *model.Instance, confi
 	return nil
 }
 
-// drain empties the Node of a Machine, and returns what it waits for.
+// drain empties the Node of a Machine, and returns the reason of a wait.
 func (r *updates) drain(ctx context.Context, s *scope, machine *clusterv1.Machine) (waits string, err error) {
 	if s.client == nil {
 		return "there is no connection to the workload cluster for the drain of Machine " + machine.Name, nil

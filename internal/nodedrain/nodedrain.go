@@ -47,7 +47,7 @@ type Drain struct {
 	Now                         time.Time
 }
 
-// Run cordons the Node, evicts its pods, and returns what it waits for; "" when the Node is drained or the limits have passed. The
+// Run cordons the Node, evicts its pods, and returns the reason of a wait; "" when the Node is drained or the limits have passed. The
 // Node carries the time of the start, so that any manager continues.
 func (d Drain) Run(ctx context.Context) (waits string, err error) {
 	node := &corev1.Node{}

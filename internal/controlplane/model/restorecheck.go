@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// CheckWay determines who examines a backup before Machines are removed for it.
+// CheckWay is the place where a backup is examined before Machines are removed for it.
 type CheckWay string
 
 // Ways to check a backup.
@@ -33,9 +33,9 @@ const (
 	checkLimit = 90 * time.Minute
 )
 
-// WhoChecks decides who examines the backup, and the reason when nobody can. silent is the time since the API server could
+// ChooseCheck chooses the place where the backup is examined, or returns the reason why there is none. silent is the time since the API server could
 // use etcd last. A short interruption must never cost a cluster that serves.
-func WhoChecks(f Fleet, a *Readiness, initialized bool, silent time.Duration) (way CheckWay, why string) {
+func ChooseCheck(f Fleet, a *Readiness, initialized bool, silent time.Duration) (way CheckWay, why string) {
 	switch {
 	case !initialized || len(f.Instances) == 0:
 		return CheckByNobody, ""

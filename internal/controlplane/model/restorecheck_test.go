@@ -14,8 +14,8 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// TestWhoChecks: while the cluster serves, or can serve soon, a machine examines the backup before any machine is removed.
-func TestWhoChecks(t *testing.T) {
+// TestChooseCheck: while the cluster serves, or can serve soon, a machine examines the backup before any machine is removed.
+func TestChooseCheck(t *testing.T) {
 	serves, silent := &Readiness{Ready: true}, &Readiness{Err: errors.New("nobody is there")}
 	ailing, lost := &Readiness{Failed: []string{"poststarthook/x"}}, &Readiness{Failed: []string{"poststarthook/x", "etcd-readiness"}}
 	for _, c := range []struct {
@@ -49,7 +49,7 @@ func TestWhoChecks(t *testing.T) {
 			m.Status.Conditions = []metav1.Condition{{Type: clusterv1.InfrastructureReadyCondition, Status: map[bool]metav1.ConditionStatus{true: "True", false: "False"}[word == "up"]}}
 			f.Instances = append(f.Instances, Instance{Machine: m})
 		}
-		if way, why := WhoChecks(f, c.answer, !c.anew, c.silent); way != c.want || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
+		if way, why := ChooseCheck(f, c.answer, !c.anew, c.silent); way != c.want || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
 			t.Errorf("%s: got %s, %q", c.what, way, why)
 		}
 	}

@@ -204,28 +204,14 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	var bridges []string
 	for _, other := range networks {
 		bridges = append(bridges, BridgeName(other.ID))
-		others, err := Subnets(other.CIDR, other.IPv6CIDR)
-		switch {
-		case err != nil: // Damaged, or not written by a capstand.
-		case other.ID != n.ID && other.LAN != nil: // The box has no route to it.
-		case other.ID != n.ID:
-			for _, subnet := range others {
-				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
-			}
-		case other.Cluster != n.Cluster:
-			return InUseError{message: fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which is a copy of it: delete the copy and create it again without an id",
-				n.ID, other.Cluster, n.Cluster)}
-		case !slices.Equal(others, subnets):
-			return ConflictError{Subject: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
-				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR))}
-		}
-		if err := admitOverlay(n, other); err != nil {
-			return err
-		}
 		if other.ID == n.ID {
-			if err := admitLAN(n, other); err != nil {
-				return err
-			}
+			err = admitSame(n, other, subnets)
+		} else {
+			used = append(used, routed(other)...)
+			err = admitOverlay(n, other)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	if n.LAN != nil {
@@ -241,6 +227,36 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 		}
 	}
 	return nil
+}
+
+// admitSame compares the network with its record on the box: a cluster keeps its networks.
+func admitSame(n, recorded Network, subnets []Subnet) error {
+	before, err := Subnets(recorded.CIDR, recorded.IPv6CIDR)
+	switch {
+	case err != nil: // Damaged, or not written by a capstand.
+	case recorded.Cluster != n.Cluster:
+		return InUseError{message: fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which is a copy of it: delete the copy and create it again without an id",
+			n.ID, recorded.Cluster, n.Cluster)}
+	case !slices.Equal(before, subnets):
+		return ConflictError{Subject: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
+			n.ID, recorded.Cluster, strings.TrimSpace(recorded.CIDR+" "+recorded.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR))}
+	}
+	if err := admitOverlay(n, recorded); err != nil {
+		return err
+	}
+	return admitLAN(n, recorded)
+}
+
+// routed returns the subnets of a network that the box has routes to. It has none to a LAN.
+func routed(n Network) (used []Used) {
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	if err != nil || n.LAN != nil { // Damaged, or not written by a capstand.
+		return nil
+	}
+	for _, subnet := range subnets {
+		used = append(used, Used{subnet.Prefix, "cluster " + n.Cluster})
+	}
+	return used
 }
 
 // list returns all networks of the box. A folder without a readable network.json and without a user remains from a capstand

@@ -36,7 +36,7 @@ func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.Ca
 	managed, err := r.reconcileManaged(ctx, host, conn)
 	switch {
 	case managed:
-		// What changed is known after the next handshake, or with the event of the Secret.
+		// The next handshake, or the event of the Secret, shows the change.
 		next = untilDue(conn.Certificates(), now)
 		if err != nil {
 			why, next = err.Error(), renewRetry

@@ -157,7 +157,7 @@ func Abandoned(objs ...client.Object) bool {
 	})
 }
 
-// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and what to do; "" if it is
+// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and the remedy; "" if it is
 // that host, or if no id was recorded. Two management clusters may have given one name to two hosts: after a move,
 // objects on one of them must not be searched, created again or counted as removed on the other.
 func Mismatch(name, recorded, actual string) string {

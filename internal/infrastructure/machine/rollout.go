@@ -25,7 +25,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,verbs=get
 // +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigtemplates,verbs=get
 
-// withoutUpdate shows a machine whose owner has begun no update, and what prevents one.
+// withoutUpdate shows a machine whose owner has begun no update, and the obstacle of one.
 func (r *Reconciler) withoutUpdate(ctx context.Context, s *scope, report *hostpb.UpdateStatus) error {
 	m := s.capstan
 	deployment, why, err := r.stoppedRollout(ctx, s)

@@ -58,7 +58,7 @@ type desired struct {
 	version, secret, hash string
 	// minReady is for how long a Node must have been ready until its machine counts as available.
 	minReady time.Duration
-	// updating is what updates in place need.
+	// updating is the input of updates in place.
 	updating updating
 }
 

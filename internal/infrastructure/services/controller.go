@@ -208,7 +208,7 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	if err := errors.Join(r.readClaims(ctx, s), r.readPortHosts(ctx, s), r.readHosts(ctx, s)); err != nil {
 		return err
 	}
-	// What an administrator has forbidden ends now, before requests to the API server of the cluster; an opt-out too.
+	// Publications that an administrator has forbidden end now, before requests to the API server of the cluster; those of an opt-out too.
 	withdrawn := r.withdraw(ctx, s)
 	end, again := r.turns.Take(s.capstan.Namespace)
 	if end == nil {

@@ -30,7 +30,7 @@ import (
 const (
 	// Port on the addresses of the machine.
 	Port = 10253
-	// maxConnections and maxScrapes bound what clients can use. Three servers of Prometheus scrape four components each.
+	// maxConnections and maxScrapes bound the load by clients. Three servers of Prometheus scrape four components each.
 	maxConnections, maxScrapes = 64, 12
 	headerTimeout              = 5 * time.Second
 	scrapeTimeout              = 30 * time.Second
@@ -42,7 +42,7 @@ const (
 type Component struct {
 	// URL of its metrics on loopback.
 	URL string
-	// Authenticates is true if the component itself asks who its client is. It gets the client's token.
+	// Authenticates is true if the component itself authenticates its clients. It gets the client's token.
 	Authenticates bool
 }
 

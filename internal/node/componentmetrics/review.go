@@ -11,7 +11,7 @@ import (
 )
 
 // Reviewer returns a function for Server.Review, which asks the API server with the credential of the machine's kubelet. Nodes may
-// ask who a token belongs to and what its user may do.
+// ask for the user of a token and for the permissions of this user.
 func Reviewer(client dynamic.Interface, node string) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		answer, err := client.Resource(kube.TokenReviews).Create(ctx, review("authentication.k8s.io/v1", "TokenReview", map[string]any{"token": token}), metav1.CreateOptions{})

@@ -32,7 +32,7 @@ func inspect(archive io.Reader) *inspected {
 	return i
 }
 
-// finish ends the inspection and returns what is wrong with the archive. The reader of the archive reads nothing afterwards.
+// finish ends the inspection and returns the fault of the archive. The reader of the archive reads nothing afterwards.
 func (i *inspected) finish() error {
 	_ = i.CloseWithError(errStopped)
 	if err := <-i.result; !errors.Is(err, errStopped) {

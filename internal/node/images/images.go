@@ -38,7 +38,7 @@ const namespace = "k8s.io"
 const (
 	// leaseTime is how long containerd keeps the content of an import whose process was killed.
 	leaseTime = 2 * time.Hour
-	// cleanupTime is what remains for the end of a cancelled import.
+	// cleanupTime is the time for the end of a cancelled import.
 	cleanupTime = 8 * time.Second
 )
 

@@ -43,7 +43,7 @@ type arg struct {
 func allows(action string) bool { return action == allow || action == log }
 
 // Restrict returns the specification of a container whose profile does not allow the commands. It keeps all else. A container
-// without a profile, and a profile that allows what it does not name, stay as they are.
+// without a profile, and a profile that allows all calls that it does not name, stay as they are.
 func Restrict(spec []byte) ([]byte, error) {
 	var whole, linux, profile map[string]json.RawMessage
 	if err := json.Unmarshal(spec, &whole); err != nil {

@@ -39,7 +39,7 @@ type plan struct {
 	// changes is the name of the first step that changes the machine. If a step before it fails, nothing needs to be undone.
 	changes string
 	undo    []step
-	// forget removes what only an unfinished update needs. It comes after the result was recorded.
+	// forget removes the files that only an unfinished update needs. It comes after the result was recorded.
 	forget func() error
 	// running returns an error if the machine ends. Its processes die one after the other, so a step can fail because
 	// another process is already dead, before the engine itself is killed.
@@ -141,7 +141,7 @@ func (e *engine) do(ctx context.Context, j *journal, steps []step, done *[]strin
 	return nil
 }
 
-// end records the result and removes what the update leaves behind.
+// end records the result and removes the remains of the update.
 func (e *engine) end(j *journal, phase machineapi.UpdatePhase, message string) error {
 	j.Phase, j.Message, j.RollingBack = phase, bounded(message), false
 	if phase == machineapi.UpdateSucceeded {

@@ -36,7 +36,7 @@ type saved struct {
 	Copy string `json:"copy"`
 }
 
-// manifest lists what a snapshot covers.
+// manifest lists the files of a snapshot.
 type manifest struct {
 	// Paths of files and folders that were saved, whether they existed or not.
 	Paths []string `json:"paths"`
