@@ -38,7 +38,7 @@ const (
 )
 
 // tokenServer issues tokens as https://distribution.github.io/distribution/spec/auth/token/ and its OAuth2 variant specify. A user may
-// pull from repositories below its own name, and everybody from those below `public`.
+// pull from repositories below its own name, and everybody from those below `public`. It collects the users that ask for tokens.
 type tokenServer struct {
 	certificate tls.Certificate
 	seen
@@ -66,14 +66,15 @@ func (s *seen) sorted() []string {
 
 func (s *tokenServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	service := r.FormValue("service")
-	user, password, basic := r.BasicAuth()
+	user, password, _ := r.BasicAuth()
 	if r.Method == http.MethodPost {
-		if basic {
-			s.add(service + ": " + user + " in a header of a form")
-		}
 		user, password = r.FormValue("username"), r.FormValue("password")
 	}
-	s.add(service + ": " + user)
+	if r.Method == http.MethodPost && user == tenant { // as a server without the OAuth2 variant
+		http.Error(out, "forms are not supported", http.StatusMethodNotAllowed)
+		return
+	}
+	s.add(service + ": " + r.Method + " " + user)
 	if user != "" && password != map[string]string{tokenUser: tokenPassword, tenant: tenantPassword}[user] {
 		http.Error(out, "wrong user or password", http.StatusUnauthorized)
 		return
@@ -190,7 +191,8 @@ func testTokens(t *testing.T, o *outside, cp *host) {
 		withTenantSecret(pullPod("tenant", "worker", tenantImage)) + withTenantSecret(pullPod("hostile", "worker", hostileImage)))
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/issued", "pod/public", "pod/issued-mirror", "pod/issued-both", "pod/origin", "pod/tenant", "--timeout=3m")
 	untilPullFails(t, cp, "hostile", "401 Unauthorized")
-	want := []string{"hostile: ", tokenService + ": ", tokenService + ": " + tokenUser, tokenService + ": " + tenant}
+	// containerd sends credentials of the kubelet as a form first, and those of its configuration as a header.
+	want := []string{"hostile: GET ", "tokens: GET ", "tokens: GET " + tokenUser, "tokens: GET " + tenant, "tokens: POST " + tokenUser}
 	if got := o.tokens.sorted(); !slices.Equal(got, want) {
 		t.Errorf("the token server got %q, want %q", got, want)
 	}
