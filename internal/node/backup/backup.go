@@ -53,12 +53,12 @@ type Member struct {
 // Snapshot writes a snapshot of the member to a file that must not exist, and its description to the manifest.
 func (m Member) Snapshot(ctx context.Context, file string, manifest *Manifest) error {
 	config := clientv3.Config{Endpoints: []string{m.Endpoint}, TLS: m.TLS, DialTimeout: dialTimeout, Logger: zap.NewNop()}
-	revision, err := caughtUp(ctx, config)
+	version, revision, err := caughtUp(ctx, config)
 	if err != nil {
 		return fmt.Errorf("the etcd member %s does not answer: %w", m.Endpoint, err)
 	}
-	version, err := snapshot.SaveWithVersion(ctx, zap.NewNop(), config, file)
-	if err != nil {
+	// The version that etcd adds to a snapshot is that of its file format, and empty in the first seconds of a new member.
+	if _, err := snapshot.SaveWithVersion(ctx, zap.NewNop(), config, file); err != nil {
 		return fmt.Errorf("taking a snapshot of the etcd member %s: %w", m.Endpoint, err)
 	}
 	manifest.EtcdVersion, manifest.Revision = version, revision
@@ -66,21 +66,25 @@ func (m Member) Snapshot(ctx context.Context, file string, manifest *Manifest) e
 	return err
 }
 
-// caughtUp returns once the member has every write that was acknowledged until now. A linearizable read waits for that.
-// Without it, the snapshot of a follower can lack acknowledged writes.
-func caughtUp(ctx context.Context, config clientv3.Config) (revision int64, err error) {
+// caughtUp returns the version of the member, once the member has every write that was acknowledged until now. A linearizable read
+// waits for that. Without it, the snapshot of a follower can lack acknowledged writes.
+func caughtUp(ctx context.Context, config clientv3.Config) (version string, revision int64, err error) {
 	c, err := clientv3.New(config)
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	defer func() { _ = c.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	answer, err := c.Get(ctx, "/registry/health")
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
-	return answer.Header.Revision, nil
+	status, err := c.Status(ctx, config.Endpoints[0])
+	if err != nil {
+		return "", 0, err
+	}
+	return status.Version, answer.Header.Revision, nil
 }
 
 // check reads a snapshot and returns the checksum and the size of the whole file. The last bytes of a snapshot are the
