@@ -37,7 +37,7 @@ var (
 	metricName = regexp.MustCompile(`\bcapstand?_[a-z0-9_]+[a-z0-9]\b`)
 	series     = regexp.MustCompile(`_(bucket|count|sum)$`)
 	key        = regexp.MustCompile(`\b(?:[a-z]+\.)?capstan\.dev/[a-z][a-z0-9-]+\b`)
-	heredoc    = regexp.MustCompile(`(?ms)<<'?EOF'?[^\n]*\n(.*?)^ *EOF`)
+	heredoc    = regexp.MustCompile(`(?s)<<'?EOF'?[^\n]*\n(.*?)\n *EOF`)
 	separator  = regexp.MustCompile(`(?m)^ *---\n`)
 	apiVersion = regexp.MustCompile(`/v[0-9]+[a-z0-9]*$`)
 )

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,11 +40,9 @@ func TestFairControllers(t *testing.T) {
 	m := newSilentManager(t)
 	var found []string
 	for name, c := range m.controllers {
-		ctx, cancel := context.WithCancel(t.Context())
-		if leavesWorkers(t, ctx, m, c) {
+		if leavesWorkers(t, m, c) {
 			found = append(found, name)
 		}
-		cancel()
 	}
 	slices.Sort(found)
 	if !slices.Equal(found, fair) {
@@ -52,14 +51,19 @@ func TestFairControllers(t *testing.T) {
 }
 
 // leavesWorkers reports whether a second object of a namespace is postponed while the first one waits, with two workers.
-func leavesWorkers(t *testing.T, ctx context.Context, m *silentManager, c reconcile.Reconciler) bool {
+func leavesWorkers(t *testing.T, m *silentManager, c reconcile.Reconciler) bool {
 	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	m.asked = make(chan struct{}, 100)
+	defer running.Wait()
+	defer cancel()
 	results := make(chan ctrl.Result, 2)
 	start := func(name string) {
-		go func() {
+		running.Go(func() {
 			result, _ := c.Reconcile(ctx, ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "a", Name: name}})
 			results <- result
-		}()
+		})
 	}
 	start("first")
 	select {
@@ -95,8 +99,8 @@ func newSilentManager(t *testing.T) *silentManager {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &silentManager{Manager: mgr, asked: make(chan struct{}, 100), controllers: map[string]reconcile.Reconciler{}}
-	m.client = silentClient{mgr.GetClient(), m.asked}
+	m := &silentManager{Manager: mgr, controllers: map[string]reconcile.Reconciler{}}
+	m.client = silentClient{mgr.GetClient(), m}
 	opts := reconciling.Options{
 		SecretCachingClient: m.client, LiveClient: m.client, ClusterCache: clustercache.NewFakeEmptyClusterCache(), Concurrency: map[string]int{},
 	}
@@ -131,7 +135,7 @@ func (m *silentManager) GetAPIReader() client.Reader { return m.client }
 // silentClient reads until the end of the context.
 type silentClient struct {
 	client.Client
-	asked chan struct{}
+	manager *silentManager
 }
 
 func (c silentClient) Get(ctx context.Context, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
@@ -143,7 +147,7 @@ func (c silentClient) List(ctx context.Context, _ client.ObjectList, _ ...client
 }
 
 func (c silentClient) wait(ctx context.Context) error {
-	c.asked <- struct{}{}
+	c.manager.asked <- struct{}{}
 	<-ctx.Done()
 	return ctx.Err()
 }
