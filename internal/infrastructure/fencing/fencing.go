@@ -69,7 +69,8 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 	seconds, evidence := lost.Acknowledged, false
 	for _, o := range others {
 		if s := announced(o, lost); s > 0 {
-			seconds, evidence = max(seconds, s), true
+			// Root on a host of another tenant can report any record. It can prolong the wait, but it is no evidence.
+			seconds, evidence = max(seconds, s), evidence || o.Member
 		}
 	}
 	if !evidence {
@@ -87,8 +88,8 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 	return Decision{Fenced: true}
 }
 
-// announced returns after how many seconds the lost host stops the machines of the cluster, as it has told another host of the
-// cluster; 0 if it has not.
+// announced returns after how many seconds the lost host stops the machines of the cluster, as it has told another host; 0 if it has
+// not.
 func announced(o Other, lost Lost) int32 {
 	if o.Abandoned || !o.Connected {
 		return 0
