@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -72,7 +73,7 @@ func (r *Reconciler) capstanClusterOf(ctx context.Context, s *scope) (*infrav1.C
 	return c, err
 }
 
-// observers describes all other hosts, and asks the connected ones for their contacts in the network of the cluster.
+// observers describes all other hosts, and asks the connected ones that are not abandoned for their contacts in the network of the cluster.
 func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, cluster string, c *infrav1.CapstanCluster) ([]fencing.Other, error) {
 	hosts, machines := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
 	if err := r.Client.List(ctx, hosts); err != nil {
@@ -100,7 +101,7 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 			continue // For this process, it was lost just now.
 		}
 		out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
-		if !out[i].Connected {
+		if !out[i].Connected || out[i].Abandoned {
 			continue
 		}
 		all.Go(func() {
@@ -111,7 +112,7 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				failed = err
+				failed = fmt.Errorf("contacts of host %s: %s", h.Name, connections.Message(err))
 			}
 			out[i].Contacts = contacts
 		})

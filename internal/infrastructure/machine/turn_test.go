@@ -61,7 +61,7 @@ func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
 			}
 		})
 	}
-	r.Client = b.Build()
+	r.Client = reconciling.Live(b.Build())
 	r.LiveClient = r.Client
 	return r, calls
 }
