@@ -276,6 +276,31 @@ func TestHeldRollout(t *testing.T) {
 	}
 }
 
+// TestTopologyHold: a rollout waits for the version of the topology, but not during an upgrade by steps.
+func TestTopologyHold(t *testing.T) {
+	for name, c := range map[string]struct {
+		topology, step string
+		held           bool
+	}{
+		"no topology":      {},
+		"the same version": {topology: "v1.36.3"},
+		"a later version":  {topology: "v1.37.2", held: true},
+		"this step":        {topology: "v1.38.0", step: "v1.36.3"},
+		"another step":     {topology: "v1.38.0", step: "v1.37.2", held: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cp := &ControlPlane{Cluster: &clusterv1.Cluster{}, Object: &controlplanev1.CapstanControlPlane{}}
+			cp.Cluster.Spec.Topology.Version, cp.Object.Spec.Version = c.topology, "v1.36.3"
+			if c.step != "" {
+				cp.Cluster.Annotations = map[string]string{clusterv1.ClusterTopologyUpgradeStepAnnotation: c.step}
+			}
+			if held := cp.Target().held; (held != "") != c.held {
+				t.Errorf("held with %q, want %v", held, c.held)
+			}
+		})
+	}
+}
+
 // Backups of two clusters have different names, so that neither cluster overwrites or removes backups of the other. Two managers
 // choose the same name for the same backup.
 func TestBackupName(t *testing.T) {

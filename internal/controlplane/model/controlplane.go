@@ -1,6 +1,8 @@
 package model
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"sort"
 	"time"
@@ -92,7 +94,7 @@ func (cp *ControlPlane) Fleet() Fleet {
 func (cp *ControlPlane) Target() Target {
 	out := Target{
 		Replicas: int(ptr.Deref(cp.Object.Spec.Replicas, 1)), maxSurge: 1,
-		initialized: cp.Initialized(), held: cp.UpgradeHeld, domains: ForControlPlanes(cp.FailureDomains()),
+		initialized: cp.Initialized(), held: cmp.Or(cp.UpgradeHeld, topologyHold(cp.Cluster, cp.Object.Spec.Version)), domains: ForControlPlanes(cp.FailureDomains()),
 		inPlace: cp.Object.Spec.Rollout.Strategy.InPlace,
 	}
 	if surge := cp.Object.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.Replicas >= 3 {
@@ -102,6 +104,17 @@ func (cp *ControlPlane) Target() Target {
 		out.inherits = out.inherits || len(cp.Outdated[name]) > 0
 	}
 	return out
+}
+
+// topologyHold returns the reason to roll nothing out while the topology of the Cluster has another version than the control plane: the
+// topology controller will change the version, and the Machines would be replaced twice. It returns "" during an upgrade by steps, whose
+// present step is the version of the control plane.
+func topologyHold(c *clusterv1.Cluster, version string) string {
+	next := c.Spec.Topology.Version
+	if next == "" || next == version || c.Annotations[clusterv1.ClusterTopologyUpgradeStepAnnotation] == version {
+		return ""
+	}
+	return fmt.Sprintf("the topology of the Cluster has version %s: Machines are replaced after the topology controller has set it", next)
 }
 
 // Grace is the time for which conditions keep the last known state of a workload cluster that cannot be asked. So a start of
