@@ -131,6 +131,12 @@ func TestTopology(t *testing.T) {
 			return c.NodesReady(ctx, 3)
 		})
 		haveDisks(t, c, map[string]string{clusterv1.MachineControlPlaneLabel: "5Gi", clusterv1.MachineDeploymentNameLabel: "3Gi", clusterv1.MachinePoolNameLabel: "4Gi"})
+		harness.Eventually(t, "core removes the template of the former size", 2*time.Minute, func(context.Context) error {
+			if found := slices.DeleteFunc(templates(t, namespace), func(name string) bool { return !strings.HasPrefix(name, c.Name+"-md-0-") }); len(found) != 1 {
+				return fmt.Errorf("templates of the machine deployment: %v", found)
+			}
+			return nil
+		})
 		after := machines(t, c)
 		for _, m := range c.Machines(t) {
 			_, deployed := m.Labels[clusterv1.MachineDeploymentNameLabel]
