@@ -235,7 +235,7 @@ docs: build-kube build-capi ## Check the documents, and build them as a web site
 
 ##@ Test
 
-gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum '$(1)'
+gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum $(1) '$(2)'
 
 .PHONY: gotestsum
 gotestsum:
@@ -288,16 +288,16 @@ argo-cd:
 test: setup modules ## Set up, lint, verify, build and run all tests.
 	@$(MAKE) lint verify
 	@$(MAKE) build build-conformance gotestsum versitygw registry
-	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,unit $(E2E_SERIES))
+	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,integration $(E2E_PACKAGES) unit others)
 
 .PHONY: test-e2e
 test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
 	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(E2E_SERIES:%=series-%)
 
-# Tests run in series: the unit tests are one, and each package with end-to-end tests is one. End-to-end tests wait more than
-# they compute, so several series run at a time, each in namespaces of its own. When one ends, make starts the next of the
-# list. The longest ones come first, so that the last ones end at about the same time. A package that is not in this list is
-# in the last series, others.
+# Tests run in series: the integration tests are one, the unit tests are one, and each package with end-to-end tests is one.
+# End-to-end tests wait more than they compute, so several series run at a time, each in namespaces of its own. When one ends,
+# make starts the next of the list. The longest ones come first, so that the last ones end at about the same time. A package that
+# is not in this list is in the last series, others.
 E2E_PACKAGES := controlplane rack plane clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
 E2E_SERIES := $(E2E_PACKAGES) others
 TEST_JOBS := 4
@@ -310,11 +310,15 @@ e2e_others = $(filter-out $(E2E_PACKAGES:%=./test/e2e/%),$(patsubst $(CURDIR)/%,
 
 .PHONY: $(E2E_PACKAGES:%=run-%)
 $(E2E_PACKAGES:%=run-%): run-%:
-	$(call gotest,./test/e2e/$*) -tags e2e -count=1 -timeout 60m
+	$(call gotest,$*,./test/e2e/$*) -tags e2e -count=1 -timeout 60m
 
 .PHONY: run-others
 run-others:
-	$(call gotest,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
+	$(call gotest,others,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
+
+.PHONY: run-integration
+run-integration:
+	@$(MAKE) test-integration
 
 .PHONY: run-unit
 run-unit:
@@ -450,12 +454,21 @@ test-quota: setup build-node ## Test the sizes of local volumes on Debian's kern
 test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guests with a wire and WireGuard between them (not part of test).
 	go test -tags vm ./test/vm -run TestTwoGuests -count=1 -v -timeout 6h
 
+# Packages whose tests start API servers, and others that take long because they use the kernel's network or whole planes.
+integration_packages = $(addprefix ./,internal/doctor internal/embedded internal/host/network \
+	$(shell grep -rlE 'testenv\.(Run|Start)\>' --include='*_test.go' cmd config internal | xargs -n1 dirname | sort -u))
+unit_packages = $(filter-out $(integration_packages),$(patsubst $(CURDIR)/%,./%,$(shell go list -f '{{.Dir}}' ./api/... ./cmd/... ./config/... ./docs/... ./hack/... ./internal/...)))
+
 # Without vet, as in hack/gotest.sh: it would analyse all of Kubernetes, twice.
 .PHONY: test-unit
-test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.
+test-unit: build-kube build-capi gotestsum versitygw ## Unit tests of every module, without API servers, two minutes.
 	@for m in $(filter-out $(DOCUMENT_MODULES),$(TEST_MODULES)); do (cd $$m && go test -vet=off ./...); done
 	@for m in $(DOCUMENT_MODULES); do (cd $$m && go test -vet=off -count=1 ./...); done
-	$(call gotest,$(foreach d,api cmd config docs hack internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 40m
+	$(call gotest,unit,$(unit_packages)) -timeout 20m
+
+.PHONY: test-integration
+test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes. Fifteen minutes.
+	$(call gotest,integration,$(integration_packages)) -timeout 40m
 
 .PHONY: test-times
 test-times: gotestsum ## Show the slowest tests and packages of the last run.

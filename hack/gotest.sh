@@ -1,6 +1,6 @@
 #!/bin/sh
-# gotest.sh GOTESTSUM PACKAGES [go test flags]: runs the tests of packages. PACKAGES is one argument, separated by spaces. The
-# events of the run are stored in bin/test-events for "make test-times".
+# gotest.sh GOTESTSUM NAME PACKAGES [go test flags]: runs the tests of packages. PACKAGES is one argument, separated by spaces. The
+# events of the run are stored in bin/test-events/NAME.json for "make test-times".
 #
 # A failed test is repeated once by itself, because timings on a slow box with many real processes differ. The summary still
 # contains the first failure, and the last lines name the tests that needed their second try. If more than ten tests fail, none
@@ -14,10 +14,9 @@
 # A package that fails outside of its tests is a failure, for example if its setup fails or its tests leave processes behind:
 # gotestsum would repeat it without any test and report a success.
 set -eu
-gotestsum=$1 packages=$2
-shift 2
+gotestsum=$1 events=bin/test-events/$2.json packages=$3
+shift 3
 mkdir -p bin/test-events
-events=bin/test-events/$(echo "$packages" | tr -c 'a-z0-9\n' '-').json
 "$gotestsum" --format pkgname-and-test-fails --format-hide-empty-pkg --format-icons text --jsonfile "$events" \
 	--rerun-fails="${RERUNS:-1}" --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages "$packages" -- -vet=off -exec "env GOGC=300" "$@"
 awk -F'"Package":"' '/"Action":"fail"/ {
