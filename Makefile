@@ -467,7 +467,7 @@ test-unit: build-kube build-capi gotestsum versitygw ## Unit tests of every modu
 	$(call gotest,unit,$(unit_packages)) -timeout 20m
 
 .PHONY: test-integration
-test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes. Fifteen minutes.
+test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes. Twenty minutes.
 	$(call gotest,integration,$(integration_packages)) -timeout 40m
 
 .PHONY: test-times
