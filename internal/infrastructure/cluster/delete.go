@@ -94,7 +94,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 			waiting = why
 			continue
 		}
-		if conn != nil && (known || concerned.Has(h.Name) || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), deletionOf(s))) {
+		if conn != nil && (known || concerned.Has(h.Name) || hasBalancer(conn, s)) {
 			members = append(members, member{overlay.Host{Name: h.Name}, conn})
 		}
 	}

@@ -151,8 +151,9 @@ func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []m
 	return errors.Join(errs...)
 }
 
+// hasBalancer reports whether a host has the load balancer of the cluster, also after the Cluster is gone.
 func hasBalancer(conn *connections.Host, s *scope) bool {
-	return conn != nil && owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+	return conn != nil && owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), deletionOf(s))
 }
 
 // ensureLANBalancer keeps the load balancer of a host that spec.loadBalancer does not name. Its network comes first: the host may have no

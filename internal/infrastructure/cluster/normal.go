@@ -22,7 +22,6 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
@@ -293,7 +292,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 		r.showWithoutBalancerHost(s, reason, why)
 		return errWaiting // The connection is the event.
 	}
-	made := owner.Same(host.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+	made := hasBalancer(host, s)
 	// The rule applies to any author of the host in spec (ALL-18). A running load balancer stays, even if its host would no longer be
 	// chosen.
 	if !made && len(hostaccess.Named(usable, host.Name())) == 0 {

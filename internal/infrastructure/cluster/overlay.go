@@ -263,7 +263,7 @@ func (r *Reconciler) isOn(conn *connections.Host, s *scope) bool {
 	if conn == nil {
 		return false
 	}
-	return owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster) || slices.ContainsFunc(conn.Machines(), func(m *hostpb.Machine) bool {
+	return hasBalancer(conn, s) || slices.ContainsFunc(conn.Machines(), func(m *hostpb.Machine) bool {
 		return m.GetSpec().GetNetwork().GetId() == s.capstan.Spec.ID && owner.Same(m.GetSpec().GetNetwork(), s.cluster)
 	})
 }
@@ -294,7 +294,7 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
 	for _, m := range members {
 		all = append(all, m.Host)
-		have[m.Name] = owner.Same(m.conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+		have[m.Name] = hasBalancer(m.conn, s)
 	}
 	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
 	balancerHosts := hostaccess.BalancerHosts(s.capstan)
