@@ -6,11 +6,13 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
 )
 
 // migrated is the annotation of Cluster API's CRD migrators: the generation of a CRD whose objects are migrated.
@@ -53,24 +55,13 @@ func (c crds) toApply(kinds []*unstructured.Unstructured) ([]*unstructured.Unstr
 		if found {
 			generation = existing.Annotations[migrated]
 		}
-		out = append(out, withMigrated(kind, generation))
+		if generation != "" {
+			kind = kind.DeepCopy()
+			annotations.AddAnnotations(kind, map[string]string{migrated: generation})
+		}
+		out = append(out, kind)
 	}
 	return out, nil
-}
-
-// withMigrated returns the CRD with the annotation of the migrators, if they have set one.
-func withMigrated(kind *unstructured.Unstructured, generation string) *unstructured.Unstructured {
-	if generation == "" {
-		return kind
-	}
-	kind = kind.DeepCopy()
-	annotations := kind.GetAnnotations()
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[migrated] = generation
-	kind.SetAnnotations(annotations)
-	return kind
 }
 
 // unchanged reports whether the API server has this CRD, apart from the annotation of the migrators.
@@ -80,9 +71,9 @@ func unchanged(kind *unstructured.Unstructured, existing apiextensionsv1.CustomR
 		return false, err
 	}
 	apiextensionsv1.SetObjectDefaults_CustomResourceDefinition(&want)
-	annotations := maps.Clone(existing.Annotations)
-	delete(annotations, migrated)
-	return existing.DeletionTimestamp == nil && maps.Equal(want.Labels, existing.Labels) && maps.Equal(want.Annotations, annotations) &&
+	others := maps.Clone(existing.Annotations)
+	delete(others, migrated)
+	return existing.DeletionTimestamp == nil && maps.Equal(want.Labels, existing.Labels) && maps.Equal(want.Annotations, others) &&
 		equality.Semantic.DeepEqual(want.Spec, existing.Spec), nil
 }
 
@@ -90,12 +81,6 @@ func unchanged(kind *unstructured.Unstructured, existing apiextensionsv1.CustomR
 func (c crds) notEstablished(kinds []*unstructured.Unstructured) []*unstructured.Unstructured {
 	return slices.DeleteFunc(slices.Clone(kinds), func(kind *unstructured.Unstructured) bool {
 		existing := c[kind.GetName()]
-		return isEstablished(&existing)
-	})
-}
-
-func isEstablished(crd *apiextensionsv1.CustomResourceDefinition) bool {
-	return slices.ContainsFunc(crd.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		return apihelpers.IsCRDConditionTrue(&existing, apiextensionsv1.Established)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -233,7 +234,7 @@ func seeEstablished(w watch.Interface, missing map[string]bool) error {
 		if !ok || event.Type == watch.Deleted {
 			continue
 		}
-		if isEstablished(crd) {
+		if apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 			delete(missing, crd.Name)
 		}
 		if len(missing) == 0 {
