@@ -317,8 +317,7 @@ run-others:
 	$(call gotest,others,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
 
 .PHONY: run-integration
-run-integration:
-	@$(MAKE) test-integration
+run-integration: test-integration
 
 .PHONY: run-unit
 run-unit:

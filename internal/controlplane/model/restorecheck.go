@@ -33,8 +33,8 @@ const (
 	checkLimit = 90 * time.Minute
 )
 
-// ChooseCheck chooses the place where the backup is examined, or returns the reason why there is none. silent is the time since the API server could
-// use etcd last. A short interruption must never cost a cluster that serves.
+// ChooseCheck returns the place where the backup is examined. If there is none, it returns the reason. silent is the time since the API
+// server last used etcd. A short interruption must never cost a cluster that serves.
 func ChooseCheck(f Fleet, a *Readiness, initialized bool, silent time.Duration) (way CheckWay, why string) {
 	switch {
 	case !initialized || len(f.Instances) == 0:
