@@ -79,8 +79,18 @@ type scope struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-// Reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
-func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+// Reconcile implements reconcile.Reconciler. The next event is served at once after a success, also if this one came too early: a
+// config is created before its Machine. With ReconcilerRateLimiting each machine would start a second later.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.reconcile(ctx, req)
+	if err == nil && r.controller != nil {
+		r.controller.DeferNextReconcile(req, time.Now())
+	}
+	return result, err
+}
+
+// reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
+func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	config := &bootstrapv1.CapstanConfig{}
 	if err := r.Client.Get(ctx, req.NamespacedName, config); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -99,12 +109,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, err
 	}
 	defer func() { reterr = errors.Join(reterr, frame.End(ctx, patch, config)) }()
-	result, err := r.reconcileNormal(ctx, s)
-	if err == nil && r.controller != nil {
-		// Nothing to requeue: every change that allows the next step is an event.
-		r.controller.DeferNextReconcile(req, time.Now())
-	}
-	return result, err
+	return r.reconcileNormal(ctx, s)
 }
 
 // frame returns the frame of a reconcile. A CapstanConfig has no finalizer: its data secret has an owner reference, and

@@ -7,12 +7,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	bootstrapv1beta1 "capstan.dev/capstan/api/bootstrap/v1beta1"
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -56,7 +58,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		For(&bootstrapv1.CapstanConfig{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs)).
+		// The status of a Cluster changes with each of its machines, and so each would reconcile the configs of all others.
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs),
+			predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.ControlPlaneInitialized())).
 		// Certificate authorities, the kubeconfig and the encryption key are Secrets with the cluster's label.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToConfigs))
 	if opts.ClusterCache != nil {
@@ -76,7 +80,12 @@ func (r *Reconciler) watchControlPlanes(ctx context.Context, obj *controlplanev1
 	if r.tracker.Controller == nil {
 		return nil // Tests have no manager.
 	}
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.labelledToConfigs))
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.labelledToConfigs),
+		predicate.Or(reconciling.IgnoreStatus(), reconciling.Became(isInitialized)))
+}
+
+func isInitialized(c *controlplanev1.CapstanControlPlane) bool {
+	return ptr.Deref(c.Status.Initialization.ControlPlaneInitialized, false)
 }
 
 func machineToConfig(_ context.Context, obj client.Object) []ctrl.Request {

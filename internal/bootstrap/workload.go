@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -32,7 +31,7 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 			return nil, err
 		}
 	}
-	initialized := s.controlPlane != nil && ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false)
+	initialized := s.controlPlane != nil && isInitialized(s.controlPlane)
 	if !initialized || !s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
 		return nil, nil
 	}

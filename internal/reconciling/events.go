@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -52,6 +54,23 @@ func IgnoreStatus() predicate.Predicate {
 			!maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
 			!slices.EqualFunc(before.GetOwnerReferences(), after.GetOwnerReferences(), equalOwner)
 	}}
+}
+
+// Became passes the updates with which holds becomes true for an object.
+func Became[T client.Object](holds func(T) bool) predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc:  func(event.CreateEvent) bool { return false },
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return !holds(e.ObjectOld.(T)) && holds(e.ObjectNew.(T)) },
+	}
+}
+
+// ControlPlaneInitialized passes the update with which the API server of a Cluster is known to answer.
+func ControlPlaneInitialized() predicate.Predicate {
+	return Became(func(c *clusterv1.Cluster) bool {
+		return ptr.Deref(c.Status.Initialization.ControlPlaneInitialized, false)
+	})
 }
 
 // OnlyDeletes passes deletions.

@@ -117,7 +117,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			handler.EnqueueRequestsFromMapFunc(util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})),
 			// Of the Cluster its spec matters (pausing, networks, endpoint, control plane), and the moment
 			// at which its API server answers.
-			predicate.Or(predicate.GenerationChangedPredicate{}, becameInitialized())).
+			predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.ControlPlaneInitialized())).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isPreparedControlPlane)).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), reconciling.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).

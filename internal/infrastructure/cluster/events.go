@@ -127,19 +127,6 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconci
 
 func owned(c *infrav1.CapstanCluster) bool { return reconciling.HasOwner(c, clusterGroupKind) }
 
-// becameInitialized passes the update with which the Cluster's API server is known to answer.
-func becameInitialized() predicate.Predicate {
-	initialized := func(o client.Object) bool {
-		return ptr.Deref(o.(*clusterv1.Cluster).Status.Initialization.ControlPlaneInitialized, false)
-	}
-	return predicate.Funcs{
-		CreateFunc:  func(event.CreateEvent) bool { return false },
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
-		GenericFunc: func(event.GenericEvent) bool { return false },
-		UpdateFunc:  func(e event.UpdateEvent) bool { return !initialized(e.ObjectOld) && initialized(e.ObjectNew) },
-	}
-}
-
 // isPreparedControlPlane selects control plane Machines whose bootstrap data exists. Only their boot remains.
 func isPreparedControlPlane(o client.Object) bool {
 	m := o.(*clusterv1.Machine)

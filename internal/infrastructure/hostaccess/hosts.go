@@ -12,12 +12,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -99,9 +99,7 @@ func keep(hosts []infrav1.CapstanHost, passes func(*infrav1.CapstanHost) bool) [
 
 // RebootEnded passes the change of the status with which a host accepts machines again. The start of a reboot is a change of spec.
 func RebootEnded() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.(*infrav1.CapstanHost).RebootPending() && !e.ObjectNew.(*infrav1.CapstanHost).RebootPending()
-	}}
+	return reconciling.Became(func(h *infrav1.CapstanHost) bool { return !h.RebootPending() })
 }
 
 // Named is the part of a list that has the name: one host or none.
