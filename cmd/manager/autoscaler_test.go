@@ -71,7 +71,7 @@ func (a autoscaler) watches(g Gomega, objects dynamic.ResourceInterface) []unstr
 	return list.Items
 }
 
-// sees checks what the autoscaler knows about a machine that a group without machines would get. It requires that all values are
+// sees checks the properties of a machine that the autoscaler expects from a group without machines. It requires that all values are
 // strings, and that the resource of a kind is its name in lower case with an s.
 func (a autoscaler) sees(resource, name string) func(g Gomega) {
 	return func(g Gomega) {

@@ -23,7 +23,7 @@ type group struct {
 	name string
 	// crds is a pattern of its CRDs.
 	crds string
-	// content is what the index states about the group.
+	// content describes the group in the index.
 	content string
 }
 

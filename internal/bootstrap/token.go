@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// TokenTTL is how long the bootstrap token of a Machine is valid unless it is renewed.
+	// TokenTTL is the validity of the bootstrap token of a Machine, after its creation and after each renewal.
 	TokenTTL = 15 * time.Minute
-	// PoolTokenTTL is how long the bootstrap token of a pool is valid. After half of it the pool gets another token. A
+	// PoolTokenTTL is the validity of the bootstrap token of a pool. After half of it the pool gets another token. A
 	// machine with the previous token has the other half to join.
 	PoolTokenTTL = 30 * time.Minute
 )

@@ -27,7 +27,7 @@ var special = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "multicast"},
 }
 
-// metadata is where clouds serve credentials of their machines over IPv6. 169.254.169.254 is link-local.
+// metadata is the address at which clouds serve credentials of their machines over IPv6. 169.254.169.254 is link-local.
 var metadata = netip.MustParseAddr("fd00:ec2::254")
 
 // embedded are the networks whose addresses lead to the IPv4 address in their last 32 bits.

@@ -23,7 +23,7 @@ const unchanged = -1
 // groupFlag names the workers that are scaled.
 const groupFlag = "group"
 
-// target is what a cluster is changed to.
+// target is the wanted state of a changed cluster.
 type target struct {
 	controlPlanes, workers int
 	// group names the workers that are scaled; "" for the only group.

@@ -204,7 +204,7 @@ Delete the clusters whose load balancers are here, or move these load balancers.
 the machines running without management`, strings.Join(left, ", "), name, name)
 }
 
-// printLeft says what the administrator can do next.
+// printLeft prints the next steps of the administrator.
 func (a *app) printLeft(o leaveOptions, record *joinRecord, left []string) error {
 	name, root := record.Request.Name, filepath.Dir(o.dir)
 	fmt.Fprintf(a.out, "This host has left %s.\n\nWhat remains:\n- the folder %s with the id of the host and backups of etcd\n- the packages\n", record.Server, root)

@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/accessapi"
 )
 
-// parallelImages is the number of machines that get an archive at the same time: one can import what it has while another
+// parallelImages is the number of machines that get an archive at the same time: one can import its part while another
 // receives.
 const parallelImages = 2
 

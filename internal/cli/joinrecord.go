@@ -21,7 +21,7 @@ type joined struct {
 	Request joining.Request `json:"request"`
 }
 
-// joinRecord is what `capstan host leave` must know about the join of this host. It is written before the first change of the
+// joinRecord is the record of the join of this host, for `capstan host leave`. It is written before the first change of the
 // host, and removed last.
 type joinRecord struct {
 	joined

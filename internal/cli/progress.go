@@ -112,7 +112,7 @@ const (
 	eventWaiting eventState = "Waiting" // the step is not complete
 	eventStarted eventState = "Started" // the step has begun, and the next one begins after it
 	eventDone    eventState = "Done"    // the step is complete
-	eventBlocked eventState = "Blocked" // the message is what the command still waited for at its end
+	eventBlocked eventState = "Blocked" // the message is the last wait of the command
 	eventWarning eventState = "Warning" // the command continues in spite of the message
 	eventFailed  eventState = "Failed"  // the message is the error of the command
 )
@@ -168,7 +168,7 @@ func (a *app) step(format string, args ...any) {
 	a.report(event{Step: name, State: eventStarted}, text)
 }
 
-// blocked reports what a command still waited for when its time ended. It is part of the error, so --progress none keeps it.
+// blocked reports the last wait of a command whose time has ended. It is part of the error, so --progress none keeps it.
 func (a *app) blocked(blockers []string) {
 	for _, b := range blockers {
 		a.report(event{State: eventBlocked, Message: b}, "  waiting for "+b+"\n")

@@ -29,7 +29,7 @@ type report struct {
 	Facts     []fact              `json:"facts,omitempty"`
 	Waiting   []dashboard.Waiting `json:"waiting"`
 	Events    []eventLine         `json:"events,omitempty"`
-	// Unreadable is what the user has no right to read, of all objects of the command.
+	// Unreadable are the objects of the command that the user has no right to read.
 	Unreadable []gap `json:"unreadable,omitempty"`
 }
 
@@ -56,7 +56,7 @@ func diagnose(root *unstructured.Unstructured, parts []*unstructured.Unstructure
 	}
 }
 
-// waitingFor lists what the objects wait for, a cause before its consequences. Objects that only repeat the message of
+// waitingFor lists the causes for which objects wait, a cause before its consequences. Objects that only repeat the message of
 // another one are left out.
 func waitingFor(objects []*unstructured.Unstructured) []dashboard.Waiting {
 	objects = slices.Clone(objects)

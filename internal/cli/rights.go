@@ -26,15 +26,15 @@ var viewerGroups = []string{
 	infraGroup, "controlplane.capstan.dev", "bootstrap.capstan.dev", ipamGroup,
 }
 
-// gap is what a user has no right to read.
+// gap is a kind that a user has no right to read.
 type gap struct {
 	// Resource as in a Role, with its group: capstanhosts.infrastructure.capstan.dev.
 	Resource string `json:"resource"`
-	// Scope is where it cannot be read.
+	// Scope is the part of the API in which it cannot be read: namespaces, or the cluster.
 	Scope string `json:"scope"`
 	// Reason is the answer of the API server.
 	Reason string `json:"reason"`
-	// Do is how an administrator gives the right.
+	// Do is the step by which an administrator gives the right.
 	Do string `json:"do"`
 }
 
@@ -62,7 +62,7 @@ func newGap(mapping *apimeta.RESTMapping, namespace, shown string, refusal error
 	return g
 }
 
-// printGaps names what the user cannot read, and once what gives the right to each part of it.
+// printGaps prints the kinds that the user cannot read, and each role that gives the right once.
 func printGaps(out io.Writer, gaps []gap) {
 	if len(gaps) == 0 {
 		return
@@ -84,7 +84,7 @@ func (m *management) noRights() error {
 	return errors.New("expected the right to read at least one of these kinds, found none: an administrator gives it with the commands of the output")
 }
 
-// refused notes what the user cannot read.
+// refused notes a kind that the user cannot read.
 func (m *management) refused(g gap) {
 	if !slices.Contains(m.gaps, g) {
 		m.gaps = append(m.gaps, g)
@@ -92,7 +92,7 @@ func (m *management) refused(g gap) {
 }
 
 // read lists the objects of a kind in a namespace, or in all. A user who cannot list all gets those of the namespace of the
-// context. What the user has no right to read is noted in m.gaps, and no error.
+// context. A kind that the user has no right to read is noted in m.gaps, and is no error.
 func (m *management) read(ctx context.Context, mapping *apimeta.RESTMapping, list client.ObjectList, namespace string, options ...client.ListOption) error {
 	try := func(namespace string) error {
 		return m.client.List(ctx, list, append(slices.Clone(options), client.InNamespace(namespace))...)

@@ -104,7 +104,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return exitOK
 }
 
-// pluginName is how users call this program as a plugin of kubectl.
+// pluginName is the name by which users call this program as a plugin of kubectl.
 const pluginName = "kubectl capstan"
 
 // invocation returns the name of the program for users, and its arguments. kubectl runs kubectl-capstan for

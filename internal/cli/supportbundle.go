@@ -71,8 +71,8 @@ it: it contains names, addresses and logs.`,
 // oftenRemoved is the number of removals from which a Secret probably contains words of logs.
 const oftenRemoved = 1000
 
-// collect returns the entries of a bundle by name, the Secrets whose values were removed often, and what the user has no right to read.
-// What cannot be read is listed in errors.txt and does not prevent the rest.
+// collect returns the entries of a bundle by name, the Secrets whose values were removed often, and the kinds that the user has no right to read.
+// Objects that cannot be read are listed in errors.txt and do not prevent the rest.
 func (a *app) collect(ctx context.Context, keep []string) (map[string][]byte, map[string]int, []gap, error) {
 	files := map[string][]byte{"version.txt": []byte(version.Version + "\n")}
 	known, gaps := knownSecrets(nil, nil, nil), []gap{}

@@ -24,12 +24,12 @@ type management struct {
 	client client.WithWatch
 	// namespace of the context.
 	namespace string
-	// gaps are what the user has no right to read. readable: there is something that the user could read.
+	// gaps are the kinds that the user has no right to read. readable: there is something that the user could read.
 	gaps     []gap
 	readable bool
 }
 
-// source is where a command finds the kubeconfig of the management cluster.
+// source is the place in which a command finds the kubeconfig of the management cluster.
 type source int
 
 const (
@@ -45,7 +45,7 @@ func (s source) String() string {
 	}[s]
 }
 
-// surroundings is what the choice of a kubeconfig depends on.
+// surroundings are the inputs of the choice of a kubeconfig.
 type surroundings struct {
 	kubeconfig, context, environment string
 	// root: the command line names an installation of this box.
@@ -56,7 +56,7 @@ type surroundings struct {
 	home bool
 }
 
-// choose returns the source of the kubeconfig: what the command line names, then $KUBECONFIG, then the plane of this box,
+// choose returns the source of the kubeconfig: that of the command line, then $KUBECONFIG, then the plane of this box,
 // then ~/.kube/config. A context is searched where kubectl searches it.
 func choose(s surroundings) source {
 	switch {

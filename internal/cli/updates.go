@@ -67,7 +67,7 @@ func updatesOf(machines []clusterv1.Machine, capstan []infrav1.CapstanMachine) [
 	return out
 }
 
-// groupOf returns what keeps a machine: the control plane, or a MachineDeployment or MachinePool.
+// groupOf returns the owner of a machine: the control plane, or a MachineDeployment or MachinePool.
 func groupOf(o client.Object) string {
 	labels := o.GetLabels()
 	if _, ok := labels[clusterv1.MachineControlPlaneLabel]; ok {

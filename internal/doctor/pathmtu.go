@@ -20,7 +20,7 @@ import (
 const (
 	// maxPath is the largest packet that a probe tries, in bytes.
 	maxPath = 9216
-	// echoWait is how long a probe waits for each of its echoes, echoTries how many it sends.
+	// echoWait is the time that a probe waits for each of its echoes, echoTries the number of echoes.
 	echoWait, echoTries = 400 * time.Millisecond, 3
 	// defaultPath is the packet size for which clusters across hosts get their default MTU.
 	defaultPath = overhead.EthernetMTU
@@ -118,7 +118,7 @@ func newEcho(peer netip.Addr) (*echo, error) {
 		err = errors.Join(
 			unix.SetsockoptInt(socket, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE),
 			unix.SetsockoptInt(socket, unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1))
-	} else { // Sets "do not fragment", and ignores what the kernel knows about the path.
+	} else { // Sets "do not fragment", and ignores the MTU of the path that the kernel has recorded.
 		err = unix.SetsockoptInt(socket, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 	}
 	var id [2]byte

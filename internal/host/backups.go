@@ -13,7 +13,7 @@ import (
 
 const (
 	backupsDir = "backups"
-	// backupsIn is where machines find the backups of their cluster: <backupsIn>/<namespace>/<cluster>.
+	// backupsIn is the folder in which machines find the backups of their cluster: <backupsIn>/<namespace>/<cluster>.
 	backupsIn = "/var/lib/capstan/backups"
 )
 

@@ -63,7 +63,7 @@ func (h *Host) Reboot(ctx context.Context, req *hostpb.RebootRequest) (*hostpb.R
 
 var bootTime = regexp.MustCompile(`(?m)^btime (\d+)$`)
 
-// bootedAt is when the kernel started, or nil.
+// bootedAt is the time at which the kernel started, or nil.
 func bootedAt() *timestamppb.Timestamp {
 	data, _ := os.ReadFile("/proc/stat")
 	found := bootTime.FindSubmatch(data)

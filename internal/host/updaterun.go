@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// stalledAfter is how long a machine may report no progress of an update. The longest step of capstan-init takes less.
+	// stalledAfter is the longest time in which a machine may report no progress of an update. The longest step of capstan-init takes less.
 	stalledAfter = 20 * time.Minute
 	// maxStep and maxUpdateMessage bound the report of a machine, in bytes, because its users may have replaced PID 1.
 	maxStep          = 128

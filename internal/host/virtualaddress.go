@@ -34,7 +34,7 @@ const (
 type virtualAddress struct {
 	lb      *loadBalancer
 	address netip.Addr
-	// probe is where the result of the running probe arrives; nil if none runs.
+	// probe receives the result of the running probe; nil if none runs.
 	probe chan error
 	// until is the end of the term, and expires the time at which the kernel removes the address.
 	until, expires time.Duration

@@ -134,7 +134,7 @@ func decideInPlace(f field, _, _ any) []Change {
 	return []Change{{Path: f.path, Verdict: InPlace}}
 }
 
-// decideDisk allows growth. A disk without a size has the default size, which only the host knows.
+// decideDisk allows growth. A disk without a size has the default size, which only the host has.
 func decideDisk(f field, current, desired any) []Change {
 	from, errFrom := quantity(current)
 	to, errTo := quantity(desired)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// maxGrowth is by how much a stream of documents can grow when its aliases are replaced by what they name, in bytes.
+// maxGrowth is the largest growth of a stream of documents, in bytes, when its aliases are replaced by the nodes that they name.
 const maxGrowth = 4 << 20
 
 // CheckAliases returns an error if a stream of YAML documents is too large with its aliases replaced. A decoder of Kubernetes replaces

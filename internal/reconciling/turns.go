@@ -41,7 +41,7 @@ func NewTurns(workers, most int) *Turns {
 func FairTurns(workers int) *Turns { return NewTurns(workers, workers-max(1, workers/10)) }
 
 // Take returns the function that ends a turn. It is nil if the namespace gets none now, and again is the time until the next attempt: no
-// event follows the end of another turn. waited is how long the turn has waited for an API server or a host.
+// event follows the end of another turn. waited is the time that the turn has waited for an API server or a host.
 func (t *Turns) Take(namespace string) (end func(waited time.Duration), again time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

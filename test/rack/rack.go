@@ -114,7 +114,7 @@ func (s Space) Dial(ctx context.Context, network, address string) (conn net.Conn
 	return conn, err
 }
 
-// Software is what runs on a box.
+// Software are the programs of a box.
 type Software struct {
 	// Capstand is the path of the program, and Assets that of the folder with the programs of machines.
 	Capstand, Assets string

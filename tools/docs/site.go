@@ -121,7 +121,7 @@ func (s *site) sorted() []*page {
 	return all
 }
 
-// layout is what the template of a page gets.
+// layout is the input of the template of a page.
 type layout struct {
 	*page
 	// Root is the relative path from the page to the first page.

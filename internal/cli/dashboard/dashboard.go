@@ -1,5 +1,5 @@
 // Package dashboard serves a web page with the objects that a user can read in a management cluster: hosts, clusters, machines,
-// pools, what they wait for, and events. The page changes with the objects and changes nothing itself.
+// pools, their waits, and events. The page changes with the objects and changes nothing itself.
 //
 // The objects come from tenants, so all their texts are untrusted. The package keeps a bounded number of objects, of each only the
 // fields that the page shows, and the page inserts every text as text.

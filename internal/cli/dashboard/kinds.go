@@ -61,7 +61,7 @@ var (
 	eventsKind      = &kind{GroupKind: schema.GroupKind{Kind: "Event"}, title: "Events", events: true, keep: []string{"involvedObject", "type", "reason", "message", "count", "series", "lastTimestamp", "eventTime"}}
 )
 
-// kinds are all kinds that the page reads. Those that are not named contribute what a cluster waits for.
+// kinds are all kinds that the page reads. Those that are not named contribute the waits of a cluster.
 var kinds = []*kind{
 	hosts, clusters, machines, capstanMachines, controlPlanes, deployments, machinePools, pools, globalPools, addresses, eventsKind,
 	of(infraGroup, "CapstanCluster", "Infrastructure of clusters"),
@@ -72,7 +72,7 @@ var kinds = []*kind{
 	of(addressGroup, "IPAddressClaim", "Claims of addresses", "spec.poolRef"),
 }
 
-// keptLabels and keptAnnotations are what the page and the logic of the command use.
+// keptLabels and keptAnnotations are used by the page and the logic of the command.
 var (
 	keptLabels = []string{
 		clusterv1.ClusterNameLabel, clusterv1.MachineControlPlaneLabel, clusterv1.MachineDeploymentNameLabel, clusterv1.MachinePoolNameLabel,

@@ -15,11 +15,11 @@ const (
 	// maxOperations is the number of entries under "Waiting", maxWaits that of the waits of one entry, maxAddresses that of the
 	// used addresses of a pool.
 	maxOperations, maxWaits, maxAddresses = 200, 20, 256
-	// grace is how long a condition without advice can wait until the page asks for attention.
+	// grace is the time that a condition without advice can wait until the page asks for attention.
 	grace = 10 * time.Minute
 )
 
-// Health is how an object is.
+// Health is the state of an object.
 type Health string
 
 // Values of Health, the most urgent one first.
@@ -41,9 +41,9 @@ func worst(a, b Health) Health {
 	return a
 }
 
-// Logic is what the page shares with the other commands.
+// Logic are the functions that the page shares with the other commands.
 type Logic struct {
-	// Waiting lists what objects wait for, a cause before its consequences.
+	// Waiting lists the causes for which objects wait, a cause before its consequences.
 	Waiting func([]*unstructured.Unstructured) []Waiting
 	// Updates lists the updates in place of Machines and CapstanMachines.
 	Updates func(machines, capstan []*unstructured.Unstructured) []Update
@@ -56,7 +56,7 @@ type Waiting struct {
 	Reason    string    `json:"reason,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
-	// Do is what a user can do; empty if the condition only summarizes others.
+	// Do is the remedy of the user; empty if the condition only summarizes others.
 	Do  string `json:"do,omitempty"`
 	See string `json:"see,omitempty"`
 	// ByItself: the wait ends without a user.
@@ -217,7 +217,7 @@ func (b *builder) index() {
 	}
 }
 
-// waits returns what objects wait for. nil objects are left out.
+// waits returns the causes for which objects wait. nil objects are left out.
 func (b *builder) waits(objects ...*unstructured.Unstructured) []Waiting {
 	objects = slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool { return o == nil })
 	return b.logic.Waiting(objects)

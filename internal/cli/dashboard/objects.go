@@ -33,7 +33,7 @@ type Machine struct {
 	group group
 }
 
-// group is what keeps the number of machines.
+// group is the object that keeps the number of machines.
 type group struct{ kind, name string }
 
 // Group is a control plane, a MachineDeployment or a MachinePool with its machines.

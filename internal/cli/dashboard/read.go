@@ -35,7 +35,7 @@ const (
 	firstPause, lastPause, refusedPause = time.Second, 15 * time.Second, 30 * time.Second
 )
 
-// Access is how much of a kind the page can read.
+// Access is the part of a kind that the page can read.
 type Access struct {
 	Kind string `json:"kind"`
 	// State is one of the constants below.
@@ -132,7 +132,7 @@ func (r *reader) follow(ctx context.Context, k *kind) {
 }
 
 // failed notes why a kind cannot be read. It reports true if that lasts until an administrator changes it; the objects are then
-// forgotten. After other errors, the page keeps showing what was read last.
+// forgotten. After other errors, the page keeps showing the objects of the last read.
 func (r *reader) failed(k *kind, err error) (refused bool) {
 	if err == nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return false

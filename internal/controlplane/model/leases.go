@@ -12,7 +12,7 @@ import (
 )
 
 // Renewal is the time of the last sign of life of a Lease holder, by the clock of this manager: the clocks of hosts may be
-// wrong. As in leader election, a sign of life is a change of the Lease, whatever its content.
+// wrong. As in leader election, a sign of life is a change of the Lease, regardless of its content.
 type Renewal struct {
 	// At is the latest possible time of the sign of life; zero without a Lease.
 	At time.Time

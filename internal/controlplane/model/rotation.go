@@ -18,7 +18,7 @@ import (
 // The certificate authority of a cluster is rotated in three phases (docs/certificates.md): every machine trusts the new
 // authority, every certificate is signed by the new authority, no machine trusts the old authority. The Secret <cluster>-ca
 // holds the target, and an annotation of the control plane holds the authorities that the cluster is known to have. While the
-// two differ, the cluster is brought to the target: control plane machines by a rollout, because that is how a private key
+// two differ, the cluster is brought to the target: control plane machines by a rollout, because in this way a private key
 // reaches a machine, and all other machines in place. The Secret takes the next step only when the two are equal. No other record
 // is necessary, and after a crash the next process continues at the same step.
 

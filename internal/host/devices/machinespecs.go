@@ -12,7 +12,7 @@ import (
 )
 
 // MachineSpecs returns the CDI specifications with which the container runtime of a machine gives the devices of the machine to its
-// containers, by file name. In the machine, device nodes and mounts are where the specification of the host has put them. hooks is
+// containers, by file name. In the machine, device nodes and mounts have the paths of the specification of the host. hooks is
 // whether the programs of hooks exist in the machine, as they do if it has the programs of the host. Devices that are not there any
 // more are left out: Inject reports them.
 func (c *CDI) MachineSpecs(qualified []string, hooks bool) (map[string][]byte, error) {

@@ -35,7 +35,7 @@ const (
 // both for a connection in use.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Dialer is how a host dials.
+// Dialer connects a host to its manager.
 type Dialer struct {
 	// Address of the manager, host:port.
 	Address string

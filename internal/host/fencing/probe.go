@@ -19,9 +19,9 @@ const Port = 4788
 const (
 	// maxMessage is the size of the largest probe in bytes.
 	maxMessage = 2048
-	// maxPending is how many unanswered probes of one host may still be answered.
+	// maxPending is the largest number of probes of one host that may still be answered.
 	maxPending = 16
-	// maxSettings is how many management clusters a probe can announce.
+	// maxSettings is the largest number of management clusters in a probe.
 	maxSettings = 16
 )
 

@@ -129,7 +129,7 @@ const (
 type Terms struct {
 	// Expires is the end of the token.
 	Expires metav1.Time `json:"expires"`
-	// Hosts is how many hosts can join with the token.
+	// Hosts is the number of hosts that can join with the token.
 	Hosts int `json:"hosts"`
 	// HostName is the only name of a host. Empty: any name that no host has.
 	HostName string `json:"hostName,omitempty"`

@@ -87,7 +87,7 @@ func (f firewall) rules() map[string][]string {
 	}
 }
 
-// clampSegments lowers the segment size that both ends of a TCP connection with the outside announce to what the smaller of the
+// clampSegments lowers the segment size that both ends of a TCP connection with the outside announce, so that it fits the smaller of the
 // routes to them takes. Otherwise a connection through a smaller MTU depends on ICMP messages, which firewalls on the way drop.
 // Connections between machines are not clamped: all of them have the MTU of their network.
 func clampSegments(bridge string) (rules []string) {

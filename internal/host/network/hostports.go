@@ -16,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/network/wireguard"
 )
 
-// Place is where a Service is published: an address, or ports of an address of the host, which Services share.
+// Place is the place at which a Service is published: an address, or ports of an address of the host, which Services share.
 type Place struct {
 	Address netip.Addr
 	// Name of the Service with ports of the host, or empty.

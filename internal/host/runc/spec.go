@@ -99,7 +99,7 @@ func (m HostMount) mount() specs.Mount {
 	return specs.Mount{Source: m.Source, Destination: m.Path, Type: "bind", Options: []string{"bind", "rprivate", "nosuid", "nodev", access}}
 }
 
-// options of the mounts. The files of an image get no privileges and no devices, whatever their bits say.
+// options of the mounts. The files of an image get no privileges and no devices, regardless of their mode bits.
 func (s System) options() []string {
 	if s.Root == "/" {
 		return []string{"ro"}

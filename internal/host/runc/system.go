@@ -39,7 +39,7 @@ func SystemOf(root string) System {
 	return s
 }
 
-// securityFS is where Linux security modules have their files.
+// securityFS is the folder in which Linux security modules have their files.
 const securityFS = "/sys/kernel/security"
 
 // hasAppArmor reports whether AppArmor is enabled and its files are visible below the mount point of securityfs. enabled is the

@@ -60,7 +60,7 @@ const (
 	NoHost = "-"
 )
 
-// capacityDelay is how long the free resources of a host wait for their report. A host changes them several times for each new
+// capacityDelay is the time that the free resources of a host wait for their report. A host changes them several times for each new
 // machine, and each report is a write. Placement does not use the report.
 const capacityDelay = time.Second
 

@@ -30,7 +30,7 @@ import (
 // drainPause is the time between two decisions. This controller has no events of Machines, because drains are rare.
 const drainPause = 5 * time.Second
 
-// maxDelays is how many causes of delays a condition contains.
+// maxDelays is the largest number of causes of delays in a condition.
 const maxDelays = 5
 
 // reconcileDrain deletes the Machines of a host that is to be drained by its spec or for a reboot, and reports the progress. It

@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 )
 
-// maxPruneNetworks is how many networks the annotation can contain. One request adds at most infrav1.MaxUnknownMachines.
+// maxPruneNetworks is the largest number of networks in the annotation. One request adds at most infrav1.MaxUnknownMachines.
 const maxPruneNetworks = 10 * infrav1.MaxUnknownMachines
 
 // networkID is the form of CapstanCluster.spec.id. Hosts also accept capital letters and underscores, for ids of other clients. Such

@@ -42,7 +42,7 @@ var (
 // Inbound are the connections of hosts that dial the manager. A peer chooses the name of a host in its first message. It reaches
 // the place of this host only after a handshake with a certificate for the name, of the host's own authority.
 type Inbound struct {
-	// Address is where the manager listens. Empty: nowhere. To be set before the first host.
+	// Address is the address at which the manager listens; empty if it does not listen. Set it before the first host.
 	Address string
 
 	timeout    time.Duration // of a handshake

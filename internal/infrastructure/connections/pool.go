@@ -57,7 +57,7 @@ type Pool struct {
 	mu        sync.RWMutex
 	hosts     map[string]*Host
 	receivers []func(Event)
-	// removed is when the last host was disconnected for good, or the pool was made.
+	// removed is the time at which the last host was disconnected for good, or the pool was made.
 	removed time.Time
 }
 

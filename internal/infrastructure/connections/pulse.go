@@ -22,7 +22,7 @@ var errSilent = errors.New("the host does not answer")
 type heartbeat struct {
 	// networks for which the host gets pulses.
 	networks map[string]bool
-	// heard is when the last answered pulse was sent.
+	// heard is the time at which the last answered pulse was sent.
 	heard time.Time
 	// answers ends with fallSilent, when the host falls silent. An event has then reported the silence.
 	answers    context.Context

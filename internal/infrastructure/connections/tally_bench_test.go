@@ -7,7 +7,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// BenchmarkFleet measures what a placement asks the connections, for each host of fleets with 50 machines on each: the free resources
+// BenchmarkFleet measures the questions of a placement to the connections, for each host of fleets with 50 machines on each: the free resources
 // of the host, and whether the host has a machine with an address.
 func BenchmarkFleet(b *testing.B) {
 	for _, hosts := range []int{10, 100} {

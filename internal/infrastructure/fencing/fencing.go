@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Margin is how much longer than stopAfterSeconds a host must be without contact. A host needs up to 20 s to notice that a manager
+// Margin is the time beyond stopAfterSeconds for which a host must be without contact. A host needs up to 20 s to notice that a manager
 // is gone (hostpb.DefaultKeepalive), and some seconds to stop the machines, by its guard if capstand does not run.
 const Margin = 40 * time.Second
 
@@ -49,7 +49,7 @@ type Other struct {
 	Contacts *hostpb.ListContactsResponse
 }
 
-// Decision is whether the machines of a cluster on a lost host have stopped.
+// Decision answers whether the machines of a cluster on a lost host have stopped.
 type Decision struct {
 	Fenced bool
 	// Why not, and when to decide again; 0: after an event.
@@ -88,7 +88,7 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 	return Decision{Fenced: true}
 }
 
-// announced returns after how many seconds the lost host stops the machines of the cluster, as it has told another host; 0 if it has
+// announced returns after how many seconds the lost host stops the machines of the cluster, as it has announced to another host; 0 if it has
 // not.
 func announced(o Other, lost Lost) int32 {
 	if o.Abandoned || !o.Connected {

@@ -55,7 +55,7 @@ func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []
 	return out
 }
 
-// Host is where a load balancer is made.
+// Host is the host on which a load balancer is made.
 type Host struct {
 	// Name of the CapstanHost.
 	Name string

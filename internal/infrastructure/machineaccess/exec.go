@@ -24,7 +24,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
-// idleTimeout is how long a command may neither read nor write.
+// idleTimeout is the longest time in which a command neither reads nor writes.
 const idleTimeout = time.Hour
 
 // exec runs a command in a machine. Its streams are channels of a WebSocket, as those of `kubectl exec`.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// frontProxyConfigMap is where every API server publishes how it proves that it forwards a request.
+// frontProxyConfigMap is the ConfigMap in which every API server publishes its proof that it forwards a request.
 const frontProxyConfigMap = "extension-apiserver-authentication"
 
 // frontProxy authenticates requests that the API server of the management cluster forwards. The API server proves itself with

@@ -22,7 +22,7 @@ const (
 	DefaultMaxImageBytes = 8 << 30
 	// imagesTimeout bounds an upload and its import.
 	imagesTimeout = time.Hour
-	// readTimeout is how long a client may take to send a part of an archive.
+	// readTimeout is the longest time in which a client must send a part of an archive.
 	readTimeout = 30 * time.Second
 	// partBytes is the size of a part: the memory of an upload in the manager, beside the buffers of connections.
 	partBytes = 64 << 10

@@ -18,7 +18,7 @@ import (
 const (
 	// maxLogBytes is the largest part of a log that one request gets.
 	maxLogBytes = 1 << 30
-	// writeTimeout is how long a client may take to accept a part of a stream.
+	// writeTimeout is the longest time in which a client must accept a part of a stream.
 	writeTimeout = 30 * time.Second
 )
 

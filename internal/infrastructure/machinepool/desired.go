@@ -25,7 +25,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
-// maxReplicas is how many providerIDs spec.providerIDList takes.
+// maxReplicas is the largest number of providerIDs in spec.providerIDList.
 const maxReplicas = 10000
 
 // invalid is the reason why the pool cannot follow its spec (MP-09).

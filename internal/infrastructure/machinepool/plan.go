@@ -65,7 +65,7 @@ type desired struct {
 // budget limits how machines are replaced, in machines.
 type budget struct{ maxSurge, maxUnavailable int }
 
-// minAvailable is how many machines stay available while machines are replaced.
+// minAvailable is the number of machines that stay available while machines are replaced.
 func (d desired) minAvailable() int { return max(0, d.replicas-d.budget.maxUnavailable) }
 
 // plan contains the next actions. Every change leads to a new plan from the current state, so the outcome of the last

@@ -25,7 +25,7 @@ const (
 	// MaxVNI is the last one.
 	MaxVNI = 1<<24 - 1
 
-	// DefaultPorts is where the load balancers of clusters that span several hosts listen.
+	// DefaultPorts are the ports at which the load balancers of clusters that span several hosts listen.
 	DefaultPorts = "20000-23999"
 )
 

@@ -96,7 +96,7 @@ type scope struct {
 	waited time.Duration
 }
 
-// answerTime is how long a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
+// answerTime is the time that a reconcile waits for the API server of the cluster. This server belongs to a tenant, and may let all requests
 // wait. The next reconcile ends publications that an administrator has forbidden meanwhile.
 const answerTime = 30 * time.Second
 

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// patience is how long a host may be away before this is a reason to report its Services.
+	// patience is the time after which the absence of a host is a reason to report its Services.
 	patience = 40 * time.Second
 	// minRetry and maxRetry bound the time between two attempts to move an address to which its former host still answers.
 	minRetry, maxRetry = 2 * time.Second, 10 * time.Second

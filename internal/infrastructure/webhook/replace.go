@@ -17,7 +17,7 @@ var (
 	_ admission.Defaulter[*infrav1.CapstanMachinePool] = MachinePool{}
 )
 
-// Default restores what the controller has written to a CapstanCluster that a manifest replaces. It changes nothing else.
+// Default restores the fields that the controller has written to a CapstanCluster, when a manifest replaces it. It changes nothing else.
 func (v *Cluster) Default(ctx context.Context, c *infrav1.CapstanCluster) error {
 	before := &infrav1.CapstanCluster{}
 	if replaced, err := replace.Restore(ctx, c, before, infrav1.ClusterFinalizer); err != nil || !replaced {
@@ -44,7 +44,7 @@ func (v *Cluster) Default(ctx context.Context, c *infrav1.CapstanCluster) error 
 	return nil
 }
 
-// Default restores what the controller has written to a CapstanMachinePool that a manifest replaces. It changes nothing else.
+// Default restores the fields that the controller has written to a CapstanMachinePool, when a manifest replaces it. It changes nothing else.
 func (MachinePool) Default(ctx context.Context, p *infrav1.CapstanMachinePool) error {
 	before := &infrav1.CapstanMachinePool{}
 	if replaced, err := replace.Restore(ctx, p, before, infrav1.MachinePoolFinalizer); err != nil || !replaced {

@@ -80,7 +80,7 @@ type Options struct {
 	// Namespace restricts the IPAddresses that are read for namespaced pools.
 	// Empty means all.
 	Namespace string
-	// Quarantine is how long an address of a dead process stays taken, because its request to create the IPAddress may
+	// Quarantine is the time for which an address of a dead process stays taken, because its request to create the IPAddress may
 	// still be in progress. A process starts that request in the first quarter of this time and cancels it after the
 	// second. The rest is for the request to end at the API server, and for differences between clocks. The default is
 	// 60 seconds.

@@ -15,7 +15,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
 
-// remember is how long the history of a deleted object is kept: longer than a read of all addresses or a step of
+// remember is the time for which the history of a deleted object is kept: longer than a read of all addresses or a step of
 // clusterctl move takes.
 const remember = 10 * time.Minute
 

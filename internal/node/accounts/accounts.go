@@ -1,5 +1,5 @@
 // Package accounts defines the users that the services of a machine run as. Their ids are the same on every machine, so
-// files keep their owners whatever the machine's /etc/passwd contains. Machines share the ids of the host; these are in a
+// files keep their owners regardless of the machine's /etc/passwd. Machines share the ids of the host; these are in a
 // range that neither Debian nor systemd assigns.
 //
 // Layer: node. Allowed imports: api, library, contract.

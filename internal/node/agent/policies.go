@@ -68,7 +68,7 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	}
 }
 
-// policyStores hold what policies depend on. A cluster without a policy costs one watch: pods and namespaces are followed from the
+// policyStores hold the objects on which policies depend. A cluster without a policy costs one watch: pods and namespaces are followed from the
 // first policy on.
 type policyStores struct{ policies, pods, namespaces cache.Store }
 

@@ -34,7 +34,7 @@ const (
 	maxConnections, maxScrapes = 64, 12
 	headerTimeout              = 5 * time.Second
 	scrapeTimeout              = 30 * time.Second
-	// remembered is how long a client that was allowed is not reviewed again.
+	// remembered is the time for which a client that was allowed is not reviewed again.
 	remembered = 30 * time.Second
 )
 

@@ -36,7 +36,7 @@ const Socket = "/run/containerd/containerd.sock"
 const namespace = "k8s.io"
 
 const (
-	// leaseTime is how long containerd keeps the content of an import whose process was killed.
+	// leaseTime is the time for which containerd keeps the content of an import whose process was killed.
 	leaseTime = 2 * time.Hour
 	// cleanupTime is the time for the end of a cancelled import.
 	cleanupTime = 8 * time.Second

@@ -165,7 +165,7 @@ type Registry struct {
 	Host string `json:"host"`
 	// Mirrors are the URLs that containerd tries, in order, before the registry itself.
 	Mirrors []string `json:"mirrors,omitempty"`
-	// OverridePath is whether the path of each mirror replaces /v2.
+	// OverridePath is true if the path of each mirror replaces /v2.
 	OverridePath bool `json:"overridePath,omitempty"`
 	// CAFile is a path on the machine, written by the bootstrap data.
 	CAFile string `json:"caFile,omitempty"`

@@ -13,7 +13,7 @@ type Proxy struct {
 	HTTPS string `json:"https,omitempty"`
 	// NoProxy has the user's hosts, domains, addresses and networks.
 	NoProxy []string `json:"noProxy,omitempty"`
-	// ControlPlane is whether the API server uses the proxy.
+	// ControlPlane is true if the API server uses the proxy.
 	ControlPlane bool `json:"controlPlane,omitempty"`
 }
 

@@ -159,7 +159,7 @@ func writeHosts(m machine.Metadata) error {
 // capstan owns the part of a file between these lines.
 const partBegin, partEnd = "# capstan begin\n", "# capstan end\n"
 
-// replacePart replaces capstan's part of a file and keeps the user's part. found is whether there was a part of capstan.
+// replacePart replaces capstan's part of a file and keeps the user's part. found is true if the file had capstan's part.
 func replacePart(old []byte, part string) (out []byte, found bool) {
 	before, rest, found := bytes.Cut(old, []byte(partBegin))
 	_, after, _ := bytes.Cut(rest, []byte(partEnd))

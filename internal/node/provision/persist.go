@@ -35,7 +35,7 @@ type persistence struct {
 	furthest stall.Furthest
 
 	mu sync.Mutex
-	// stalledBy is why the last attempt ended; missing is why the machine does not have its images.
+	// stalledBy is the cause of the end of the last attempt; missing is the cause of missing images.
 	stalledBy, missing, reported string
 }
 

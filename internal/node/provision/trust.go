@@ -15,7 +15,7 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// trust contains what a machine trusts and how that changes: a trusted authority must sign the new authorities together with
+// trust contains the authorities that a machine trusts, and their changes: a trusted authority must sign the new authorities together with
 // a challenge of the machine, which is used only once.
 type trust struct{ caFile, challengeFile string }
 

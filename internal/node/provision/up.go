@@ -1,5 +1,5 @@
 // Package provision is `capstan-init node up`: it makes a machine a node of its cluster, like kubeadm. Certificates and
-// kubeconfigs have kubeadm's paths. Every step can be repeated: a second run changes only what is missing or different.
+// kubeconfigs have kubeadm's paths. Every step can be repeated: a second run changes only missing or different parts.
 //
 // Layer: node. Allowed imports: api, library, contract.
 package provision

@@ -133,7 +133,7 @@ func restartedTogether(services []supervisor.Service, name string) []supervisor.
 // ReloadAll makes PID 1 restart the services whose files differ from those that run.
 func (u *Update) ReloadAll(ctx context.Context) error { return u.node.init.Reload(ctx) }
 
-// maxCrashes is how often a service may end during an update before it counts as broken. With the pauses of the supervisor
+// maxCrashes is the number of ends of a service during an update before it counts as broken. With the pauses of the supervisor
 // this takes about a quarter of a minute.
 const maxCrashes = 8
 

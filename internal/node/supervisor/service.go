@@ -45,7 +45,7 @@ type Service struct {
 	// OOMScoreAdj of the process, from -1000 to 1000; -800 by default. A score that is not well above that of PID 1 is
 	// raised, because PID 1 must be the last process that is killed. Lowering needs CAP_SYS_RESOURCE.
 	OOMScoreAdj *int `json:"oomScoreAdj,omitempty"`
-	// KillProcessGroup is whether the rest of the process group is killed when the main process has ended; true by default.
+	// KillProcessGroup is true (the default) if the rest of the process group is killed when the main process has ended.
 	// It is false for containerd, whose shims outlive it.
 	KillProcessGroup *bool `json:"killProcessGroup,omitempty"`
 	// User of package accounts that the process runs as; root by default.

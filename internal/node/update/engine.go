@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// maxAttempts is how often the engine can end in one step before the step counts as failed.
+// maxAttempts is the number of ends of the engine in one step before the step counts as failed.
 const maxAttempts = 5
 
 // maxMessage bounds the message of an update, in bytes.

@@ -22,7 +22,7 @@ type Span struct {
 	Start, End       time.Time
 }
 
-// SpanCost is what the spans of a name cost.
+// SpanCost is the cost of the spans of one name.
 type SpanCost struct {
 	Name           string
 	Count          int
@@ -44,7 +44,7 @@ func SpansOf(received []otlpreceiver.Span) []Span {
 	return spans
 }
 
-// Costs returns what the spans that began between two times cost, with the largest part of the critical path first. At each moment,
+// Costs returns the cost of the spans that began between two times, with the largest part of the critical path first. At each moment,
 // the path belongs to the running span that ends last, because the end waits for it, and there to the innermost one. A span that has
 // not ended at the end was not waited for.
 func Costs(spans []Span, from, to time.Time) []SpanCost {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Stat is what the kernel counts of a process.
+// Stat are the counters of the kernel for a process.
 type Stat struct {
 	// Parent is the id of the parent process.
 	Parent int

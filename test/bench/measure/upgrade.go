@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/test/versions"
 )
 
-// Upgrade is what measurements of upgrades have in common.
+// Upgrade is the common part of measurements of upgrades.
 type Upgrade struct {
 	*Capstan
 	// Floor is the time of etcd and an API server of the newer version from empty folders to /readyz.

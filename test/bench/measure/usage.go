@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Cost is what the manager of a plane and the writers of its API server have used since their start.
+// Cost is the use of the manager of a plane and of the writers of its API server since their start.
 type Cost struct {
 	// Writes to the objects of Cluster API and Capstan, and those of them to the objects of Capstan's infrastructure provider.
 	Writes, Ours int64
@@ -23,7 +23,7 @@ type Cost struct {
 	RSS int64
 }
 
-// Since returns what was used since an earlier measurement. The memory stays that of now.
+// Since returns the use since an earlier measurement. The memory stays that of now.
 func (c Cost) Since(before Cost) Cost {
 	return Cost{Writes: c.Writes - before.Writes, Ours: c.Ours - before.Ours, CPU: c.CPU - before.CPU, RSS: c.RSS}
 }
@@ -123,7 +123,7 @@ func (m Meter) manager() (cpu time.Duration, rss int64, err error) {
 	return 0, 0, fmt.Errorf("no manager with --root %s", m.Root)
 }
 
-// Rest is what happens after the last operation.
+// Rest is the activity after the last operation.
 type Rest struct {
 	// Settled is the time until the last write, Quiet the time after it in which Cost was measured.
 	Settled, Quiet time.Duration

@@ -47,7 +47,7 @@ var (
 	encrypted = network.Network{ID: "encrypted", CIDR: "10.231.9.0/24", Cluster: "bench/encrypted", Overlay: &network.Overlay{VNI: 5001, MTU: 1370}}
 )
 
-// newRack builds the hosts and the networks. It returns what exists also with an error.
+// newRack builds the hosts and the networks. With an error, it returns the parts that exist.
 func newRack(ctx context.Context, dir string) (r *rack, err error) {
 	r = &rack{dir: dir}
 	if r.router, err = testnetns.New(); err != nil {
@@ -147,7 +147,7 @@ func (h *host) encrypt() error {
 	return err
 }
 
-// encryption names who encrypts. The link exists with the first network.
+// encryption names the part that encrypts. The link exists with the first network.
 func (h *host) encryption() string {
 	name := "WireGuard (process)"
 	_ = testnetns.In(h.ns, func() error {

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// stage is what testing.T is for a test: it owns folders and clean-ups, and ends the demonstration after a failure.
+// stage has the role of testing.T in a test: it owns folders and clean-ups, and ends the demonstration after a failure.
 type stage struct {
 	folder   string
 	cleanups []func()
