@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/order"
 )
 
 // RemediationRecord is the history of a remediation. It is stored on the control plane while the Machine is deleted, then on
@@ -54,7 +55,7 @@ func ReadRemediationRecord(obj client.Object, annotation string) *RemediationRec
 type Repair struct {
 	// Machine has to be replaced; nil when none is unhealthy.
 	Machine *Instance
-	// Act: it can be deleted now. Otherwise Reason and Message are the condition of the Machine.
+	// Act is true if the Machine can be deleted now. Otherwise Reason and Message are its condition.
 	Act             bool
 	Reason, Message string
 	// Again is the time until the next decision, if time alone changes it.
@@ -62,8 +63,7 @@ type Repair struct {
 	Record RemediationRecord
 }
 
-// planRemediation is PlanRemediation without the objects. open is the
-// remediation without a replacement; nil when there is none.
+// planRemediation is PlanRemediation without the objects. open is the remediation without a replacement; nil when there is none.
 func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized bool, open *RemediationRecord, now time.Time) Repair {
 	machine := f.mostUnhealthy()
 	if machine == nil {
@@ -98,15 +98,8 @@ func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized b
 		out.Act = true // There is no data yet.
 		return out
 	}
-	for n := range f.Instances {
-		switch other := &f.Instances[n]; {
-		case other.Deleting() && memberDown(machine) && WaitsForHook(other.Machine):
-			// Its member may be waiting for the removal of this one.
-		case other.Deleting():
-			return deferred("Machine %s is being deleted", other.Name())
-		case other != machine && !f.joined(other) && !collections.IsUnhealthy(other.Machine):
-			return deferred("Machine %s is still starting", other.Name())
-		}
+	if why := f.changing(machine); why != "" {
+		return deferred("%s", why)
 	}
 	if open != nil && f.Find(open.Machine) == nil && !memberDown(machine) {
 		// A dead member prevents the creation of the replacement, so it is removed first if the majority allows it.
@@ -117,6 +110,21 @@ func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized b
 	}
 	out.Act = true
 	return out
+}
+
+// changing returns the change of another Machine that has to end before the deletion of an unhealthy one; "" when there is none.
+func (f Fleet) changing(unhealthy *Instance) string {
+	for n := range f.Instances {
+		switch other := &f.Instances[n]; {
+		case other.Deleting() && memberDown(unhealthy) && WaitsForHook(other.Machine):
+			// Its member may be waiting for the removal of this one.
+		case other.Deleting():
+			return fmt.Sprintf("Machine %s is being deleted", other.Name())
+		case other != unhealthy && !f.joined(other) && !collections.IsUnhealthy(other.Machine):
+			return fmt.Sprintf("Machine %s is still starting", other.Name())
+		}
+	}
+	return ""
 }
 
 // cannotRemediate returns the reason why an unhealthy Machine cannot be deleted. The last Machine can be deleted if another
@@ -156,10 +164,10 @@ func (f Fleet) mostUnhealthy() *Instance {
 	}
 	return slices.MinFunc(broken, func(a, b *Instance) int {
 		return cmp.Or(
-			first(annotations.HasRemediateMachine(a.Machine), annotations.HasRemediateMachine(b.Machine)),
-			first(!f.joined(a), !f.joined(b)),
-			first(!memberHealthy(a), !memberHealthy(b)),
-			first(a.apiServer != metav1.ConditionTrue, b.apiServer != metav1.ConditionTrue),
+			order.TrueFirst(annotations.HasRemediateMachine(a.Machine), annotations.HasRemediateMachine(b.Machine)),
+			order.TrueFirst(!f.joined(a), !f.joined(b)),
+			order.TrueFirst(!memberHealthy(a), !memberHealthy(b)),
+			order.TrueFirst(a.apiServer != metav1.ConditionTrue, b.apiServer != metav1.ConditionTrue),
 			a.Machine.CreationTimestamp.Compare(b.Machine.CreationTimestamp.Time),
 			cmp.Compare(a.Name(), b.Name()),
 		)

@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/order"
 )
 
 // victim selects the Machine to remove: one that is marked for deletion, otherwise an outdated one, otherwise an unhealthy
@@ -14,9 +16,9 @@ func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain)
 	crowd := f.crowd(domains)
 	return slices.MinFunc(candidates, func(a, b *Instance) int {
 		return cmp.Or(
-			first(marked(a), marked(b)),
-			first(len(a.Outdated) > 0, len(b.Outdated) > 0),
-			first(f.isUnhealthy(a), f.isUnhealthy(b)),
+			order.TrueFirst(marked(a), marked(b)),
+			order.TrueFirst(len(a.Outdated) > 0, len(b.Outdated) > 0),
+			order.TrueFirst(f.isUnhealthy(a), f.isUnhealthy(b)),
 			cmp.Compare(crowd[FailureDomainOf(b.Machine)], crowd[FailureDomainOf(a.Machine)]),
 			a.Machine.CreationTimestamp.Compare(b.Machine.CreationTimestamp.Time),
 			cmp.Compare(a.Name(), b.Name()),
@@ -27,17 +29,6 @@ func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain)
 func marked(i *Instance) bool {
 	_, ok := i.Machine.Annotations[clusterv1.DeleteMachineAnnotation]
 	return ok
-}
-
-// first sorts true before false.
-func first(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // crowd counts the Machines of each failure domain. A domain that is not for control planes any more counts as the fullest.

@@ -18,6 +18,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -239,7 +240,7 @@ func planStarts(want desired, instances []instance) updatePlan {
 	}
 	busy += max(0, want.replicas-active)
 	slices.SortFunc(candidates, func(a, b instance) int {
-		return cmp.Or(cmp.Compare(boolToInt(a.available), boolToInt(b.available)), a.created.Compare(b.created), cmp.Compare(a.name, b.name))
+		return cmp.Or(order.TrueFirst(!a.available, !b.available), a.created.Compare(b.created), cmp.Compare(a.name, b.name))
 	})
 	limit := max(1, want.budget.maxUnavailable)
 	for _, i := range candidates {
@@ -252,13 +253,6 @@ func planStarts(want desired, instances []instance) updatePlan {
 		out.start = append(out.start, i.name)
 	}
 	return out
-}
-
-func boolToInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // update carries out the plan of updates.

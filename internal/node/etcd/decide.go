@@ -10,6 +10,7 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/order"
 )
 
 const (
@@ -98,7 +99,7 @@ func (v view) object(m Member) (etcdv1.EtcdMember, bool) {
 		if !slices.Contains(m.PeerURLs, o.Spec.PeerURL) {
 			continue
 		}
-		if best.Name == "" || cmp.Or(falseFirst(o.Spec.Leave, best.Spec.Leave), strings.Compare(o.Name, best.Name)) < 0 {
+		if best.Name == "" || cmp.Or(order.TrueFirst(!o.Spec.Leave, !best.Spec.Leave), strings.Compare(o.Name, best.Name)) < 0 {
 			best = o
 		}
 	}
@@ -168,20 +169,10 @@ func (v view) leavers() []Member {
 		return apimeta.IsStatusConditionTrue(v.objects[m.Name].Status.Conditions, etcdv1.LeavingCondition)
 	}
 	slices.SortFunc(out, func(a, b Member) int {
-		return cmp.Or(falseFirst(v.healthy(a), v.healthy(b)), falseFirst(!announced(a), !announced(b)),
-			falseFirst(a.ID == v.self, b.ID == v.self), strings.Compare(a.Name, b.Name))
+		return cmp.Or(order.TrueFirst(!v.healthy(a), !v.healthy(b)), order.TrueFirst(announced(a), announced(b)),
+			order.TrueFirst(a.ID != v.self, b.ID != v.self), strings.Compare(a.Name, b.Name))
 	})
 	return out
-}
-
-func falseFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 // departure returns the progress of a voter that must leave. Voters leave one at a time.
