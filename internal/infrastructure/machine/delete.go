@@ -106,59 +106,80 @@ func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.Capst
 
 // deleteMachine makes the host remove the machine and waits for the removal.
 func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
-	spec := s.capstan.Spec
-	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
-		return nil
-	}
-	h := &infrav1.CapstanHost{}
-	switch err := r.Client.Get(ctx, client.ObjectKey{Name: spec.HostName}, h); {
-	case apierrors.IsNotFound(err):
-		blocked(s, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
-			spec.HostName, infrav1.HostAbandonedAnnotation)
-		return errWaiting
-	case err != nil:
+	host, err := r.hostToClear(ctx, s)
+	if err != nil || host == nil {
 		return err
-	case hostaccess.Abandoned(h):
-		return nil
-	}
-	host := r.Pool.Get(spec.HostName)
-	if host == nil || host.Connected() != nil {
-		fenced, why, err := r.fenced(ctx, s, h)
-		if err != nil || fenced {
-			return err
-		}
-		blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", spec.HostName, infrav1.HostAbandonedAnnotation, why)))
-		return errWaiting
-	}
-	if why := hostaccess.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
-		blocked(s, "%s", why)
-		return errWaiting
-	}
-	if other := host.Machine(spec.ID).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
-		return nil // This is a copy of that one, and has nothing there.
 	}
 	end, err := r.turn(ctx, s, host)
 	if err != nil {
 		return err
 	}
 	defer end()
-	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
+	return r.removeFrom(ctx, s, host)
+}
+
+// hostToClear returns the connected host from which the machine must be removed. It returns nil if the machine is on no host, or
+// counts as removed: the host was abandoned, or has fenced itself.
+func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Host, error) {
+	spec := s.capstan.Spec
+	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
+		return nil, nil
+	}
+	h := &infrav1.CapstanHost{}
+	switch err := r.Client.Get(ctx, client.ObjectKey{Name: spec.HostName}, h); {
+	case apierrors.IsNotFound(err):
+		blocked(s, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
+			spec.HostName, infrav1.HostAbandonedAnnotation)
+		return nil, errWaiting
+	case err != nil:
+		return nil, err
+	case hostaccess.Abandoned(h):
+		return nil, nil
+	}
+	host := r.Pool.Get(spec.HostName)
+	if host == nil || host.Connected() != nil {
+		return nil, r.awaitFencing(ctx, s, h)
+	}
+	if why := hostaccess.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
+		blocked(s, "%s", why)
+		return nil, errWaiting
+	}
+	if other := host.Machine(spec.ID).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
+		return nil, nil // This object is a copy of the other one, and has nothing there.
+	}
+	return host, nil
+}
+
+// awaitFencing waits until a host without a connection has stopped its machines by itself.
+func (r *Reconciler) awaitFencing(ctx context.Context, s *scope, h *infrav1.CapstanHost) error {
+	fenced, why, err := r.fenced(ctx, s, h)
+	if err != nil || fenced {
+		return err
+	}
+	blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", h.Name, infrav1.HostAbandonedAnnotation, why)))
+	return errWaiting
+}
+
+// removeFrom calls the host to remove the machine. It waits while the removal runs.
+func (r *Reconciler) removeFrom(ctx context.Context, s *scope, host *connections.Host) error {
+	id := s.capstan.Spec.ID
+	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: id, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
 	if connections.Code(err) == codes.PermissionDenied {
-		return nil // The same holds while the host has not reported the other machine yet.
+		return nil // This object is a copy: the id belongs to another machine, which the host has not reported yet.
 	}
 	if err != nil {
-		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, connections.Message(err))
+		return fmt.Errorf("delete the machine on host %s: %s", host.Name(), connections.Message(err))
 	}
 	if !res.GetDone() {
-		progress := "Host " + spec.HostName + " is removing the machine"
-		if message := host.Machine(spec.ID).GetStatus().GetMessage(); message != "" {
+		progress := "Host " + host.Name() + " is removing the machine"
+		if message := host.Machine(id).GetStatus().GetMessage(); message != "" {
 			progress += ": " + message
 		}
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%s", progress)
 		return errWaiting
 	}
-	host.Release(spec.ID)
-	ctrl.LoggerFrom(ctx).Info("Host removed the machine", "CapstanHost", klog.KRef("", spec.HostName), "id", spec.ID)
+	host.Release(id)
+	ctrl.LoggerFrom(ctx).Info("Host removed the machine", "CapstanHost", klog.KRef("", host.Name()), "id", id)
 	return nil
 }
 

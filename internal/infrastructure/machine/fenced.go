@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -87,10 +88,8 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 		members = append(members, machines.Items[i].Spec.HostName)
 	}
 	others := slices.DeleteFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return h.Name == lost.Name })
-	out := make([]fencing.Other, len(others))
+	out, failed := make([]fencing.Other, len(others)), make([]error, len(others))
 	var all sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
 	for i := range others {
 		h := &others[i]
 		out[i] = fencing.Other{
@@ -101,24 +100,24 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 			continue // For this process, it was lost just now.
 		}
 		out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
-		if !out[i].Connected || out[i].Abandoned {
-			continue
+		if out[i].Connected && !out[i].Abandoned {
+			all.Go(func() { out[i].Contacts, failed[i] = contacts(ctx, conn, c.Spec.ID) })
 		}
-		all.Go(func() {
-			contacts, err := conn.ListContacts(ctx, &hostpb.ListContactsRequest{NetworkId: c.Spec.ID})
-			if connections.Code(err) == codes.Unimplemented {
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed = fmt.Errorf("contacts of host %s: %s", h.Name, connections.Message(err))
-			}
-			out[i].Contacts = contacts
-		})
 	}
 	all.Wait()
-	return out, failed
+	return out, errors.Join(failed...)
+}
+
+// contacts asks a host for its contacts in a network; nil if its capstand is older than the question.
+func contacts(ctx context.Context, conn *connections.Host, network string) (*hostpb.ListContactsResponse, error) {
+	out, err := conn.ListContacts(ctx, &hostpb.ListContactsRequest{NetworkId: network})
+	if connections.Code(err) == codes.Unimplemented {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("contacts of host %s: %s", conn.Name(), connections.Message(err))
+	}
+	return out, nil
 }
 
 func sameBox(a, b *infrav1.CapstanHost, pool *connections.Pool) bool {

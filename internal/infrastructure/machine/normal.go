@@ -104,30 +104,20 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 
 // ensureMachine makes the host create the machine once, and reports its state.
 func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
-	if other := r.onItsHost(s.capstan).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
-			"On host %s, the id %s belongs to machine %s/%s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
-			s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
-		return errWaiting // A deleted id is never used again, so only the deletion of the object remains.
+	if err := r.refuseCopy(s); err != nil {
+		return err
 	}
 	if s.capstan.Spec.ProviderID != "" {
 		// Known from spec alone, also after a move (ALL-12).
 		markProvisioned(s, "")
 	}
-	host := r.Pool.Get(s.capstan.Spec.HostName)
-	if host == nil || host.Connected() != nil {
-		return r.hostUnreachable(ctx, s, host)
-	}
-	if why := hostaccess.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
-		return errWaiting // A change of the CapstanHost is the event.
+	host, err := r.chosenHost(ctx, s)
+	if err != nil {
+		return err
 	}
 	observed := host.Machine(s.capstan.Spec.ID)
 	if observed == nil && s.capstan.Spec.ProviderID != "" {
-		// A new machine with the same name would be another machine. Its owner decides about that.
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
-			"Host %s no longer has the machine: its disk is lost. Delete the Machine to replace it", host.Name())
-		conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
+		reportLost(s, host.Name())
 		return nil
 	}
 	end, err := r.turn(ctx, s, host)
@@ -150,20 +140,58 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if err := r.startAgain(ctx, s, host); err != nil {
 		return err
 	}
-	r.observe(s, observed.GetStatus())
-	s.again = showCertificates(s.capstan, observed.GetStatus(), time.Now())
-	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
-		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
-		markProvisioned(s, observed.GetSpec().GetFailureDomain())
-		ctrl.LoggerFrom(ctx).Info("Machine runs", "CapstanHost", klog.KRef("", host.Name()), "providerID", s.capstan.Spec.ProviderID)
-		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeNormal, clusterv1.ProvisionedReason, "Provision", "Runs on host %s", host.Name())
-	} else if s.capstan.Spec.ProviderID != "" {
-		markProvisioned(s, observed.GetSpec().GetFailureDomain())
-	}
+	r.report(ctx, s, observed)
 	if s.capstan.Spec.ProviderID == "" {
 		return nil
 	}
 	return r.update(ctx, s, host, observed)
+}
+
+// refuseCopy stops an object whose id belongs to another machine of its host.
+func (r *Reconciler) refuseCopy(s *scope) error {
+	other := r.onItsHost(s.capstan).GetSpec()
+	if other == nil || owner.Same(other, s.capstan) {
+		return nil
+	}
+	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
+		"On host %s, the id %s belongs to machine %s/%s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
+		s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
+	return errWaiting // A deleted id is never used again, so only the deletion of the object remains.
+}
+
+// chosenHost returns the connected host of the machine. It waits while the host is away, or while another host has its name.
+func (r *Reconciler) chosenHost(ctx context.Context, s *scope) (*connections.Host, error) {
+	host := r.Pool.Get(s.capstan.Spec.HostName)
+	if host == nil || host.Connected() != nil {
+		return nil, r.hostUnreachable(ctx, s, host)
+	}
+	if why := hostaccess.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
+		return nil, errWaiting // A change of the CapstanHost is the event.
+	}
+	return host, nil
+}
+
+// reportLost reports that the host has lost a machine that it had. A new machine with the same name would be another machine:
+// the owner decides about that.
+func reportLost(s *scope, host string) {
+	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
+		"Host %s no longer has the machine: its disk is lost. Delete the Machine to replace it", host)
+	conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
+}
+
+// report copies the state of the machine into the object. The first time that the machine runs, it gets its providerID.
+func (r *Reconciler) report(ctx context.Context, s *scope, observed *hostpb.Machine) {
+	r.observe(s, observed.GetStatus())
+	s.again = showCertificates(s.capstan, observed.GetStatus(), time.Now())
+	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
+		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
+		ctrl.LoggerFrom(ctx).Info("Machine runs", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName), "providerID", s.capstan.Spec.ProviderID)
+		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeNormal, clusterv1.ProvisionedReason, "Provision", "Runs on host %s", s.capstan.Spec.HostName)
+	}
+	if s.capstan.Spec.ProviderID != "" {
+		markProvisioned(s, observed.GetSpec().GetFailureDomain())
+	}
 }
 
 // turn begins calls to a host, and returns the function that ends them. Root on a host can let all calls wait. Without a turn the
