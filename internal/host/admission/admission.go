@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -96,13 +97,21 @@ func NoOverlap(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 		if n.Lan != nil || other.Lan != nil {
 			continue // The host has no route to a LAN.
 		}
-		theirs, _ := subnetsOf(other)
-		for _, subnet := range subnets {
-			for _, used := range theirs {
-				if used.Prefix.Overlaps(subnet.Prefix) {
-					return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, subnet.Prefix.String(), "network %s overlaps %s of cluster %s/%s; choose another network for the machines",
-						subnet.Prefix, used.Prefix, other.Namespace, other.Name)
-				}
+		if err := disjoint(subnets, other); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disjoint refuses subnets that another network uses.
+func disjoint(subnets []network.Subnet, other *hostpb.Network) error {
+	theirs, _ := subnetsOf(other)
+	for _, subnet := range subnets {
+		for _, used := range theirs {
+			if used.Prefix.Overlaps(subnet.Prefix) {
+				return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, subnet.Prefix.String(), "network %s overlaps %s of cluster %s/%s; choose another network for the machines",
+					subnet.Prefix, used.Prefix, other.Namespace, other.Name)
 			}
 		}
 	}

@@ -131,12 +131,7 @@ func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []m
 	if err != nil {
 		return err
 	}
-	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
-	for _, m := range members {
-		all = append(all, m.Host)
-		have[m.Name] = hasBalancer(m.conn, s)
-	}
-	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	balancers := balancersOf(s, members)
 	others := slices.DeleteFunc(slices.Clone(members), func(m member) bool { return m.Name == s.capstan.Spec.LoadBalancer.HostName })
 	var errs []error
 	for i, err := range atOnce(others, func(m member) error { return r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends) }) {

@@ -192,24 +192,33 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		return err
 	}
 	if lb.HostName == "" && !external(s.capstan) {
-		candidates, err := r.balancerCandidates(ctx, s, usable)
-		if err != nil {
+		if err := r.chooseBalancerHost(ctx, s, usable); err != nil {
 			return err
-		}
-		host, err := placement.Choose(hostaccess.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
-		if err != nil {
-			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
-			return errWaiting
-		}
-		if err := r.chooseOverlay(ctx, s, &hostaccess.Named(usable, host)[0]); err != nil {
-			return err
-		}
-		lb.HostName, lb.HostID = host, r.hostID(host)
-		if lb.HostID != "" {
-			noteHost(s.capstan, lb.HostName, lb.HostID)
 		}
 	}
 	return r.record(ctx, s, before)
+}
+
+// chooseBalancerHost puts the host of the load balancer into spec, and the overlay that this host can have.
+func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	candidates, err := r.balancerCandidates(ctx, s, usable)
+	if err != nil {
+		return err
+	}
+	host, err := placement.Choose(hostaccess.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
+	if err != nil {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
+		return errWaiting
+	}
+	if err := r.chooseOverlay(ctx, s, &hostaccess.Named(usable, host)[0]); err != nil {
+		return err
+	}
+	lb := &s.capstan.Spec.LoadBalancer
+	lb.HostName, lb.HostID = host, r.hostID(host)
+	if lb.HostID != "" {
+		noteHost(s.capstan, lb.HostName, lb.HostID)
+	}
+	return nil
 }
 
 // chooseLAN returns the network of the LAN to which the machines are attached; empty for a cluster with a network of its own. It

@@ -291,12 +291,7 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 	if err != nil {
 		return err
 	}
-	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
-	for _, m := range members {
-		all = append(all, m.Host)
-		have[m.Name] = hasBalancer(m.conn, s)
-	}
-	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	balancers := balancersOf(s, members)
 	balancerHosts := hostaccess.BalancerHosts(s.capstan)
 	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
 	ensure := func(m member) error {
@@ -318,6 +313,16 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// balancersOf returns the names of the members that have a load balancer, or get one.
+func balancersOf(s *scope, members []member) map[string]bool {
+	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
+	for _, m := range members {
+		all = append(all, m.Host)
+		have[m.Name] = hasBalancer(m.conn, s)
+	}
+	return overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
 }
 
 // atOnce calls f for all members at the same time, so that no host waits for one that does not answer, and returns the results in their

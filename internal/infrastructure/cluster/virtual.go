@@ -139,52 +139,55 @@ func (r *Reconciler) unoffered(ctx context.Context, s *scope, hosts []infrav1.Ca
 }
 
 // refuseRivalEndpoint stops a cluster whose virtual address is the endpoint of another one, or an address of a host: a namespace
-// can write any address. Until the load balancer exists it reads live.
+// can write any address.
 func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
 	hosts := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	virtual, address := false, s.capstan.Spec.ControlPlaneEndpoint.Host
-	for i := range hosts.Items {
-		virtual = virtual || loadbalancer.IsVirtual(s.capstan, hosts.Items[i].Spec.VirtualAddresses)
-	}
+	virtual := slices.ContainsFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return loadbalancer.IsVirtual(s.capstan, h.Spec.VirtualAddresses) })
 	if !virtual {
 		return nil
 	}
-	why := ""
-	for i := range hosts.Items {
-		if hosts.Items[i].Spec.TunnelAddress == address {
-			why = "is the tunnel address of a CapstanHost"
-		}
+	why, err := r.endpointUnusable(ctx, s, hosts.Items)
+	if err != nil || why == "" {
+		return err
 	}
+	address := s.capstan.Spec.ControlPlaneEndpoint.Host
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
+		"The virtual address %s of spec.controlPlaneEndpoint %s: delete this object, and create it without controlPlaneEndpoint", address, why)
+	return fmt.Errorf("the virtual address %s %s", address, why) // There is no event when the address becomes free.
+}
+
+// endpointUnusable returns the reason why the cluster cannot have its virtual address; "" when it can. Until the load balancer
+// exists it reads live.
+func (r *Reconciler) endpointUnusable(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (string, error) {
 	clusters := &infrav1.CapstanClusterList{}
 	reader := r.LiveClient
 	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) && r.WatchNamespace == "" {
 		reader = r.Client
 	}
 	if err := reader.List(ctx, clusters); err != nil {
-		return err
+		return "", err
 	}
-	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts.Items)
+	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts)
 	if err != nil {
-		return err
+		return "", err
 	}
-	// The other cluster may belong to another tenant: its name is not shown.
-	if overlay.RivalEndpoint(s.capstan, reserving) != nil {
-		why = "belongs to another CapstanCluster"
-	}
-	unoffered, err := r.unoffered(ctx, s, hosts.Items)
+	unoffered, err := r.unoffered(ctx, s, hosts)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if unoffered {
-		why = "is one of CapstanHosts that do not admit the namespace"
+	isTunnel := func(h infrav1.CapstanHost) bool {
+		return h.Spec.TunnelAddress == s.capstan.Spec.ControlPlaneEndpoint.Host
 	}
-	if why == "" {
-		return nil
+	switch {
+	case unoffered:
+		return "is one of CapstanHosts that do not admit the namespace", nil
+	case overlay.RivalEndpoint(s.capstan, reserving) != nil:
+		return "belongs to another CapstanCluster", nil // It may belong to another tenant: its name is not shown.
+	case slices.ContainsFunc(hosts, isTunnel):
+		return "is the tunnel address of a CapstanHost", nil
 	}
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
-		"The virtual address %s of spec.controlPlaneEndpoint %s: delete this object, and create it without controlPlaneEndpoint", address, why)
-	return fmt.Errorf("the virtual address %s %s", address, why) // There is no event when the address becomes free.
+	return "", nil
 }

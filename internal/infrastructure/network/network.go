@@ -126,44 +126,50 @@ func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
 // Validate returns the errors of a cluster's networks: each must be a CIDR, they must not overlap, and their families must
 // match. An empty machine network is an IPv4 network that does not exist yet.
 func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) error {
-	type named struct {
-		what string
-		cidr netip.Prefix
-	}
-	var all []named
-	add := func(what string, cidrs ...string) error {
-		for _, s := range cidrs {
-			parsed, err := netip.ParsePrefix(s)
-			if err != nil {
-				return fmt.Errorf("%s %q is not a network: write it like 10.200.8.0/21", what, s)
-			}
-			for _, o := range all {
-				if o.cidr.Overlaps(parsed) {
-					return fmt.Errorf("%s %s overlaps %s %s: choose networks that do not share addresses", what, parsed, o.what, o.cidr)
-				}
-			}
-			all = append(all, named{what, parsed})
-		}
-		return nil
-	}
+	var all uses
 	for _, text := range []string{machines.MachineCIDR, machines.MachineIPv6CIDR} {
 		if text == "" {
 			continue
 		}
-		if err := add("machine network", text); err != nil {
+		if err := all.add("machine network", text); err != nil {
 			return err
 		}
 		if err := usable(all[len(all)-1].cidr, text == machines.MachineIPv6CIDR); err != nil {
 			return err
 		}
 	}
-	if err := add("pod network", pods...); err != nil {
+	if err := all.add("pod network", pods...); err != nil {
 		return err
 	}
-	if err := add("Service network", services...); err != nil {
+	if err := all.add("Service network", services...); err != nil {
 		return err
 	}
 	return matchFamilies(machines, Parse(pods...), Parse(services...))
+}
+
+// uses are the networks of a cluster, each with its use.
+type uses []usedNetwork
+
+type usedNetwork struct {
+	use  string
+	cidr netip.Prefix
+}
+
+// add parses networks, and refuses those that overlap another one.
+func (u *uses) add(use string, cidrs ...string) error {
+	for _, s := range cidrs {
+		parsed, err := netip.ParsePrefix(s)
+		if err != nil {
+			return fmt.Errorf("%s %q is not a network: write it like 10.200.8.0/21", use, s)
+		}
+		for _, o := range *u {
+			if o.cidr.Overlaps(parsed) {
+				return fmt.Errorf("%s %s overlaps %s %s: choose networks that do not share addresses", use, parsed, o.use, o.cidr)
+			}
+		}
+		*u = append(*u, usedNetwork{use, parsed})
+	}
+	return nil
 }
 
 // matchFamilies returns the reason why pods, Services and machines do not reach each other. The API server requires that the first
