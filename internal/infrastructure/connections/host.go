@@ -120,7 +120,7 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 	return h, nil
 }
 
-// route is how calls get to a host.
+// route is the way of calls to a host.
 type route struct {
 	target    string
 	transport grpccredentials.TransportCredentials
@@ -405,31 +405,28 @@ func (h *Host) watch(ctx context.Context) (synced bool, err error) {
 	}
 }
 
-// apply takes one event into the mirror and passes it on.
+// apply takes one event into the mirror and passes on the changes that it makes.
 func (h *Host) apply(e *hostpb.Event) {
-	gone := e.GetType() == hostpb.Event_DELETED
-	out := Event{Host: h.name}
+	for _, change := range h.mirror(e) {
+		h.notify(change)
+	}
+}
+
+// mirror takes one event into the mirror, and returns the changes.
+func (h *Host) mirror(e *hostpb.Event) (changes []Event) {
 	h.mu.Lock()
-	before := h.exclusive()
-	changed, claimed, usable := false, false, incompatible(h.info) == nil
+	defer h.mu.Unlock()
+	gone := e.GetType() == hostpb.Event_DELETED
+	before, usable := h.exclusive(), incompatible(h.info) == nil
+	object, changed, claimed := Event{Host: h.name}, false, false
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
-		out.Machine = o.Machine
+		object.Machine = o.Machine
 		have := h.machines[o.Machine.GetSpec().GetId()]
 		claimed = have != nil && have.GetStatus().GetManagementCluster() != o.Machine.GetStatus().GetManagementCluster()
-		if gone {
-			h.removals++
-			h.forget(o.Machine.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
-		}
-		if gone {
-			h.dropMachine(o.Machine.GetSpec().GetId())
-			delete(h.promised, o.Machine.GetSpec().GetId())
-		} else {
-			h.keepMachine(o.Machine)
-			h.kept(o.Machine)
-		}
+		h.mirrorMachine(o.Machine, gone)
 	case *hostpb.Event_LoadBalancer:
-		out.LoadBalancer = o.LoadBalancer
+		object.LoadBalancer = o.LoadBalancer
 		if gone {
 			drop(h, h.loadBalancers, o.LoadBalancer.GetId())
 		} else {
@@ -440,22 +437,33 @@ func (h *Host) apply(e *hostpb.Event) {
 		h.bytes += proto.Size(o.Host) - proto.Size(h.info)
 		h.info = o.Host
 	}
-	capacity := h.err == nil && (changed || h.exclusive().exceeds(before))
+	if object.Machine != nil || object.LoadBalancer != nil {
+		changes = append(changes, object)
+	}
 	// Connected depends on the versions too, and machines in deletion wait for it, not for capacity.
-	connection := h.err == nil && usable != (incompatible(h.info) == nil)
-	h.mu.Unlock()
-	if out.Machine != nil || out.LoadBalancer != nil {
-		h.notify(out)
+	if h.err == nil && usable != (incompatible(h.info) == nil) {
+		changes = append(changes, Event{Host: h.name, Connection: true})
 	}
-	if connection {
-		h.notify(Event{Host: h.name, Connection: true})
-	}
-	if capacity {
-		h.notify(Event{Host: h.name, Capacity: true})
+	if h.err == nil && (changed || h.exclusive().exceeds(before)) {
+		changes = append(changes, Event{Host: h.name, Capacity: true})
 	}
 	if claimed {
-		h.notify(Event{Host: h.name, Claimed: true})
+		changes = append(changes, Event{Host: h.name, Claimed: true})
 	}
+	return changes
+}
+
+// mirrorMachine takes a machine into the mirror, or removes it; h.mu is held.
+func (h *Host) mirrorMachine(m *hostpb.Machine, gone bool) {
+	if !gone {
+		h.keepMachine(m)
+		h.kept(m)
+		return
+	}
+	h.removals++
+	h.forget(m.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
+	h.dropMachine(m.GetSpec().GetId())
+	delete(h.promised, m.GetSpec().GetId())
 }
 
 // keepMachine puts a machine into the mirror; h.mu is held.

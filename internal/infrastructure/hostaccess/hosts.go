@@ -200,33 +200,43 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			Taints:        h.Spec.Taints,
 		}
 		conn := pool.Get(h.Name)
-		switch {
-		case !h.DeletionTimestamp.IsZero():
-			c.Unavailable = "is being deleted"
-		case !placement.Schedulable(h):
-			c.Unavailable = "is unschedulable"
-		case conn == nil:
-			c.Unavailable = "is not connected"
-		case conn.Connected() != nil:
-			c.Unavailable = "is not connected: " + conn.Connected().Error()
-		case conn.Answers() != nil:
-			c.Unavailable = "does not answer"
-		default:
-			info := conn.Info()
-			c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
-			for _, i := range info.GetMachineImages() {
-				if i.GetProblem() != "" {
-					c.BadImages = append(c.BadImages, i.GetName())
-				}
-			}
-			c.Volumes, c.FreeVolumes = info.GetVolumes(), info.GetDiskBytes()-info.GetVolumeBytes()
-			free := conn.Free()
-			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
-			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
-			c.LANs, c.VLANs, c.IPv6LANs = info.GetLans(), info.GetVlans(), info.GetIpv6Lans()
-			c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
+		if c.Unavailable = unavailable(h, conn); c.Unavailable == "" {
+			addCapacity(&c, conn)
 		}
 		out = append(out, c)
 	}
 	return out
+}
+
+// unavailable returns the reason why a host gets no new machines; "" if it can get some.
+func unavailable(h *infrav1.CapstanHost, conn *connections.Host) string {
+	switch {
+	case !h.DeletionTimestamp.IsZero():
+		return "is being deleted"
+	case !placement.Schedulable(h):
+		return "is unschedulable"
+	case conn == nil:
+		return "is not connected"
+	case conn.Connected() != nil:
+		return "is not connected: " + conn.Connected().Error()
+	case conn.Answers() != nil:
+		return "does not answer"
+	}
+	return ""
+}
+
+// addCapacity adds the abilities and the free capacity that a host reports.
+func addCapacity(c *placement.Host, conn *connections.Host) {
+	info, free := conn.Info(), conn.Free()
+	c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
+	for _, i := range info.GetMachineImages() {
+		if i.GetProblem() != "" {
+			c.BadImages = append(c.BadImages, i.GetName())
+		}
+	}
+	c.Volumes, c.FreeVolumes = info.GetVolumes(), info.GetDiskBytes()-info.GetVolumeBytes()
+	c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
+	c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
+	c.LANs, c.VLANs, c.IPv6LANs = info.GetLans(), info.GetVlans(), info.GetIpv6Lans()
+	c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
 }
