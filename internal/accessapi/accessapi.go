@@ -100,7 +100,7 @@ func CheckService(name string) error {
 
 // ParseLogOptions decodes and checks options. Without a service it is InitService.
 func ParseLogOptions(q url.Values) (o LogOptions, err error) {
-	if err := known(q, "service", "follow", "tailLines"); err != nil {
+	if err := refuseOthers(q, "service", "follow", "tailLines"); err != nil {
 		return o, err
 	}
 	if o.Service = q.Get("service"); o.Service == "" {
@@ -126,9 +126,9 @@ func ParseLogOptions(q url.Values) (o LogOptions, err error) {
 type ExecOptions struct {
 	// Command is the program with its arguments; a login shell if it is empty.
 	Command []string
-	// Stdin is whether the client sends a standard input.
+	// Stdin is true if the client sends a standard input.
 	Stdin bool
-	// TTY is whether the command gets a terminal.
+	// TTY is true if the command gets a terminal.
 	TTY bool
 	// Term is the type of the terminal of the client.
 	Term string
@@ -143,7 +143,7 @@ var termName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}$`)
 
 // ParseExecOptions decodes and checks options.
 func ParseExecOptions(q url.Values) (o ExecOptions, err error) {
-	if err := known(q, "command", "stdin", "tty", "term"); err != nil {
+	if err := refuseOthers(q, "command", "stdin", "tty", "term"); err != nil {
 		return o, err
 	}
 	o.Command, o.Term = q["command"], q.Get("term")
@@ -171,8 +171,8 @@ func CheckCommand(words []string, term string) error {
 	return nil
 }
 
-// known refuses other parameters: a misspelled one would be ignored.
-func known(q url.Values, names ...string) error {
+// refuseOthers refuses parameters with other names: a misspelled one would be ignored.
+func refuseOthers(q url.Values, names ...string) error {
 	for name := range q {
 		if !slices.Contains(names, name) {
 			return fmt.Errorf("%.80q: expected one of the parameters %v", name, names)

@@ -22,12 +22,12 @@ var adviceByReason = map[string]advice{
 	"CredentialsInvalid":  {"create new credentials on the host with `capstan host credentials`, and apply the Secret", "a-host-is-not-connected"},
 	"Draining":            {"wait until the machines are replaced, or look for a Machine that cannot be drained", "a-host-is-not-drained"},
 	"RebootDraining":      {"wait until the machines are replaced, or look for a Machine that cannot be drained", "a-host-is-not-drained"},
-	"RebootWaiting":       {"remove what the message names", "a-host-does-not-reboot"},
+	"RebootWaiting":       {"remove the objects that the message names", "a-host-does-not-reboot"},
 	"Rebooting":           {"wait until the host is back, or look at its console", "a-host-does-not-reboot"},
 	"RebootUnsupported":   {"upgrade capstand on the host, or drain and reboot the host by hand", "a-host-does-not-reboot"},
 	"InUse":               {"delete or move the machines of the host, or annotate a permanently lost host as docs/host-loss.md describes", "a-host-is-not-drained"},
 	"NoHosts":             {"create a CapstanHost that the namespace may use", "no-host-for-a-machine"},
-	"IncompatibleVersion": {"upgrade what the message names", "a-host-is-not-connected"},
+	"IncompatibleVersion": {"upgrade the part that the message names", "a-host-is-not-connected"},
 	"FencingPending":      {none, "a-host-does-not-acknowledge-fencing"},
 	"FencingUnsupported":  {"upgrade capstand on the host, or remove spec.fencing", "a-host-does-not-acknowledge-fencing"},
 	"FencingConflict":     {"set spec.fencing only in one CapstanHost of the host", "a-host-does-not-acknowledge-fencing"},
@@ -35,7 +35,7 @@ var adviceByReason = map[string]advice{
 
 	// clusters and machines
 	"NoHost":                 {"add a host, free memory or CPUs, change the hostSelector, or allow the namespace on a host", "no-host-for-a-machine"},
-	"WaitingForVolume":       {"do what the message says: let the rollout delete first, repair the host of the volume, or delete the CapstanVolume to start with an empty one", "a-machine-waits-for-its-volume"},
+	"WaitingForVolume":       {"follow the message: let the rollout delete first, repair the host of the volume, or delete the CapstanVolume to start with an empty one", "a-machine-waits-for-its-volume"},
 	"Pending":                {none, "a-machine-waits-for-its-volume"},
 	"HostNotFound":           {"create the CapstanHost again, or delete the Machine", "a-host-is-lost"},
 	"HostNotAllowed":         {"allow the namespace in spec.allowedNamespaces of the host", "no-host-for-a-machine"},
@@ -44,7 +44,7 @@ var adviceByReason = map[string]advice{
 	"NetworkInvalid":         {"choose a machineCIDR that the message permits", "the-network-of-a-cluster"},
 	"NoFreeNetwork":          {"set spec.network.machineCIDR of the CapstanCluster, or give the hosts more networks", "the-network-of-a-cluster"},
 	"LANNotOffered":          {"offer the LAN to the namespace in spec.lanNetworks of a host, or correct spec.network.lan of a new cluster", "the-network-of-a-cluster"},
-	"NetworkRefused":         {"remove what the message names from the host, or choose another machineCIDR", "the-network-of-a-cluster"},
+	"NetworkRefused":         {"remove the conflict that the message names from the host, or choose another machineCIDR", "the-network-of-a-cluster"},
 	"WaitingForEndpoint":     {"set spec.controlPlaneEndpoint, or wait for the controller that sets it", "the-endpoint-of-a-cluster"},
 	"LoadBalancerNotServing": {"wait for the first API server; then look at the control plane machines", "the-endpoint-of-a-cluster"},
 	"LoadBalancerRefused":    {"free the address and port that the message names", "the-endpoint-of-a-cluster"},
@@ -56,28 +56,28 @@ var adviceByReason = map[string]advice{
 	"MachineFailed":          {"read its log on the host: `capstan logs MACHINE`; then delete the Machine, or let a MachineHealthCheck replace it", "a-machine-does-not-start"},
 	"MachineLost":            {"its disk is lost: delete the Machine, or let a MachineHealthCheck replace it", "a-machine-does-not-start"},
 	"MachineFenced":          {"repair the network of its host; the machine starts when a manager confirms it", "a-host-is-lost"},
-	"ServicesNotPublished":   {"change what the message names", "a-service-has-no-address"},
+	"ServicesNotPublished":   {"remove the cause that the message names", "a-service-has-no-address"},
 	"ServicesEnding":         {"repair the connection that the message names", "a-service-has-no-address"},
 	"WorkloadNotConnected":   {"look at the control plane machines", "a-service-has-no-address"},
-	"NotApplied":             {"correct the manifest, or create what it needs", "a-manifest-is-not-applied"},
-	"MachineRefused":         {"change what the message names", "a-machine-does-not-start"},
+	"NotApplied":             {"correct the manifest, or create the objects that it needs", "a-manifest-is-not-applied"},
+	"MachineRefused":         {"remove the cause that the message names", "a-machine-does-not-start"},
 	"BootstrapRunning":       {none, "a-machine-does-not-become-a-node"},
 	"BootstrapStalled":       {"read the message and its log on the host: `capstan logs MACHINE`; a slow machine needs only time", "a-machine-does-not-become-a-node"},
 	"BootstrapFailed":        {"read its log on the host: `capstan logs MACHINE`; correct the CapstanConfig and replace the Machine", "a-machine-does-not-become-a-node"},
 	"ServicesStarting":       {none, "a-machine-does-not-become-a-node"},
 	"ServicesUnhealthy":      {"read the log of the service on the host: `capstan logs MACHINE SERVICE`", "a-machine-does-not-become-a-node"},
-	"DeletionBlocked":        {"change what the message names; the object is removed afterwards", "an-object-is-not-deleted"},
+	"DeletionBlocked":        {"remove the cause that the message names; the object is removed afterwards", "an-object-is-not-deleted"},
 
 	// updates
 	"NoCapacity":           {"free memory, CPUs or disk on the host of the machine", "an-update-does-not-proceed"},
 	"WaitingForUpdate":     {none, "an-update-does-not-proceed"},
 	"UpdateRunning":        {none, "an-update-does-not-proceed"},
 	"Updating":             {none, "an-update-does-not-proceed"},
-	"UpdateRefused":        {"change what the message names", "an-update-does-not-proceed"},
+	"UpdateRefused":        {"remove the cause that the message names", "an-update-does-not-proceed"},
 	"UpdateFailed":         {"the machine has returned to its former version: read the message, correct the spec, or permit replacement", "an-update-does-not-proceed"},
-	"ChangeFailed":         {"change what the message names", "an-update-does-not-proceed"},
+	"ChangeFailed":         {"remove the cause that the message names", "an-update-does-not-proceed"},
 	"CannotUpdateInPlace":  {"permit replacement with the strategy Prefer or Never, or revert the field that the message names", "an-update-does-not-proceed"},
-	"CannotChangeMachines": {"change what the message names", "an-update-does-not-proceed"},
+	"CannotChangeMachines": {"remove the cause that the message names", "an-update-does-not-proceed"},
 	"VersionNotAvailable":  {"install this Kubernetes version on the hosts, or choose one of `capstan top hosts`", "an-update-does-not-proceed"},
 
 	// specs
@@ -109,15 +109,15 @@ var adviceByReason = map[string]advice{
 	"QuorumLost":                {"repair control plane machines, or restore a backup as docs/backup.md describes", "etcd-has-no-quorum"},
 	"QuorumAtRisk":              {"wait for the other members; no member leaves before", "etcd-has-no-quorum"},
 	"RemediationDeferred":       {none, "a-machine-is-not-repaired"},
-	"CannotBeRemediated":        {"repair what the message names; replacing this machine would not help", "a-machine-is-not-repaired"},
+	"CannotBeRemediated":        {"repair the part that the message names; replacing this machine would not help", "a-machine-is-not-repaired"},
 	"MachineDeleting":           {none, "a-machine-is-not-repaired"},
 	"WaitingForWorkersDeletion": {none, "an-object-is-not-deleted"},
 	"WaitingForMachineDeletion": {none, "an-object-is-not-deleted"},
 
 	// backups
-	"Failed":             {"correct what the message names; the next attempt comes by itself", "backups"},
+	"Failed":             {"remove the cause that the message names; the next attempt comes by itself", "backups"},
 	"NoBackupYet":        {none, "backups"},
-	"NotPossible":        {"correct what the message names", "backups"},
+	"NotPossible":        {"remove the cause that the message names", "backups"},
 	"Checking":           {none, "backups"},
 	"Restoring":          {none, "backups"},
 	"RestoringUnchecked": {none, "backups"},
@@ -136,7 +136,7 @@ var adviceByReason = map[string]advice{
 	"Overlapping":      {"separate the pools, or accept the overlap as docs/ipam.md describes", "addresses"},
 	"OverlapRefused":   {"separate the pools", "addresses"},
 	"ArrivingFromMove": {none, "addresses"},
-	"Deleting":         {"look at what the message waits for", "an-object-is-not-deleted"},
+	"Deleting":         {"look at the objects that the message names", "an-object-is-not-deleted"},
 }
 
 // adviceFor returns the remedy for a condition.
@@ -145,9 +145,9 @@ func adviceFor(kind, reason string) advice {
 	case "Paused":
 		return advice{"set spec.paused of the Cluster to false, or remove the annotation cluster.x-k8s.io/paused", "a-paused-object"}
 	case "Deleting":
-		return advice{"look at what the message waits for", "an-object-is-not-deleted"}
+		return advice{"look at the objects that the message names", "an-object-is-not-deleted"}
 	case "ScalingUp", "ScalingDown", "RollingOut":
-		return advice{"nothing while its machines start or leave; else look at what they wait for with `capstan describe`", "an-update-does-not-proceed"}
+		return advice{"nothing while its machines start or leave; else look at their waits with `capstan describe`", "an-update-does-not-proceed"}
 	case "CertificatesExpiring":
 		return advice{"look for the machine or node agent that does not run; certificates are renewed by themselves", "certificates-expire"}
 	}

@@ -16,8 +16,8 @@ func (a *app) dashboardCommand() *cobra.Command {
 	var o dashboard.Options
 	c := &cobra.Command{
 		Use: "dashboard", Short: "Serve a web page with hosts, clusters, addresses, waits and events", Args: cobra.NoArgs,
-		Long: `Serve a web page on this box that shows hosts with their machines, clusters with their topology, pools of addresses, what waits
-since when and on what, and events. The page changes with the objects.
+		Long: `Serve a web page on this box that shows hosts with their machines, clusters with their topology, pools of addresses, waits
+with their causes, and events. The page changes with the objects.
 
 The page only reads, with the rights of your kubeconfig. Only this box can reach it, at the address that the command prints. The
 address contains a secret: do not publish it. The page ends with the command.`,

@@ -39,8 +39,8 @@ var describedOrder = []string{"cluster", "machine", "host", "pool", "machinepool
 func (a *app) describeCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "describe [cluster|machine|host|pool|machinepool] NAME", Short: "Show what an object waits for, since when, and what to do",
-		Long: `Show the state of a cluster, a machine, a host, a pool of addresses or a machine pool: what it and its parts wait for, since when, what to do, and their
+		Use: "describe [cluster|machine|host|pool|machinepool] NAME", Short: "Show why an object waits, since when, and the remedy",
+		Long: `Show the state of a cluster, a machine, a host, a pool of addresses or a machine pool: why it and its parts wait, since when, the remedy, and the
 last events. Without a kind, all objects of this name are shown.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 || len(args) == 2 && described[args[0]] != nil {

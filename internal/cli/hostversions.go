@@ -26,7 +26,7 @@ func (a *app) hostVersionsCommand() *cobra.Command {
 
 func (a *app) hostVersionsListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the Kubernetes versions of this host, and what uses them", Args: cobra.NoArgs,
+		Use: "list", Short: "List the Kubernetes versions of this host, and their users", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			store, err := a.versionStore()
 			if err != nil {
@@ -168,7 +168,7 @@ func (a *app) removeVersion(name string, force bool) error {
 	return err
 }
 
-// versionUsers returns what uses a version: machines of the capstands with a state folder in --root, and the management plane there.
+// versionUsers returns the users of a version: machines of the capstands with a state folder in --root, and the management plane there.
 func (a *app) versionUsers(version string) ([]string, error) {
 	layout := a.layout()
 	roots, err := filepath.Glob(layout.HostRoot("*"))

@@ -43,7 +43,7 @@ func TestWaitingFor(t *testing.T) {
 		"a summary without a cause": {[]string{infraMachine + "status: {conditions: [{type: Ready, status: 'False', reason: NotReady}]}"}, []string{"CapstanMachine a-1 Ready=False NotReady"}, ""},
 		"unknown is waiting too":    {[]string{infraMachine + "status: {conditions: [{type: MachineRunning, status: Unknown, reason: HostUnreachable}]}"}, []string{"CapstanMachine a-1 MachineRunning=Unknown HostUnreachable"}, "repair the connection"},
 		"an operation in progress": {[]string{coreMachine + "status: {conditions: [{type: Deleting, status: 'True', reason: DrainingNode, message: 2 pods are left}, {type: Available, status: 'False', reason: NotAvailable}]}"},
-			[]string{"Machine a-1 Deleting=True DrainingNode"}, "look at what the message waits for"},
+			[]string{"Machine a-1 Deleting=True DrainingNode"}, "look at the objects that the message names"},
 		"paused":                            {[]string{infraMachine + "status: {conditions: [{type: Paused, status: 'True', reason: Paused}]}"}, []string{"CapstanMachine a-1 Paused=True Paused"}, "set spec.paused"},
 		"a certificate that is not renewed": {[]string{coreMachine + "status: {conditions: [{type: CertificatesExpiring, status: 'True', reason: CertificatesExpiring}]}"}, []string{"Machine a-1 CertificatesExpiring=True CertificatesExpiring"}, "look for the machine"},
 		"False and good":                    {objects: []string{coreMachine + "status: {conditions: [{type: CertificatesExpiring, status: 'False'}, {type: RollingOut, status: 'False'}, {type: BootstrapTokenAvailable, status: 'False', reason: NoLongerNeeded}]}"}},

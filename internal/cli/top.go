@@ -64,7 +64,7 @@ var topColumns = map[string][]column{
 func (a *app) topCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "top [clusters|machines|hosts|pools|machinepools]", Short: "Show clusters, machines, hosts, pools and machine pools, their sizes, and what they wait for",
+		Use: "top [clusters|machines|hosts|pools|machinepools]", Short: "Show clusters, machines, hosts, pools and machine pools, their sizes and their waits",
 		ValidArgs: []string{"clusters", "machines", "hosts", "pools", "machinepools"},
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 || len(args) == 1 && slices.Contains(c.ValidArgs, args[0]) {
