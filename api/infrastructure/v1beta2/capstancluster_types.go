@@ -241,7 +241,7 @@ type ClusterNetworkSpec struct {
 	LAN ClusterLAN `json:"lan,omitempty,omitzero"`
 }
 
-// NetworkOverlay is how hosts exchange the traffic of a cluster's network: VXLAN between their tunnelAddresses.
+// NetworkOverlay connects the parts of a cluster's network on its hosts: with VXLAN between their tunnelAddresses.
 // +kubebuilder:validation:XValidation:rule="self.mtu == oldSelf.mtu",message="mtu is written once by the controller and cannot be changed: the machines have it"
 type NetworkOverlay struct {
 	// vni is the VXLAN network identifier. Each cluster has its own. Of two clusters with the same one, only the one that

@@ -25,7 +25,7 @@ const (
 	HostJoinAnnotation = "infrastructure.capstan.dev/host-join"
 )
 
-// MaxUnknownMachines is how many machines status.unknownMachines lists.
+// MaxUnknownMachines is the largest number of machines in status.unknownMachines.
 const MaxUnknownMachines = 100
 
 // CapstanHostSpec is the desired state of a CapstanHost.
@@ -163,7 +163,7 @@ const (
 	HostConnectionFromHost HostConnection = "FromHost"
 )
 
-// HostFencing is when a host stops its machines.
+// HostFencing is the condition under which a host stops its machines.
 // +kubebuilder:validation:MinProperties=1
 type HostFencing struct {
 	// stopAfterSeconds is the time after which the host stops a machine, if it reaches neither a manager of this management
@@ -253,7 +253,7 @@ const (
 	HostPortUDP HostPortProtocol = "UDP"
 )
 
-// HostTaintEffect is what a taint does with machines that do not tolerate it.
+// HostTaintEffect is the effect of a taint on machines that do not tolerate it.
 // +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule
 type HostTaintEffect string
 
@@ -334,19 +334,19 @@ type CapstanHostStatus struct {
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
-	// allocatable is the part of the capacity that is not used. The ephemeral-storage is what the sizes of all disks leave. It
-	// is 0 if they exceed the capacity: disks occupy only what was written to them, so the host still accepts machines. Of CDI devices
-	// it has those that no machine has.
+	// allocatable is the part of the capacity that is not used. The ephemeral-storage is the capacity less the sizes of
+	// all disks. It is 0 if they exceed the capacity: disks occupy only their written part, so the host still accepts
+	// machines. Of CDI devices it has those that no machine has.
 	// +optional
 	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
 
-	// diskBackend is how the host limits the disks of machines. Image: each disk is an ext4 file system in a sparse file, on a
+	// diskBackend is the method by which the host limits the disks of machines. Image: each disk is an ext4 file system in a sparse file, on a
 	// loop device. None: the host cannot limit disks, and each machine can fill the disk of the host; `capstan doctor` on the
 	// host has the cause.
 	// +optional
 	DiskBackend DiskBackend `json:"diskBackend,omitempty"`
 
-	// localVolumeSizes is whether nodes on new machines of the host enforce the sizes of local volumes. Enforced: the disks of machines
+	// localVolumeSizes shows whether nodes on new machines of the host enforce the sizes of local volumes. Enforced: the disks of machines
 	// get project quotas. NotEnforced: a pod can write more to its local volume than its claim requested, because the kernel
 	// of the host has no project quotas for ext4 or diskBackend is None; `capstan doctor` on the host has the cause.
 	// +optional
@@ -436,7 +436,7 @@ type HostReboot struct {
 	// +kubebuilder:validation:MaxLength=64
 	BootID string `json:"bootID,omitempty"`
 
-	// completedAt is when the controller saw that the host has returned.
+	// completedAt is the time at which the controller saw that the host had returned.
 	// +optional
 	CompletedAt metav1.Time `json:"completedAt,omitempty,omitzero"`
 }
@@ -524,7 +524,7 @@ type HostSystem struct {
 	CgroupVersion *int32 `json:"cgroupVersion,omitempty"`
 }
 
-// DiskBackend is how a host limits the disks of machines.
+// DiskBackend is the method by which a host limits the disks of machines.
 // +kubebuilder:validation:Enum=Image;None
 type DiskBackend string
 
@@ -536,7 +536,7 @@ const (
 	DiskBackendNone DiskBackend = "None"
 )
 
-// LocalVolumeSizes is whether nodes on a host enforce the sizes of local volumes.
+// LocalVolumeSizes shows whether nodes on a host enforce the sizes of local volumes.
 // +kubebuilder:validation:Enum=Enforced;NotEnforced
 type LocalVolumeSizes string
 
@@ -582,7 +582,7 @@ type UnknownMachine struct {
 	// +kubebuilder:validation:items:MaxLength=39
 	Addresses []string `json:"addresses,omitempty"`
 
-	// since is when the controller first saw that the machine has no CapstanMachine.
+	// since is the time at which the controller first saw that the machine has no CapstanMachine.
 	// +required
 	Since metav1.Time `json:"since,omitempty,omitzero"`
 }

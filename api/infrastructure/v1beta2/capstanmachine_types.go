@@ -183,9 +183,9 @@ type HostToleration struct {
 // +kubebuilder:validation:MinProperties=1
 type MachineDiskSpec struct {
 	// size is the size of the machine's disk. The disk has everything that the machine writes: the data of etcd, container
-	// images, the files of pods, and logs. The Node reports the size, less what the file system itself needs, as its
-	// ephemeral-storage. Default: 20Gi. Minimum: 2Gi. Maximum: 64Ti. The host provides space only for what the machine has
-	// written: the sum of all machines may exceed the disk of the host, a single machine may not.
+	// images, the files of pods, and logs. The Node reports the size, less the needs of the file system itself, as its
+	// ephemeral-storage. Default: 20Gi. Minimum: 2Gi. Maximum: 64Ti. A disk occupies only its written part on the host:
+	// the sum of all machines may exceed the disk of the host, a single machine may not.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="!string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || (quantity(string(self)).compareTo(quantity('2Gi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0)",message="disk.size must be at least 2Gi and at most 64Ti"
 	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$')",message="disk.size must be a number without exponent, with a suffix such as Gi"

@@ -45,7 +45,7 @@ type MachineVolume struct {
 	// +kubebuilder:validation:Maximum=16384
 	SizeGiB int32 `json:"sizeGiB,omitempty"`
 
-	// reclaimPolicy is what happens to the volume when the owner of its machines (MachineDeployment, MachinePool, control plane, or
+	// reclaimPolicy decides about the volume when the owner of its machines (MachineDeployment, MachinePool, control plane, or
 	// a Machine without an owner) is deleted. Retain (default) keeps it, also after the Cluster is gone. Delete deletes it.
 	// +optional
 	ReclaimPolicy VolumeReclaimPolicy `json:"reclaimPolicy,omitempty"`

@@ -218,8 +218,8 @@ const (
 	UpdateSucceededReason = "UpdateSucceeded"
 	// WaitingForUpdateReason: the update has not begun. The message names the missing object.
 	WaitingForUpdateReason = "WaitingForUpdate"
-	// NoCapacityReason: the host has no room for the memory or the disk that the update asks for. The machine keeps what it
-	// has. The update begins when other machines have freed enough memory.
+	// NoCapacityReason: the host has no room for the memory or the disk that the update asks for. The machine keeps its
+	// resources. The update begins when other machines have freed enough memory.
 	NoCapacityReason = "NoCapacity"
 	// UpdateRefusedReason: the update asks for a change that needs another machine, or the host refused it. The message
 	// contains the field.

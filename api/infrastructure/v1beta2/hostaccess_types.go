@@ -83,5 +83,5 @@ type MachineDevice struct {
 // IsNode reports whether the device is a device node of the host, and not a kind of CDI devices.
 func (d MachineDevice) IsNode() bool { return strings.HasPrefix(d.Name, "/") }
 
-// Number is how many of the device a machine has.
+// Number is the number of these devices that a machine has.
 func (d MachineDevice) Number() int32 { return max(1, d.Count) }
