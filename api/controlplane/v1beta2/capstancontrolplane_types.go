@@ -396,9 +396,10 @@ type KubeconfigSpec struct {
 // Machines and the workload cluster.
 // +kubebuilder:validation:MinProperties=1
 type CapstanControlPlaneStatus struct {
-	// conditions describe the current state: Available, Initialized, CertificatesAvailable, KubeconfigAvailable,
-	// EtcdClusterHealthy, ControlPlaneComponentsHealthy, MachinesReady, MachinesUpToDate, RollingOut, Updating,
-	// ScalingUp, ScalingDown, Remediating, Deleting, Paused, CertificateAuthorityRotating, BackupSucceeded, Restored.
+	// conditions describe the current state: Ready, Available, Initialized, CertificatesAvailable, KubeconfigAvailable,
+	// EtcdClusterHealthy, ControlPlaneComponentsHealthy, ManifestsApplied, MachinesReady, MachinesUpToDate, RollingOut,
+	// Updating, ScalingUp, ScalingDown, Remediating, Deleting, Paused, CertificateAuthorityRotating,
+	// CertificatesExpiring, BackupSucceeded, Restored.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -96,15 +96,15 @@ type CapstanHostSpec struct {
 	// +optional
 	Services *HostServices `json:"services,omitempty"`
 
-	// allowedMounts are the folders and files of the host that machines can mount, and by whom. If empty, no machine can mount a path
-	// of the host. A change applies to new machines. Existing machines keep their mounts.
+	// allowedMounts are the folders and files of the host that machines can mount, each for some namespaces. If empty, no machine can
+	// mount a path of the host. A change applies to new machines. Existing machines keep their mounts.
 	// +optional
 	// +listType=map
 	// +listMapKey=path
 	// +kubebuilder:validation:MaxItems=32
 	AllowedMounts []AllowedMount `json:"allowedMounts,omitempty"`
 
-	// allowedDevices are the devices of the host that machines can have, and of which namespaces. If empty, no machine can have a device
+	// allowedDevices are the devices of the host that machines can have, each for some namespaces. If empty, no machine can have a device
 	// of the host. A change applies to new machines. Existing machines keep their devices.
 	// +optional
 	// +listType=map
@@ -112,8 +112,8 @@ type CapstanHostSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	AllowedDevices []AllowedDevice `json:"allowedDevices,omitempty"`
 
-	// lanNetworks are networks of the user to which machines can be attached, by whom, and with which addresses. If empty, machines
-	// are in networks of their clusters only. A change applies to new machines. Existing machines keep their network.
+	// lanNetworks are networks of the user to which machines can be attached, each for some namespaces and with addresses for them. If
+	// empty, machines are in networks of their clusters only. A change applies to new machines. Existing machines keep their network.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -322,7 +322,8 @@ type AllowedNamespaces struct {
 // CapstanHostStatus is the observed state of a CapstanHost.
 // +kubebuilder:validation:MinProperties=1
 type CapstanHostStatus struct {
-	// conditions describe the current state: Ready, Connected, Drained, Rebooted, Fencing, Deleting, Paused.
+	// conditions describe the current state: Ready, Connected, Drained, Rebooted, Fencing,
+	// CertificatesExpiring, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -387,9 +388,9 @@ type CapstanHostStatus struct {
 	// +optional
 	System HostSystem `json:"system,omitempty,omitzero"`
 
-	// boxID identifies the Linux box of the host. All hosts on one box have the same boxID. All machines of a
-	// cluster are placed on hosts of one box, because the cluster's network does not leave it. A host without a
-	// boxID is treated as a host of any box.
+	// boxID identifies the Linux box of the host. All hosts on one box have the same boxID. The machines of a
+	// cluster are placed on hosts of one box, unless the cluster has network.overlay or is in a LAN. A host without
+	// a boxID is treated as a host of any box.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64

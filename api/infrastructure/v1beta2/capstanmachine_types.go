@@ -263,7 +263,7 @@ type InterfaceAddress struct {
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineStatus struct {
 	// conditions describe the current state: Ready, HostAssigned, AddressesAssigned, MachineRunning,
-	// BootstrapSucceeded, ServicesHealthy, Updating, Deleting, Paused.
+	// BootstrapSucceeded, ServicesHealthy, CertificatesExpiring, Updating, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -201,7 +201,7 @@ type CapstanIPPoolStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
 	// conditions describe the current state: Ready, SpecValid, AddressesAvailable, AddressesInRange,
-	// NotOverlapping.
+	// NotOverlapping, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
