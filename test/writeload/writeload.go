@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
@@ -40,6 +41,15 @@ type Writer struct {
 	failed       []string
 	gap          time.Duration
 	last         time.Time
+}
+
+// FromKubeconfig starts a writer with the rights of a kubeconfig; see Start.
+func FromKubeconfig(ctx context.Context, kubeconfig []byte, patience time.Duration) (*Writer, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return Start(ctx, config, patience)
 }
 
 // Start starts a writer. It repeats a write for the time patience before the write counts as failed. The writer stops

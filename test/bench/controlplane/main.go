@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
-
 	"capstan.dev/capstan/test/bench/measure"
 	"capstan.dev/capstan/test/writeload"
 )
@@ -56,11 +54,8 @@ func run(ctx context.Context, bin string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, plane.Delete(context.WithoutCancel(ctx), made)) }()
-	report := func(what string, took, gap time.Duration) {
-		fmt.Printf("%-44s %7.2f s %8.2f x floor %10.2f s\n", what, took.Seconds(), took.Seconds()/capstan.Floor.Seconds(), gap.Seconds())
-	}
 	fmt.Printf("%-44s %9s %16s %12s\n", "", "took", "", "longest gap")
-	report("1 replica, initialized", made[0].Initialized, 0)
+	report(capstan, "1 replica, initialized", made[0].Initialized, 0)
 
 	s, err := newSubject(capstan.Management)
 	if err != nil {
@@ -73,15 +68,21 @@ func run(ctx context.Context, bin string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := changeUnderLoad(ctx, capstan, s); err != nil {
+		return err
+	}
+	fmt.Println("\nresident memory (proportional set size) of an idle control plane machine:")
+	measure.PrintUsage(usage)
+	return nil
+}
+
+// changeUnderLoad scales, rolls out and upgrades the control plane while a client writes, and prints a row for each change.
+func changeUnderLoad(ctx context.Context, capstan *measure.Upgrade, s *subject) error {
 	workload, err := capstan.Run(ctx, "get", "kubeconfig", cluster)
 	if err != nil {
 		return err
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(workload)
-	if err != nil {
-		return err
-	}
-	w, err := writeload.Start(ctx, config, writePatience)
+	w, err := writeload.FromKubeconfig(ctx, workload, writePatience)
 	if err != nil {
 		return err
 	}
@@ -99,11 +100,14 @@ func run(ctx context.Context, bin string) (err error) {
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.what, err)
 		}
-		report(step.what, took, w.LongestGap())
+		report(capstan, step.what, took, w.LongestGap())
 	}
 	w.Stop()
 	fmt.Printf("\n%d writes acknowledged, %d failed in spite of retries\n", w.Acknowledged(), len(w.Failed()))
-	fmt.Println("\nresident memory (proportional set size) of an idle control plane machine:")
-	measure.PrintUsage(usage)
 	return nil
+}
+
+// report prints a row.
+func report(capstan *measure.Upgrade, what string, took, gap time.Duration) {
+	fmt.Printf("%-44s %7.2f s %8.2f x floor %10.2f s\n", what, took.Seconds(), took.Seconds()/capstan.Floor.Seconds(), gap.Seconds())
 }

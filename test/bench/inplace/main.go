@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
-
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/bench/measure"
 	"capstan.dev/capstan/test/writeload"
@@ -82,10 +80,6 @@ func upgradeCluster(ctx context.Context, capstan *measure.Upgrade, policy infrav
 	if err != nil {
 		return err
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(workload)
-	if err != nil {
-		return err
-	}
 	s, err := newSubject(capstan.Management, workload, name, policy)
 	if err != nil {
 		return err
@@ -93,7 +87,7 @@ func upgradeCluster(ctx context.Context, capstan *measure.Upgrade, policy infrav
 	if err := s.startPods(ctx, 2*machines.workers); err != nil {
 		return err
 	}
-	w, err := writeload.Start(ctx, config, writePatience)
+	w, err := writeload.FromKubeconfig(ctx, workload, writePatience)
 	if err != nil {
 		return err
 	}
