@@ -111,7 +111,7 @@ func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructure
 // infraClusterToControlPlane maps an infrastructure cluster to the control plane of its owner.
 func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
-	if err != nil || cluster == nil {
+	if !reconciling.Found(ctx, err) || cluster == nil {
 		return nil
 	}
 	return clusterToControlPlane(ctx, cluster)
@@ -153,7 +153,7 @@ func (r *infrastructure) updatingToControlPlane(ctx context.Context, obj client.
 		return nil
 	}
 	cluster, err := util.GetClusterByName(ctx, r.Client, obj.GetNamespace(), obj.GetLabels()[clusterv1.ClusterNameLabel])
-	if err != nil {
+	if !reconciling.Found(ctx, err) {
 		return nil
 	}
 	return clusterToControlPlane(ctx, cluster)

@@ -107,7 +107,7 @@ func (r *Reconciler) labelledToControlPlane(ctx context.Context, obj client.Obje
 		return nil
 	}
 	cluster, err := util.GetClusterByName(ctx, r.Client, obj.GetNamespace(), name)
-	if err != nil {
+	if !reconciling.Found(ctx, err) {
 		return nil
 	}
 	return clusterToControlPlane(ctx, cluster)

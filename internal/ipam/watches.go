@@ -30,6 +30,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/addressclaim"
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 type existsFunc func(context.Context, types.NamespacedName, types.UID) (bool, error)
@@ -189,19 +190,9 @@ func (e *claimEvents) ofNamespace(ctx context.Context, obj client.Object) []reco
 }
 
 func (e *claimEvents) open(ctx context.Context, namespace string, match func(*capiipamv1.IPAddressClaim) bool) []reconcile.Request {
-	list := &capiipamv1.IPAddressClaimList{}
-	if err := e.client.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Cannot read IPAddressClaims")
-		return nil
-	}
-	var out []reconcile.Request
-	for i := range list.Items {
-		c := &list.Items[i]
-		if e.serves(c) && match(c) && (c.Status.AddressRef.Name == "" || !c.DeletionTimestamp.IsZero()) {
-			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(c)})
-		}
-	}
-	return out
+	return reconciling.RequestsIf(ctx, e.client, &capiipamv1.IPAddressClaimList{}, func(c *capiipamv1.IPAddressClaim) bool {
+		return e.serves(c) && match(c) && (c.Status.AddressRef.Name == "" || !c.DeletionTimestamp.IsZero())
+	}, client.InNamespace(namespace), client.UnsafeDisableDeepCopy)
 }
 
 // poolsBeside lists the pools of a kind that are compared with a changed pool, because it may overlap any of them.

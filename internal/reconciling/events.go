@@ -40,6 +40,14 @@ func RequestsIf[T client.Object](ctx context.Context, c client.Reader, list clie
 	return out
 }
 
+// Found reports whether a read of an object that an event concerns has found it. An error is logged, because the event is lost.
+func Found(ctx context.Context, err error) bool {
+	if client.IgnoreNotFound(err) != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot read an object that an event concerns")
+	}
+	return err == nil
+}
+
 // IgnoreStatus drops updates that change only the status or the finalizers of an object. It is for objects that a
 // reconciler watches beside its own. A reconciler must see the status of its own objects: if a write took effect
 // after the next reconcile had read the object from the cache, only the event of that write corrects the status.

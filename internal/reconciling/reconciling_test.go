@@ -1,20 +1,27 @@
 package reconciling_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/testevents"
 )
 
 // ALL-07
@@ -230,5 +237,28 @@ func TestCopyWatchLabel(t *testing.T) {
 	reconciling.CopyWatchLabel(labels, &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1.WatchLabel: "blue"}}})
 	if labels[clusterv1.WatchLabel] != "blue" {
 		t.Errorf("labels: %v", labels)
+	}
+}
+
+// Events whose reads fail are lost, so the log shows the error (ALL-13). The absence of an object is no error.
+func TestReadsOfEvents(t *testing.T) {
+	testevents.LogFailedReads(t, map[string]testevents.Mapper{
+		"list": func(ctx context.Context, c client.Client) []reconcile.Request {
+			return reconciling.Requests(ctx, c, &infrav1.CapstanMachineList{})
+		},
+		"object": func(ctx context.Context, c client.Client) []reconcile.Request {
+			if reconciling.Found(ctx, c.Get(ctx, client.ObjectKey{}, &infrav1.CapstanMachine{})) {
+				t.Error("an object was found although the read failed")
+			}
+			return nil
+		},
+	})
+	logged := ""
+	ctx := ctrl.LoggerInto(t.Context(), funcr.New(func(_, line string) { logged += line }, funcr.Options{}))
+	if absent := apierrors.NewNotFound(schema.GroupResource{}, "m"); reconciling.Found(ctx, absent) || logged != "" {
+		t.Errorf("an absent object: found, or logged %q", logged)
+	}
+	if !reconciling.Found(ctx, nil) {
+		t.Error("an object that exists was not found")
 	}
 }

@@ -1,17 +1,23 @@
 package cluster
 
 import (
+	"context"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/testenv/testevents"
 )
 
 // TestOfMachine: a cluster is reconciled for the events of its control plane machines, and while it is being deleted for those of all
@@ -64,4 +70,33 @@ func TestOfMachine(t *testing.T) {
 			t.Errorf("%s: got %v, want %d requests", name, got, tc.want)
 		}
 	}
+}
+
+// TestFailedReads_ALL13: an event whose read fails is lost, so the log shows it.
+func TestFailedReads_ALL13(t *testing.T) {
+	ofObject := func(mapper func(*Reconciler, context.Context, client.Object) []reconcile.Request, o client.Object) testevents.Mapper {
+		return func(ctx context.Context, c client.Client) []reconcile.Request {
+			return mapper(&Reconciler{Client: c}, ctx, o)
+		}
+	}
+	ofEvent := func(e connections.Event) testevents.Mapper {
+		return func(ctx context.Context, c client.Client) []reconcile.Request {
+			return (&Reconciler{Client: c}).ofEvent(ctx, e)
+		}
+	}
+	spanning := &infrav1.CapstanCluster{}
+	spanning.Spec.Network.Overlay.VNI = 5000
+	labelled := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1.ClusterNameLabel: "c"}}}
+	testevents.LogFailedReads(t, map[string]testevents.Mapper{
+		"another cluster":           ofObject((*Reconciler).rivals, spanning),
+		"a labelled object":         ofObject((*Reconciler).ofLabel, labelled),
+		"a machine":                 ofObject((*Reconciler).ofMachine, labelled),
+		"a host":                    ofObject((*Reconciler).all, &infrav1.CapstanHost{}),
+		"a Namespace":               ofObject((*Reconciler).ofNamespace, &corev1.Namespace{}),
+		"a load balancer on a host": ofEvent(connections.Event{LoadBalancer: &hostpb.LoadBalancer{}}),
+		"a connection":              ofEvent(connections.Event{Connection: true}),
+		"an object without a Cluster": func(ctx context.Context, c client.Client) []reconcile.Request {
+			return (&Reconciler{Client: c}).withoutCluster(ctx, client.ObjectKey{})
+		},
+	})
 }

@@ -60,6 +60,11 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 	return r.listed(ctx, waits, client.InNamespace(o.GetName()))
 }
 
+// ofCluster maps a Cluster to its machines.
+func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.listed(ctx, concerned, reconciling.OfCluster(client.ObjectKeyFromObject(o)))
+}
+
 // ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.
 func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconcile.Request {
 	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}

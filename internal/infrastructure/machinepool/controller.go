@@ -76,16 +76,13 @@ type scope struct {
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.recorder = mgr.GetEventRecorder("capstanmachinepool-controller")
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachinePoolFinalizer}
-	ofCluster, err := util.ClusterToTypedObjectsMapper(mgr.GetClient(), &infrav1.CapstanMachinePoolList{}, mgr.GetScheme())
-	if err != nil {
-		return err
-	}
+	var err error
 	r.controller, err = r.Controller(mgr, "CapstanMachinePool").
 		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machinePoolGroupKind))).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolGVK)), machinePoolChanged()).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(ofCapstanMachine), capstanMachineChanged()).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), machineChanged()).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), clusterChanged()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), hostChanged())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Build(ctx, reconciling.Fair(r.For("CapstanMachinePool").MaxConcurrentReconciles, reconciling.Traced("CapstanMachinePool", r)))

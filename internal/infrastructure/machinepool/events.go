@@ -36,7 +36,7 @@ func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 		return nil
 	}
 	mp := &clusterv1.MachinePool{}
-	if r.Client.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}, mp) != nil {
+	if !reconciling.Found(ctx, r.Client.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}, mp)) {
 		return nil
 	}
 	ref := mp.Spec.Template.Spec.InfrastructureRef
@@ -44,6 +44,11 @@ func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: ref.Name}}}
+}
+
+// ofCluster maps a Cluster to its pools.
+func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.listed(ctx, client.InNamespace(o.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: o.GetName()})
 }
 
 // all maps a host to every pool: any of them may use it.
@@ -58,7 +63,7 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
 	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanMachinePoolList{}, func(p *infrav1.CapstanMachinePool) bool {
-		return reconciling.HasOwner(p, machinePoolGroupKind)
+		return !p.DeletionTimestamp.IsZero() || reconciling.HasOwner(p, machinePoolGroupKind)
 	}, opts...)
 }
 

@@ -1,0 +1,35 @@
+package machine
+
+import (
+	"context"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/testenv/testevents"
+)
+
+// TestFailedReads_ALL13: an event whose read fails is lost, so the log shows it.
+func TestFailedReads_ALL13(t *testing.T) {
+	ofObject := func(mapper func(*Reconciler, context.Context, client.Object) []reconcile.Request, o client.Object) testevents.Mapper {
+		return func(ctx context.Context, c client.Client) []reconcile.Request {
+			return mapper(&Reconciler{Client: c}, ctx, o)
+		}
+	}
+	testevents.LogFailedReads(t, map[string]testevents.Mapper{
+		"a Cluster":     ofObject((*Reconciler).ofCluster, &clusterv1.Cluster{}),
+		"a host":        ofObject((*Reconciler).ofHost, &infrav1.CapstanHost{}),
+		"a Namespace":   ofObject((*Reconciler).ofNamespace, &corev1.Namespace{}),
+		"update data":   ofObject((*Reconciler).ofUpdateData, &corev1.Secret{}),
+		"a MachinePool": ofObject((*Reconciler).ofMachinePool, &clusterv1.MachinePool{}),
+		"a connection": func(ctx context.Context, c client.Client) []reconcile.Request {
+			return (&Reconciler{Client: c}).ofEvent(ctx, connections.Event{Connection: true})
+		},
+	})
+}
