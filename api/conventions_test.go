@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,6 +139,57 @@ func TestFieldsOfTheContract(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestKinds (ALL-01, ALL-02, ALL-06, IPAM-01): only hosts and global pools are cluster-scoped, each kind has a list and short names, and
+// each field has a description.
+func TestKinds(t *testing.T) {
+	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")
+	if err != nil || len(files) < 12 {
+		t.Fatalf("%d CRDs: %v", len(files), err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(data, crd); err != nil {
+			t.Fatal(err)
+		}
+		names := crd.Spec.Names
+		if clusterScoped := names.Kind == "CapstanHost" || names.Kind == "GlobalCapstanIPPool"; clusterScoped != (crd.Spec.Scope == apiextensionsv1.ClusterScoped) {
+			t.Errorf("ALL-01: %s is %s", names.Kind, crd.Spec.Scope)
+		}
+		if names.ListKind != names.Kind+"List" {
+			t.Errorf("ALL-02: the list of %s is %s", names.Kind, names.ListKind)
+		}
+		if len(names.ShortNames) == 0 || !slices.Contains(names.Categories, "capstan") {
+			t.Errorf("ALL-06: %s has the short names %v and the categories %v", names.Kind, names.ShortNames, names.Categories)
+		}
+		for _, version := range crd.Spec.Versions {
+			if template := strings.HasSuffix(names.Kind, "Template"); template != (typeOf(*version.Schema.OpenAPIV3Schema, "spec.template.spec") == "object") {
+				t.Errorf("ALL-02: %s %s is a template: %t", names.Kind, version.Name, template)
+			}
+			for _, field := range undescribed(names.Kind, *version.Schema.OpenAPIV3Schema) {
+				t.Errorf("ALL-06: %s of %s has no description", field, version.Name)
+			}
+		}
+	}
+}
+
+// undescribed lists the fields without a text for `kubectl explain`.
+func undescribed(path string, schema apiextensionsv1.JSONSchemaProps) (out []string) {
+	for name, field := range schema.Properties {
+		if field.Description == "" && name != "metadata" {
+			out = append(out, path+"."+name)
+		}
+		out = append(out, undescribed(path+"."+name, field)...)
+	}
+	if schema.Items != nil && schema.Items.Schema != nil {
+		out = append(out, undescribed(path+"[]", *schema.Items.Schema)...)
+	}
+	return out
 }
 
 // typeOf returns the type of a field, or nothing if the schema does not have it. "[]" stands for the items of a list.

@@ -397,10 +397,13 @@ func TestAggregatedRoles_ALL05(t *testing.T) {
 				return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, verb)
 			})
 		}
+		used := map[string]bool{}
 		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
 			if crd.Spec.Scope == apiextensionsv1.ClusterScoped || !slices.Contains(crd.Spec.Names.Categories, "cluster-api") {
 				continue // Core does not use hosts and volumes.
 			}
+			kind := crd.Spec.Group + " " + crd.Spec.Names.Plural
+			used[kind], used[kind+"/finalizers"] = true, true
 			for _, verb := range []string{"create", "delete", "get", "list", "patch", "update", "watch"} {
 				if !may(crd.Spec.Group, crd.Spec.Names.Plural, verb) {
 					t.Errorf("core may not %s %s", verb, crd.Name)
@@ -408,6 +411,15 @@ func TestAggregatedRoles_ALL05(t *testing.T) {
 			}
 			if !may(crd.Spec.Group, crd.Spec.Names.Plural+"/finalizers", "update") {
 				t.Errorf("core may not update finalizers of %s", crd.Name)
+			}
+		}
+		for _, rule := range rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					if !used[group+" "+resource] {
+						t.Errorf("core may %v %s of the group %s, which it does not use", rule.Verbs, resource, group)
+					}
+				}
 			}
 		}
 	}

@@ -41,7 +41,6 @@ func TestCRDs(t *testing.T) {
 				if len(version.AdditionalPrinterColumns) == 0 {
 					t.Errorf("ALL-06: %s has no columns", version.Name)
 				}
-				undocumented(t, "", *version.Schema.OpenAPIV3Schema)
 			}
 		})
 	}
@@ -70,20 +69,6 @@ func getCRD(t *testing.T, name string) *apiextensionsv1.CustomResourceDefinition
 		t.Fatal(err)
 	}
 	return crd
-}
-
-// undocumented reports fields without a description for kubectl explain.
-func undocumented(t *testing.T, path string, schema apiextensionsv1.JSONSchemaProps) {
-	t.Helper()
-	for name, field := range schema.Properties {
-		if field.Description == "" && path+"/"+name != "/metadata" {
-			t.Errorf("ALL-06: %s/%s has no description", path, name)
-		}
-		undocumented(t, path+"/"+name, field)
-		if field.Items != nil && field.Items.Schema != nil {
-			undocumented(t, path+"/"+name+"[]", *field.Items.Schema)
-		}
-	}
 }
 
 // TestClusterTemplate (CTL-09): the default output of the template is accepted.

@@ -433,7 +433,7 @@ func TestLostMachine(t *testing.T) {
 	testcluster.Consistently(t, "no new machine", func() bool { return len(machinesOf(t, cluster)) == 0 })
 }
 
-// TestDelete: the order of a deletion is workers, control plane machines, control plane object.
+// TestDelete (CP-10): the order of a deletion is workers, control plane machines, control plane object.
 func TestDelete(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	worker := &clusterv1.Machine{ObjectMeta: cluster.Meta("worker"), Spec: machinesOf(t, cluster)[0].Spec}
@@ -456,7 +456,7 @@ func TestDelete(t *testing.T) {
 	newSimulation(t, cluster).until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, cluster)) == 0 && cluster.Get(cp) != nil })
 }
 
-// TestPaused (ALL-08, CP-22): while the Cluster is paused, nothing is changed or deleted, and a condition shows the pause.
+// TestPaused (ALL-08, CP-10, CP-22): while the Cluster is paused, nothing is changed or deleted, and a condition shows the pause.
 func TestPaused(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	cluster.SetInfraEndpoint(somewhere)

@@ -79,22 +79,7 @@ func TestCRDs(t *testing.T) {
 			if len(v.AdditionalPrinterColumns) == 0 {
 				t.Errorf("ALL-06: %s %s has no columns", names.Kind, v.Name)
 			}
-			checkDocs(t, names.Kind, *v.Schema.OpenAPIV3Schema)
 		}
-	}
-}
-
-// checkDocs reports fields without a description for `kubectl explain` (ALL-06).
-func checkDocs(t *testing.T, path string, s apiextensionsv1.JSONSchemaProps) {
-	t.Helper()
-	for name, p := range s.Properties {
-		if p.Description == "" && name != "metadata" {
-			t.Errorf("ALL-06: %s.%s is not documented", path, name)
-		}
-		checkDocs(t, path+"."+name, p)
-	}
-	if s.Items != nil && s.Items.Schema != nil {
-		checkDocs(t, path+"[]", *s.Items.Schema)
 	}
 }
 

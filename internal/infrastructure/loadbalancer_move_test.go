@@ -65,6 +65,25 @@ func TestLoadBalancerMoves_IC12(t *testing.T) {
 	b.Expect(b.has(other)()).To(neither)
 }
 
+// IC-12: a former host that keeps the load balancer is tried again, also while the new load balancer does not listen. The test is not
+// parallel, because the hosts of other tests are events for all clusters.
+func TestFormerHostIsTriedAgain_IC12(t *testing.T) {
+	b := newBox(t).provisioned()
+	second, other := b.addHost(nil)
+	other.Deafen(true)
+	b.fake.Refuse("DeleteLoadBalancer", status.Error(codes.Internal, "busy"))
+	b.moveTo(second)
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "LoadBalancerNotServing")
+	// The written condition is an event that leads to one more attempt. Further ones are retries.
+	tried := func() int { return b.fake.Calls("DeleteLoadBalancer") }
+	b.Eventually(tried).Should(BeNumerically(">", tried()+3))
+	b.fake.Refuse("DeleteLoadBalancer", nil)
+	b.Eventually(b.has(b.fake)).Should(neither)
+	b.condition(b.capstan, "Ready", metav1.ConditionFalse, "LoadBalancerNotServing")
+	other.Deafen(false)
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+}
+
 // IC-12: the network stays on hosts with machines of the cluster, and is removed with the cluster at the latest.
 func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
 	b := newBox(t).provisioned()

@@ -172,6 +172,7 @@ func TestMachineWaits_IM05(t *testing.T) {
 	}, nil)
 	orphan := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("orphan")}}
 	b.create(orphan)
+	_, stray := b.addMachine(func(m *clusterv1.Machine) { m.Spec.ClusterName = "no-such-cluster" }, nil)
 
 	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForClusterInfrastructureReady")
 	b.provisioned()
@@ -181,9 +182,32 @@ func TestMachineWaits_IM05(t *testing.T) {
 	update(b, machine, func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = &secret })
 	b.running(m)
 
-	b.get(orphan)
-	b.Expect(orphan.Finalizers).To(BeEmpty(), "no Machine owner: nothing is done")
-	b.Expect(orphan.Status.Conditions).To(BeEmpty())
+	for why, other := range map[string]*infrav1.CapstanMachine{"no Machine owner": orphan, "no Cluster": stray} {
+		b.get(other)
+		b.Expect(other.Finalizers).To(BeEmpty(), "%s: nothing is done", why)
+		b.Expect(other.Status.Conditions).To(BeEmpty(), why)
+	}
+}
+
+// IM-05: a deletion waits neither for the cluster's infrastructure nor for bootstrap data.
+func TestDeletionDoesNotWait_IM05(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	b.waitProvisioned()
+	_, early := b.addMachine(nil, nil)
+	b.condition(early, "MachineRunning", metav1.ConditionFalse, "WaitingForClusterInfrastructureReady")
+	b.Expect(early.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
+	b.delete(early)
+	b.gone(early)
+
+	b.provisioned()
+	_, m := b.addMachine(func(m *clusterv1.Machine) {
+		m.Spec.Bootstrap = clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "x"}}
+	}, nil)
+	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")
+	b.Expect(m.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
+	b.delete(m)
+	b.gone(m)
 }
 
 // IM-05: the Machine of a pool has an empty dataSecretName. Its bootstrap data is that of the MachinePool.
@@ -462,11 +486,16 @@ func TestDeletionWithoutOwner_IM09(t *testing.T) {
 }
 
 // IM-06: control plane machines become backends of the load balancer, and workers do not. A deleted machine leaves the load
-// balancer before its host removes it.
+// balancer before its host removes it. IM-10: a machine joins before it has its provider id.
 func TestControlPlaneMachinesAreBackends_IM06(t *testing.T) {
 	t.Parallel()
 	b := newBox(t).provisioned()
+	b.fake.Hold(true)
 	_, one := b.addMachine(controlPlane, nil)
+	b.Eventually(b.backends).Should(HaveLen(1))
+	b.get(one)
+	b.Expect(one.Spec.ProviderID).To(BeEmpty())
+	b.fake.Hold(false)
 	_, two := b.addMachine(controlPlane, nil)
 	_, worker := b.addMachine(nil, nil)
 	b.running(one)

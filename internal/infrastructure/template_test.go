@@ -60,15 +60,18 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 	b.unchanged(sized, whole)
 }
 
-// ALL-10: templates cannot be changed, except in a dry run of the topology controller.
+// ALL-10, MP-10: templates cannot be changed, except in a dry run of the topology controller.
 func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
 	machine := b.template(nil)
 	cluster := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("t")}}
 	cluster.Spec.Template.Spec.LoadBalancer.Port = 6443
+	pool := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("t")}}
+	pool.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 1
 	b.create(machine)
 	b.create(cluster)
+	b.create(pool)
 	for name, change := range map[string]func(annotations map[string]string, opts ...client.PatchOption) error{
 		"CapstanMachineTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
 			b.get(machine)
@@ -81,6 +84,12 @@ func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 			changed := cluster.DeepCopy()
 			changed.Annotations, changed.Spec.Template.Spec.LoadBalancer.Port = annotations, 7443
 			return env.Client.Patch(ctx, changed, client.MergeFrom(cluster), opts...)
+		},
+		"CapstanMachinePoolTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
+			b.get(pool)
+			changed := pool.DeepCopy()
+			changed.Annotations, changed.Spec.Template.Spec.MachineTemplate.Spec.CPUs = annotations, 7
+			return env.Client.Patch(ctx, changed, client.MergeFrom(pool), opts...)
 		},
 	} {
 		topology := map[string]string{clusterv1.TopologyDryRunAnnotation: ""}

@@ -319,3 +319,23 @@ func TestVolumesAreValidated(t *testing.T) {
 	m.Spec.Volumes[0].Path = "/srv/other"
 	b.Expect(env.Client.Update(ctx, m)).To(MatchError(ContainSubstring("volumes cannot be changed")))
 }
+
+// ALL-08: a paused CapstanVolume is not deleted. Its own annotation or its Cluster pauses it.
+func TestPausedVolume_ALL08(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	v := b.leftVolume(b.addDeployment(1))
+	update(b, v, func(v *infrav1.CapstanVolume) {
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, clusterv1.PausedAnnotation, "")
+	})
+	b.condition(v, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	b.delete(v)
+	b.Consistently(func() int { return b.fake.Calls("DeleteVolume") }).Should(BeZero())
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	b.condition(b.capstan, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason) // The manager has seen it.
+	update(b, v, func(v *infrav1.CapstanVolume) { delete(v.Annotations, clusterv1.PausedAnnotation) })
+	b.Consistently(func() int { return b.fake.Calls("DeleteVolume") }).Should(BeZero())
+	b.condition(v, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
+	b.gone(v)
+}

@@ -59,6 +59,7 @@ type Host struct {
 	refuse        map[string]error
 	before        map[string]func()
 	hold          bool
+	deaf          bool
 	commands      atomic.Int32
 	imports       atomic.Int32
 	loaded        atomic.Int32
@@ -159,6 +160,19 @@ func (h *Host) Hold(hold bool) {
 	for _, m := range h.machines {
 		h.run(m)
 		h.runUpdate(m)
+	}
+}
+
+// Deafen keeps load balancers from listening until it is called with false.
+func (h *Host) Deafen(deaf bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.deaf = deaf
+	for id, lb := range h.loadBalancers {
+		changed := proto.CloneOf(lb)
+		changed.Serving = !deaf
+		h.loadBalancers[id] = changed
+		h.broadcast(loadBalancerEvent(hostpb.Event_CHANGED, changed))
 	}
 }
 
@@ -488,7 +502,7 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*
 		return nil, err
 	}
 	out := proto.CloneOf(lb)
-	out.Serving = true
+	out.Serving = !h.deaf
 	h.loadBalancers[lb.GetId()] = out
 	h.broadcast(loadBalancerEvent(hostpb.Event_CHANGED, out))
 	return proto.CloneOf(out), nil

@@ -28,6 +28,7 @@ func TestScaleUpAndDown(t *testing.T) {
 	// MP-02
 	w.Expect(w.pool.Status.InfrastructureMachineKind).To(Equal("CapstanMachine"))
 	var ids []string
+	providerID := map[string]string{}
 	for _, m := range w.capstanMachines() {
 		w.Expect(m.Labels).To(HaveKeyWithValue(clusterv1.ClusterNameLabel, w.cluster.Name))
 		w.Expect(m.Labels).To(HaveKeyWithValue(clusterv1.MachinePoolNameLabel, w.mp.Name))
@@ -37,6 +38,7 @@ func TestScaleUpAndDown(t *testing.T) {
 		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(2))
 		w.Expect(w.node(m.Name).Spec.ProviderID).To(Equal(m.Spec.ProviderID))
 		ids = append(ids, m.Spec.ProviderID)
+		providerID[m.Name] = m.Spec.ProviderID
 	}
 	for _, m := range w.machines() {
 		w.Expect(m.Spec.Version).To(Equal(newVersion))
@@ -52,7 +54,7 @@ func TestScaleUpAndDown(t *testing.T) {
 		w.Expect(in.InstanceName).To(Equal(name))
 		w.Expect(in.Version).To(Equal(newVersion))
 		w.Expect(in.Ready).To(HaveValue(BeTrue()))
-		w.Expect(in.ProviderID).To(BeElementOf(ids))
+		w.Expect(in.ProviderID).To(Equal(providerID[name]))
 		w.Expect(in.Addresses).To(ContainElement(HaveField("Type", clusterv1.MachineInternalIP)))
 	}
 	// Core reports this in the MachinePool.

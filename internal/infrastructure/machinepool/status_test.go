@@ -1,0 +1,65 @@
+package machinepool
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// MP-01: the fields of an instance. It is ready while its Node has been ready for minReadySeconds. Its version is that of the Node, and
+// before there is a Node that of the pool.
+func TestDescribeInstance_MP01(t *testing.T) {
+	const minReady = time.Hour
+	since := func(d time.Duration, status metav1.ConditionStatus) []metav1.Condition {
+		return []metav1.Condition{{Type: clusterv1.ReadyCondition, Status: status, LastTransitionTime: metav1.NewTime(time.Now().Add(-d))}}
+	}
+	for name, tc := range map[string]struct {
+		node       string
+		conditions []metav1.Condition
+		version    string
+		ready      bool
+	}{
+		"no Node":                {version: "v1.36.4"},
+		"a Node that is not yet": {"v1.36.3", since(2*minReady, metav1.ConditionFalse), "v1.36.3", false},
+		"ready for too short":    {"v1.36.3", since(time.Minute, metav1.ConditionTrue), "v1.36.3", false},
+		"ready":                  {"v1.36.3", since(2*minReady, metav1.ConditionTrue), "v1.36.3", true},
+	} {
+		m := member{capstan: &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{
+			Name: "m", Annotations: map[string]string{infrav1.MachineVersionAnnotation: "v1.36.4"},
+		}}}
+		m.capstan.Spec.ProviderID = "capstan://1"
+		m.capstan.Status.Addresses = []clusterv1.MachineAddress{{Type: clusterv1.MachineInternalIP, Address: "10.1.0.2"}}
+		if tc.node != "" {
+			m.machine = &clusterv1.Machine{}
+			m.machine.Status.NodeRef.Name, m.machine.Status.NodeInfo = "m", &corev1.NodeSystemInfo{KubeletVersion: tc.node}
+			m.machine.Status.Conditions = tc.conditions
+		}
+		got := describeInstance(m, minReady)
+		if got.InstanceName != "m" || got.ProviderID != "capstan://1" || len(got.Addresses) != 1 || got.Addresses[0].Address != "10.1.0.2" {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if got.Version != tc.version || ptr.Deref(got.Ready, !tc.ready) != tc.ready {
+			t.Errorf("%s: version %s, ready %v, want %s, %v", name, got.Version, got.Ready, tc.version, tc.ready)
+		}
+	}
+}
+
+// MP-02: the name of a machine becomes its host name, also in a pool with a long name.
+func TestNamesOfMachines_MP02(t *testing.T) {
+	for _, length := range []int{1, 57, 58, 63, 253} {
+		s := &scope{pool: &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("p", length)}}, machinePool: &clusterv1.MachinePool{}}
+		name := newMachine(s, "").Name
+		if problems := validation.IsDNS1123Label(name); len(problems) > 0 || !strings.HasPrefix(name, s.pool.Name[:min(length, 57)]+"-") {
+			t.Errorf("a pool with a name of %d letters: the machine %q: %v", length, name, problems)
+		}
+	}
+}
