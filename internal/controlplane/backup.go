@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // secretRetry is the interval at which Secrets of the user are read again: changes of Secrets without the label of the
@@ -112,7 +113,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
 	list := &etcdv1.EtcdBackupList{}
-	err := s.client.List(ctx, list)
+	err := reconciling.ListFew(ctx, s.client, list)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
 		r.tellBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")

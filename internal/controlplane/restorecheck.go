@@ -16,6 +16,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // checkRestore decides whether the restore can start. While the cluster serves, one of its machines has to examine the backup
@@ -61,7 +62,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 // readCheck returns the check of the present spec.restore; nil when there is none. It deletes former checks.
 func (r *restores) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
 	list := &etcdv1.EtcdBackupCheckList{}
-	if err := s.client.List(ctx, list); err != nil {
+	if err := reconciling.ListFew(ctx, s.client, list); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {

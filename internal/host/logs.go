@@ -44,12 +44,19 @@ func capLog(ctx context.Context, path string, log *slog.Logger) {
 	}
 }
 
+// cutLog keeps the last part of a log, of at most the size most, as the previous file. PID 1 of a machine has the log open, and root in the
+// machine can make it larger than the memory of the host.
 func cutLog(path string, most int64) error {
-	info, err := os.Stat(path)
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	info, err := file.Stat()
 	if err != nil || info.Size() <= most {
 		return err
 	}
-	data, err := os.ReadFile(path)
+	data, err := io.ReadAll(io.NewSectionReader(file, info.Size()-most, most))
 	if err != nil {
 		return err
 	}
@@ -185,15 +192,18 @@ func sendRest(file *os.File, send func([]byte) error) error {
 	}
 }
 
-// seekTail moves to the start of the last n lines.
+// maxTail is the part of a log in which seekTail looks for lines, in bytes. A machine can have a log of any size without a line.
+const maxTail = 64 << 20
+
+// seekTail moves to the start of the last n lines, or of the last maxTail bytes.
 func seekTail(file *os.File, n int) error {
 	at, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
 	}
 	const step = 16 << 10
-	lines, last := 0, true
-	for at > 0 {
+	lines, last, from := 0, true, max(0, at-maxTail)
+	for at > from {
 		size := min(at, step)
 		block := make([]byte, size)
 		if _, err := file.ReadAt(block, at-size); err != nil {
@@ -212,6 +222,6 @@ func seekTail(file *os.File, n int) error {
 		}
 		at -= size
 	}
-	_, err = file.Seek(0, io.SeekStart)
+	_, err = file.Seek(at, io.SeekStart)
 	return err
 }

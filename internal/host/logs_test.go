@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,6 +50,38 @@ func TestSeekTail(t *testing.T) {
 	}
 }
 
+// TestHugeLog: root in a machine makes a log of eight terabytes without a line. capstand keeps a part of it, and finds the last lines in a
+// part of it.
+func TestHugeLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write(t, path, "")
+	if err := os.Truncate(path, 8<<40); err != nil {
+		t.Skipf("the file system has no large files: %v", err)
+	}
+	file, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if err := seekTail(file, 10); err != nil {
+		t.Fatal(err)
+	}
+	if at, err := file.Seek(0, io.SeekCurrent); err != nil || at != 8<<40-maxTail {
+		t.Errorf("the tail begins at %d, %v", at, err)
+	}
+	if _, err := file.WriteString("last line\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := cutLog(path, 10); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := os.ReadFile(path + ".1")
+	info, errStat := os.Stat(path)
+	if err != nil || errStat != nil || string(kept) != "last line\n" || info.Size() != 0 {
+		t.Errorf("kept %q and %v, %v, %v", kept, info, err, errStat)
+	}
+}
+
 // A follower of a log receives new lines, also after a truncation. The log is truncated when it grows.
 func TestFollowAndCut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
@@ -78,11 +111,11 @@ func TestFollowAndCut(t *testing.T) {
 		}
 	}
 	write("first, longer line\n")
-	if err := cutLog(path, 10); err != nil {
+	if err := cutLog(path, 12); err != nil {
 		t.Fatal(err)
 	}
 	write("second\n")
-	if old, err := os.ReadFile(path + ".1"); err != nil || string(old) != "first, longer line\n" {
+	if old, err := os.ReadFile(path + ".1"); err != nil || string(old) != "longer line\n" {
 		t.Errorf("kept %q, %v", old, err)
 	}
 	cancel()

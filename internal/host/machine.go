@@ -581,7 +581,7 @@ func (m *machine) remove(ctx context.Context) error {
 	err := errors.Join(
 		m.disk().Detach(ctx),
 		m.detachVolumes(ctx),
-		os.RemoveAll(m.runDir()),
+		m.host.store.discard(m.runDir()),
 		m.host.box.Unplug(m.spec.Id),
 		m.host.box.UnleaseAll(m.spec.Id),
 	)

@@ -171,9 +171,10 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 		return "", err
 	}
 	spec := m.current.Load()
-	if err := makeRunDir(m.runDir(), m.metadata(spec), data, resolvConf(hostResolvConf)); err != nil {
+	if err := m.host.store.makeRunDir(m.spec.Id, m.metadata(spec), data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
+	m.host.emptyTrash()
 	if err := m.describeDevices(system); err != nil {
 		return "", err
 	}

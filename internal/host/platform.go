@@ -44,7 +44,9 @@ type platform struct {
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup
-	ctx     context.Context
+	// trash is held while the trash is emptied.
+	trash sync.Mutex
+	ctx   context.Context
 
 	// mu guards the maps of networks, machines and load balancers. It is held while a request is admitted and recorded,
 	// never while a machine starts or ends.
@@ -74,6 +76,8 @@ func (p *platform) forgetOtherBoot() error {
 // emptyTrash removes discarded folders in the background.
 func (p *platform) emptyTrash() {
 	p.running.Go(func() {
+		p.trash.Lock()
+		defer p.trash.Unlock()
 		if err := p.store.emptyTrash(); err != nil {
 			p.log.Error("Discarded folders were not removed completely", "error", err)
 		}

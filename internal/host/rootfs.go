@@ -140,10 +140,15 @@ func alternatives(root string) map[string]string {
 	return links
 }
 
-// makeRunDir creates the folder that capstand shares with the machine. It contains the machine's metadata, the host's current
-// resolver configuration if it exists, and the bootstrap data until the machine has used it.
-func makeRunDir(dir string, metadata machineapi.Metadata, bootstrapData, resolvConf []byte) error {
-	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+// makeRunDir creates the folder that capstand shares with a machine. It contains the machine's metadata, the host's current
+// resolver configuration if it exists, and the bootstrap data until the machine has used it. The machine has written into the folder
+// of its last start, so its content does not delay this start.
+func (s store) makeRunDir(id string, metadata machineapi.Metadata, bootstrapData, resolvConf []byte) error {
+	dir := s.path(runDir, id)
+	if err := s.discard(dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata, 0o644); err != nil {

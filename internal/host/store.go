@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/clearfolder"
 	"capstan.dev/capstan/internal/host/admission"
 )
 
@@ -163,11 +165,34 @@ func load[T proto.Message](s store, kind string, empty func() T, check func(fold
 // discard removes a folder from the store at once. Its content is deleted later.
 func (s store) discard(path string) error {
 	to := s.path(trashDir, uuid.NewString())
-	if err := atomicfile.Rename(path, to); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+	err := atomicfile.Rename(path, to)
+	if errors.Is(err, fs.ErrPermission) {
+		if err = makeChangeable(path); err == nil {
+			err = atomicfile.Rename(path, to)
 		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// fixedFlags are the attributes i and a of chattr(1): a folder with one of them cannot be renamed or removed.
+const fixedFlags = 0x10 | 0x20
+
+// makeChangeable removes these attributes. Root in a machine can set them on the folder that capstand shares with it.
+func makeChangeable(dir string) error {
+	file, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
 		return err
+	}
+	defer func() { _ = file.Close() }()
+	flags, err := unix.IoctlGetUint32(int(file.Fd()), unix.FS_IOC_GETFLAGS)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(file.Fd()), unix.FS_IOC_SETFLAGS, int(flags&^fixedFlags))
+	}
+	if err != nil {
+		return fmt.Errorf("removing the attributes of %s that forbid its removal: %w", dir, err)
 	}
 	return nil
 }
@@ -185,11 +210,14 @@ func (s store) discardAll(dir string) error {
 	return nil
 }
 
-// emptyTrash deletes the discarded folders. Errors leave a folder for the next call.
+// trashTime is the time of one attempt to delete a discarded folder.
+const trashTime = 10 * time.Minute
+
+// emptyTrash deletes the discarded folders. Errors leave a folder for the next call. Machines have written a part of the content.
 func (s store) emptyTrash() error {
 	entries, err := os.ReadDir(s.path(trashDir))
 	for _, entry := range entries {
-		err = errors.Join(err, os.RemoveAll(s.path(trashDir, entry.Name())))
+		err = errors.Join(err, clearfolder.Remove(s.path(trashDir, entry.Name()), trashTime))
 	}
 	return err
 }

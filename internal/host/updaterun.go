@@ -244,7 +244,7 @@ func (m *machine) deliverUpdate(_ context.Context, u *updateRecord) error {
 // writeShared replaces a file in a folder that the machine can write as well. It follows no link of the machine's.
 func writeShared(dir *os.Root, name string, data []byte, mode os.FileMode) error {
 	tmp := name + ".capstand"
-	if err := dir.RemoveAll(tmp); err != nil {
+	if err := dir.Remove(tmp); ignoreNotExist(err) != nil {
 		return err
 	}
 	file, err := dir.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)

@@ -338,3 +338,15 @@ func TestAddressTaken(t *testing.T) {
 	_ = taken.Close()
 	f.await("served", func(s Status) bool { return s.Message == "" && len(s.Listening) == 2 })
 }
+
+// TestRedirect: a machine cannot make the balancer send a request to another address, and it is not healthy.
+func TestRedirect(t *testing.T) {
+	var others atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { others.Add(1) }))
+	defer other.Close()
+	machine := httptest.NewTLSServer(http.RedirectHandler(other.URL, http.StatusFound))
+	defer machine.Close()
+	if err := check(t.Context(), healthClient(fast), machine.Listener.Addr().String()); err == nil || others.Load() > 0 {
+		t.Errorf("the check ended with %v after %d requests to another address", err, others.Load())
+	}
+}

@@ -15,18 +15,7 @@ import (
 
 // watchHealth checks a backend until it is removed. It polls, because an API server sends no event when it becomes ready.
 func (b *Balancer) watchHealth(backend *backend) {
-	client := &http.Client{
-		Timeout: b.timing.CheckTimeout,
-		Transport: &http.Transport{
-			// The address of a machine that does not exist yet gives no answer at all. A short timeout and a new attempt
-			// find it sooner than the kernel's retransmissions, whose pauses grow.
-			DialContext: (&net.Dialer{Timeout: 2 * b.timing.FirstChecks}).DialContext,
-			// The check sends no data and its answer is not secret, so it does not verify the certificate. Clients do,
-			// because their connections pass through unchanged.
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as said
-			DisableKeepAlives: true,                                  // a new connection shows that new connections work
-		},
-	}
+	client := healthClient(b.timing)
 	interval, failed := b.timing.FirstChecks, 0
 	for backend.removed.Err() == nil {
 		err := check(backend.removed, client, backend.Address)
@@ -45,6 +34,23 @@ func (b *Balancer) watchHealth(backend *backend) {
 		case <-backend.removed.Done():
 		case <-time.After(interval):
 		}
+	}
+}
+
+func healthClient(timing Timing) *http.Client {
+	return &http.Client{
+		Timeout: timing.CheckTimeout,
+		// A machine must not make the balancer send requests to other addresses, for example to the loopback device of the host.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			// The address of a machine that does not exist yet gives no answer at all. A short timeout and a new attempt
+			// find it sooner than the kernel's retransmissions, whose pauses grow.
+			DialContext: (&net.Dialer{Timeout: 2 * timing.FirstChecks}).DialContext,
+			// The check sends no data and its answer is not secret, so it does not verify the certificate. Clients do,
+			// because their connections pass through unchanged.
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as said
+			DisableKeepAlives: true,                                  // a new connection shows that new connections work
+		},
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -152,10 +153,10 @@ func killTree(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err == nil {
 		return nil // v2, kernel 5.14 or newer
 	}
-	return walk(dir, func(dir string) error {
+	return walk(dir, func(root *os.Root, group string) error {
 		// A frozen process of v1 dies only after it is thawed.
-		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
-		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		_ = root.WriteFile(path.Join(group, "freezer.state"), []byte("THAWED"), 0)
+		procs, err := root.ReadFile(path.Join(group, "cgroup.procs"))
 		if err != nil {
 			return ignoreGone(err)
 		}
@@ -171,27 +172,40 @@ func killTree(dir string) error {
 
 // removeTree removes dir and its subfolders, the deepest first.
 func removeTree(dir string) error {
-	var all []string
-	if err := walk(dir, func(dir string) error { all = append(all, dir); return nil }); err != nil {
+	var groups []string
+	err := walk(dir, func(_ *os.Root, group string) error { groups = append(groups, group); return nil })
+	if err != nil || len(groups) == 0 {
 		return err
 	}
-	for _, dir := range slices.Backward(all) {
-		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%s: %w", dir, err)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer func() { _ = root.Close() }()
+	for _, group := range slices.Backward(groups[1:]) {
+		if err := ignoreGone(root.Remove(group)); err != nil {
+			return err
 		}
 	}
-	return nil
+	return ignoreGone(unix.Rmdir(dir))
 }
 
-func walk(root string, visit func(dir string) error) error {
-	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+// walk visits the group of dir, ".", and its subgroups by their paths in root. Root in a machine can make subgroups whose whole paths are
+// longer than the kernel accepts: root opens one folder after the other.
+func walk(dir string, visit func(root *os.Root, group string) error) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer func() { _ = root.Close() }()
+	return fs.WalkDir(root.FS(), ".", func(group string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return ignoreGone(err)
 		case !entry.IsDir():
 			return nil
 		}
-		return visit(path)
+		return visit(root, group)
 	})
 }
 

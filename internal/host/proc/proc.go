@@ -29,7 +29,7 @@ type Ref struct {
 
 // Find returns the Ref of the process that has the id now, or ErrGone if there is none or it is a zombie.
 func Find(pid int) (Ref, error) {
-	state, start, err := stat(pid)
+	state, start, err := stateAndStart(pid)
 	if err != nil || state == 'Z' || state == 'X' {
 		return Ref{}, ErrGone
 	}
@@ -48,20 +48,38 @@ func BootID() string {
 	return strings.TrimSpace(string(id))
 }
 
-// stat reads the state and start time, the third and 22nd fields of /proc/<pid>/stat.
-func stat(pid int) (state byte, start uint64, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+// Parent returns the parent of the process that has the id now.
+func Parent(pid int) (int, error) {
+	fields, err := stat(pid)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(fields[1])
+}
+
+// stateAndStart reads the state and start time.
+func stateAndStart(pid int) (state byte, start uint64, err error) {
+	fields, err := stat(pid)
 	if err != nil {
 		return 0, 0, err
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return fields[0][0], start, err
+}
+
+// stat reads the fields of /proc/<pid>/stat from the third one, the state.
+func stat(pid int) ([]string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil, err
 	}
 	// The command, in parentheses, can contain any character.
 	text := string(data)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
-		return 0, 0, fmt.Errorf("/proc/%d/stat does not have the expected fields", pid)
+		return nil, fmt.Errorf("/proc/%d/stat does not have the expected fields", pid)
 	}
-	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return fields[0][0], start, err
+	return fields, nil
 }
 
 // Handle is an open pidfd, which always refers to the same process.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/host/proc"
 )
 
 // Command is a command for a person in a container.
@@ -65,8 +67,8 @@ func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, erro
 	}
 	pidFile := filepath.Join(folder, "pid")
 	s := &Session{folder: folder, cmd: r.command(ctx, c.ExecArgs(id, "--pid-file", pidFile)...)}
-	// runc cannot pass SIGKILL on. It reaps the command, so the number belongs to the command until runc ends.
-	s.cmd.Cancel = func() error { return killRecorded(pidFile) }
+	// runc cannot pass SIGKILL on.
+	s.cmd.Cancel = func() error { return killRecorded(pidFile, s.cmd.Process.Pid) }
 	s.cmd.WaitDelay = killDelay
 	if c.TTY {
 		err = s.startTTY()
@@ -79,7 +81,9 @@ func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, erro
 	return s, nil
 }
 
-func killRecorded(pidFile string) error {
+// killRecorded kills the command of a runc. runc reaps it when it ends, and then waits for processes that it has left: another process can
+// have the number meanwhile, but not the same parent.
+func killRecorded(pidFile string, runc int) error {
 	data, err := os.ReadFile(pidFile)
 	if err != nil {
 		return err
@@ -87,6 +91,9 @@ func killRecorded(pidFile string) error {
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 1 {
 		return errors.Join(err, os.ErrInvalid)
+	}
+	if parent, err := proc.Parent(pid); err != nil || parent != runc {
+		return errors.Join(err, os.ErrProcessDone)
 	}
 	return unix.Kill(pid, unix.SIGKILL)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,7 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	}
 	wake.Send()
 	var enforced []networkpolicy.Chain
+	var reported []string
 	for first := true; ; {
 		select {
 		case <-ctx.Done():
@@ -47,7 +49,11 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 		if err := stores.complete(ctx, client, wake.Send); err != nil {
 			return err
 		}
-		chains := networkpolicy.Chains(stores.cluster(), a.name)
+		chains, tooLarge := networkpolicy.Chains(stores.cluster(), a.name)
+		if len(tooLarge) > 0 && !slices.Equal(tooLarge, reported) {
+			a.log.Error("NetworkPolicies of some namespaces are too large for this node: their pods are isolated, and these policies allow nothing", "policies", len(tooLarge), "first", tooLarge[0])
+		}
+		reported = tooLarge
 		if !first && reflect.DeepEqual(chains, enforced) {
 			continue
 		}

@@ -3,13 +3,14 @@ package localvolume
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/clearfolder"
 )
 
 // Folders are the folders of the volumes in the folder Dir. Only root can enter that folder. Every operation can be repeated.
@@ -54,6 +55,9 @@ func (f Folders) Create(name string) error {
 	return root.Chmod(name, 0o777) // the process has a umask
 }
 
+// maxEmptying is the time of one attempt to empty a volume. A pod that was deleted with force can still write.
+const maxEmptying = time.Minute
+
 // Empty removes the content of a volume, under the conditions of Remove. The folder remains, and with it the project id.
 func (f Folders) Empty(name string) error {
 	root, err := f.openUnmounted(name)
@@ -64,7 +68,11 @@ func (f Folders) Empty(name string) error {
 	if info, err := root.Lstat(name); errors.Is(err, os.ErrNotExist) || err == nil && !info.IsDir() {
 		return nil
 	}
-	return (&emptying{root: root, volume: name, until: time.Now().Add(maxEmptying)}).empty(name, 0)
+	volume, err := root.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(clearfolder.Clear(volume, maxEmptying), volume.Close())
 }
 
 // Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
@@ -82,76 +90,6 @@ func (f Folders) Remove(name string) error {
 		return err
 	}
 	return nil
-}
-
-const (
-	// maxDepth bounds the paths of a removal, because each step opens all folders of its path, and a pod decides about the depth.
-	maxDepth = 100
-	// maxEmptying is the time of one attempt. A pod that was deleted with force can still write.
-	maxEmptying = time.Minute
-)
-
-// emptying removes the content of a volume. os.Root.RemoveAll would have a file open for each folder of a path, and fail.
-type emptying struct {
-	root   *os.Root
-	volume string
-	// moved counts the folders that were too deep, and are then in the folder of the volume.
-	moved int
-	until time.Time
-}
-
-// empty removes the content of a folder, a part at a time. It moves folders that are too deep.
-func (e *emptying) empty(folder string, depth int) error {
-	for {
-		content, err := e.some(folder)
-		if err != nil || len(content) == 0 {
-			return err
-		}
-		for _, child := range content {
-			path := filepath.Join(folder, child.Name())
-			if child.IsDir() && depth == maxDepth {
-				err = e.move(path)
-			} else {
-				if child.IsDir() {
-					err = e.empty(path, depth+1)
-				}
-				err = errors.Join(err, e.root.Remove(path))
-			}
-			if err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// some returns a part of the content of a folder, or nothing if it is empty.
-func (e *emptying) some(folder string) ([]os.DirEntry, error) {
-	if time.Now().After(e.until) {
-		return nil, fmt.Errorf("expected to empty the volume within %s: it has very many files, or a process still writes; the next attempt continues", maxEmptying)
-	}
-	f, err := e.root.Open(folder)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	content, err := f.ReadDir(1024)
-	if errors.Is(err, io.EOF) {
-		return nil, nil
-	}
-	return content, err
-}
-
-// move gives a folder a new name in the folder of the volume.
-func (e *emptying) move(folder string) error {
-	for {
-		e.moved++
-		name := filepath.Join(e.volume, fmt.Sprintf(".moved-%d", e.moved))
-		if _, err := e.root.Lstat(name); errors.Is(err, os.ErrNotExist) {
-			return e.root.Rename(folder, name)
-		} else if err != nil {
-			return err
-		}
-	}
 }
 
 // openUnmounted is open for a volume without mounts.

@@ -1,12 +1,13 @@
 package localvolume
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -237,15 +238,52 @@ func TestDeepVolume(t *testing.T) {
 	}
 }
 
-// A process that goes on writing holds up the removal for a time only.
-func TestEmptyingEnds(t *testing.T) {
+// TestVolumesOfOthersStay: a pod that replaces the folders of its volume by links, while the volume is being emptied, cannot lead the
+// removal to the volume of another pod.
+func TestVolumesOfOthersStay(t *testing.T) {
 	f, name := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}, "pvc-"+uid
+	other := "pvc-" + strings.Repeat("0", 8) + uid[8:]
+	must(t, f.Create(other))
+	precious := filepath.Join(f.Dir, other, "precious")
+	must(t, os.WriteFile(precious, nil, 0o600))
 	must(t, f.Create(name))
-	root, err := os.OpenRoot(f.Dir)
-	must(t, err)
-	defer func() { must(t, root.Close()) }()
-	must(t, root.Mkdir(name+"/x", 0o700))
-	if err := (&emptying{root: root, volume: name, until: time.Now().Add(-time.Second)}).empty(name, 0); err == nil || !strings.Contains(err.Error(), "the next attempt continues") {
-		t.Errorf("found %v, expected the end of the time", err)
+	volume := filepath.Join(f.Dir, name)
+	for n := range 100 {
+		must(t, os.Mkdir(filepath.Join(volume, strconv.Itoa(n)), 0o700))
 	}
+	folders := listed(t, volume) // in the order of the removal
+	for n := range 2000 {
+		must(t, os.WriteFile(filepath.Join(volume, folders[0], strconv.Itoa(n)), nil, 0o600))
+	}
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	must(t, err)
+	_, err = unix.InotifyAddWatch(watch, filepath.Join(volume, folders[0]), unix.IN_DELETE)
+	must(t, err)
+	done, replaced := make(chan struct{}), 0
+	go func() {
+		defer close(done)
+		_, _ = unix.Read(watch, make([]byte, 4096)) // until the removal has begun
+		for _, folder := range folders[1:] {
+			path := filepath.Join(volume, folder)
+			if unix.Rmdir(path) == nil && os.Symlink("../"+other, path) == nil {
+				replaced++
+			}
+		}
+	}()
+	_ = f.Empty(name) // It can fail: the next attempt continues.
+	<-done
+	must(t, unix.Close(watch))
+	must(t, f.Empty(name))
+	if _, err := os.Lstat(precious); err != nil || replaced == 0 {
+		t.Fatalf("a file of another volume is gone after %d folders became links: %v", replaced, err)
+	}
+}
+
+func listed(t *testing.T, dir string) []string {
+	t.Helper()
+	open, err := os.Open(dir)
+	must(t, err)
+	names, err := open.Readdirnames(-1)
+	must(t, errors.Join(err, open.Close()))
+	return names
 }

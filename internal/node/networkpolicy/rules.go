@@ -9,6 +9,7 @@
 package networkpolicy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -42,19 +43,27 @@ const (
 	Egress  = "egress"
 )
 
+// maxElements is how many rules, and addresses and ports in them, the policies of a namespace can add to the rules of a node. The users of a
+// namespace write them: a policy of one megabyte could need more memory than the machine has.
+const maxElements = 500_000
+
 // Chains returns the rules for the pods of a node, in an order that depends on the names of objects only. It returns nil if no
-// policy selects a pod of the node.
-func Chains(c Cluster, node string) []Chain {
+// policy selects a pod of the node. tooLarge are the policies, by namespace and name, that allow nothing because of maxElements.
+func Chains(c Cluster, node string) (chains []Chain, tooLarge []string) {
 	all := pods(c)
+	policies := slices.SortedFunc(slices.Values(c.Policies), func(a, b *networkingv1.NetworkPolicy) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	var base, rest []Chain
 	for _, d := range []direction{ingress, egress} {
-		isolated, chains := isolate(d, c.Policies, all, node)
+		isolated, chains, refused := isolate(d, policies, all, node)
+		tooLarge = append(tooLarge, refused...)
 		if len(isolated) > 0 {
 			base = append(base, Chain{Name: d.name, Rules: baseRules(d, isolated)})
 			rest = append(rest, chains...)
 		}
 	}
-	return append(base, rest...)
+	return append(base, rest...), slices.Compact(slices.Sorted(slices.Values(tooLarge)))
 }
 
 // direction of packets, seen from the isolated pod.
@@ -125,24 +134,34 @@ func pods(c Cluster) []pod {
 	return all
 }
 
-// isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies.
-func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, node string) (map[netip.Addr]string, []Chain) {
+// isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies. A policy
+// that is too large isolates its pods, and allows nothing.
+func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, node string) (_ map[netip.Addr]string, _ []Chain, tooLarge []string) {
 	isolated, chains := map[netip.Addr]string{}, map[string]Chain{}
+	left := map[string]int{}                // elements, by namespace
 	selecting := make([][]string, len(all)) // for each pod the chains of the policies that select it
 	for _, policy := range policies {
 		if !applies(policy, d.policyType) {
 			continue
 		}
 		var selected []int
+		selects := compiled(&policy.Spec.PodSelector)
 		for i, p := range all {
-			if p.node == node && p.namespace == policy.Namespace && matches(&policy.Spec.PodSelector, p.labels) {
+			if p.node == node && p.namespace == policy.Namespace && selects.Matches(p.labels) {
 				selected = append(selected, i)
 			}
 		}
 		if len(selected) == 0 {
 			continue
 		}
-		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: policyRules(d, policy, all, selected)}
+		if _, seen := left[policy.Namespace]; !seen {
+			left[policy.Namespace] = maxElements
+		}
+		rules, size, fits := policyRules(d, policy, all, selected, left[policy.Namespace])
+		if left[policy.Namespace] -= size; !fits {
+			tooLarge = append(tooLarge, policy.Namespace+"/"+policy.Name)
+		}
+		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: rules}
 		chains[chain.Name] = chain
 		for _, i := range selected {
 			selecting[i] = append(selecting[i], chain.Name)
@@ -163,7 +182,7 @@ func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, nod
 			isolated[address] = chain.Name
 		}
 	}
-	return isolated, slices.SortedFunc(maps.Values(chains), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
+	return isolated, slices.SortedFunc(maps.Values(chains), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) }), tooLarge
 }
 
 // applies follows the defaults of policyTypes: Ingress always, Egress if there are egress rules.
@@ -195,8 +214,9 @@ func baseRules(d direction, isolated map[netip.Addr]string) []string {
 	return rules
 }
 
-// policyRules accept the packets that the policy allows to the pods with the indexes selected.
-func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, selected []int) []string {
+// policyRules accept the packets that the policy allows to the pods with the indexes selected, and have a size in elements. fits is false if
+// the size is above most; there are no rules then.
+func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, selected []int, most int) (rules []string, size int, fits bool) {
 	// A named port is one of the packet's destination.
 	destinations := all
 	if d.policyType == networkingv1.PolicyTypeIngress {
@@ -205,21 +225,39 @@ func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, sel
 			destinations = append(destinations, all[i])
 		}
 	}
-	var rules []string
 	for _, r := range d.rules(policy.Spec) {
-		for _, peer := range peerMatches(d, policy.Namespace, r.peers, all) {
-			for _, port := range portMatches(r.ports, destinations) {
+		peers, ports := peerMatches(d, policy.Namespace, r.peers, all), portMatches(r.ports, destinations)
+		if size += elements(peers, ports); size > most {
+			return nil, 0, false
+		}
+		for _, peer := range peers {
+			for _, port := range ports {
 				if peer.family == "" || port.family == "" || peer.family == port.family {
 					rules = append(rules, strings.Join(strings.Fields(peer.text+" "+port.text+" accept"), " "))
 				}
 			}
 		}
 	}
-	return rules
+	return rules, size, true
 }
 
 // match of a packet in nft's syntax. A family, "ip" or "ip6", excludes packets of the other one.
-type match struct{ family, text string }
+type match struct {
+	family, text string
+	// size is the number of its elements.
+	size int
+}
+
+// elements returns the size of the rules for each pair of a peer and a port: a rule, and the elements of both.
+func elements(peers, ports []match) (sum int) {
+	for _, m := range peers {
+		sum += len(ports) * (1 + m.size)
+	}
+	for _, m := range ports {
+		sum += len(peers) * m.size
+	}
+	return sum
+}
 
 // peerMatches returns one match for each alternative; the empty match for all peers.
 func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPolicyPeer, all []pod) []match {
@@ -227,48 +265,62 @@ func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPoli
 		return []match{{}}
 	}
 	var alternatives []match
-	addresses := map[string][]string{}
+	found := map[netip.Addr]bool{}
 	for _, peer := range peers {
 		if peer.IPBlock != nil {
 			alternatives = append(alternatives, blockMatch(d, peer.IPBlock)...)
 			continue
 		}
+		selects := selector(peer, namespace)
 		for _, p := range all {
-			if selects(peer, namespace, p) {
-				for _, address := range p.addresses {
-					addresses[familyOf(address)] = append(addresses[familyOf(address)], address.String())
-				}
+			if !selects(p) {
+				continue
+			}
+			for _, address := range p.addresses {
+				found[address] = true
 			}
 		}
 	}
+	addresses := map[string][]string{}
+	for address := range found {
+		addresses[familyOf(address)] = append(addresses[familyOf(address)], address.String())
+	}
 	for _, family := range []string{"ip", "ip6"} {
-		if len(addresses[family]) > 0 {
-			alternatives = append(alternatives, match{family, fmt.Sprintf("%s %s %s", family, d.peer, set(addresses[family]))})
+		if n := len(addresses[family]); n > 0 {
+			alternatives = append(alternatives, match{family, fmt.Sprintf("%s %s %s", family, d.peer, set(addresses[family])), n})
 		}
 	}
 	return alternatives
 }
 
-func selects(peer networkingv1.NetworkPolicyPeer, namespace string, p pod) bool {
-	if peer.NamespaceSelector == nil {
-		return p.namespace == namespace && matches(peer.PodSelector, p.labels)
+// selector returns the function that decides whether a peer that is no block of addresses selects a pod.
+func selector(peer networkingv1.NetworkPolicyPeer, namespace string) func(pod) bool {
+	selectsPod, selectsNamespace := compiled(peer.PodSelector), compiled(peer.NamespaceSelector)
+	return func(p pod) bool {
+		if peer.NamespaceSelector == nil {
+			return p.namespace == namespace && selectsPod.Matches(p.labels)
+		}
+		return selectsNamespace.Matches(p.namespaceLabels) && (peer.PodSelector == nil || selectsPod.Matches(p.labels))
 	}
-	return matches(peer.NamespaceSelector, p.namespaceLabels) && (peer.PodSelector == nil || matches(peer.PodSelector, p.labels))
 }
 
+// blockMatch returns no match for a block with an exception that cannot be enforced: nft would refuse the rules of all policies, or the
+// exception would have no effect. Kubernetes 1.35 accepts notations that nft does not have: leading zeros, and IPv4 addresses as IPv6.
 func blockMatch(d direction, block *networkingv1.IPBlock) []match {
 	prefix, err := netip.ParsePrefix(block.CIDR)
-	if err != nil {
-		return nil // the API server accepts no such block
+	if err != nil || prefix.Addr().Is4In6() {
+		return nil
 	}
 	family := familyOf(prefix.Addr())
 	text := fmt.Sprintf("%s %s %s", family, d.peer, prefix.Masked())
 	for _, except := range block.Except {
-		if exception, err := netip.ParsePrefix(except); err == nil {
-			text += fmt.Sprintf(" %s %s != %s", family, d.peer, exception.Masked())
+		exception, err := netip.ParsePrefix(except)
+		if err != nil || exception.Addr().Is4In6() || familyOf(exception.Addr()) != family {
+			return nil
 		}
+		text += fmt.Sprintf(" %s %s != %s", family, d.peer, exception.Masked())
 	}
-	return []match{{family, text}}
+	return []match{{family, text, 1 + len(block.Except)}}
 }
 
 // portMatches returns one match for each alternative; the empty match for all ports of all protocols.
@@ -277,17 +329,21 @@ func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod) []m
 		return []match{{}}
 	}
 	var alternatives []match
+	named := map[string]bool{}
 	for _, port := range ports {
 		protocol := protocol(port.Protocol)
 		switch {
 		case port.Port == nil:
-			alternatives = append(alternatives, match{text: "meta l4proto " + protocol})
+			alternatives = append(alternatives, match{text: "meta l4proto " + protocol, size: 1})
 		case port.Port.StrVal != "":
-			alternatives = append(alternatives, namedPort(protocol, port.Port.StrVal, destinations)...)
+			if name := protocol + "/" + port.Port.StrVal; !named[name] {
+				named[name] = true
+				alternatives = append(alternatives, namedPort(protocol, port.Port.StrVal, destinations)...)
+			}
 		case port.EndPort != nil:
-			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d-%d", protocol, port.Port.IntVal, *port.EndPort)})
+			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d-%d", protocol, port.Port.IntVal, *port.EndPort), size: 1})
 		default:
-			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d", protocol, port.Port.IntVal)})
+			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d", protocol, port.Port.IntVal), size: 1})
 		}
 	}
 	return alternatives
@@ -306,16 +362,19 @@ func namedPort(protocol, name string, destinations []pod) (alternatives []match)
 			}
 		}
 		if len(pairs) > 0 {
-			alternatives = append(alternatives, match{family, fmt.Sprintf("%s daddr . %s dport %s", family, protocol, set(pairs))})
+			alternatives = append(alternatives, match{family, fmt.Sprintf("%s daddr . %s dport %s", family, protocol, set(pairs)), len(pairs)})
 		}
 	}
 	return alternatives
 }
 
-// matches reports whether a selector selects labels. A selector that the API server would not accept selects nothing.
-func matches(selector *metav1.LabelSelector, set labels.Set) bool {
-	compiled, err := metav1.LabelSelectorAsSelector(selector)
-	return err == nil && compiled.Matches(set)
+// compiled returns a selector of labels. One that the API server would not accept selects nothing.
+func compiled(selector *metav1.LabelSelector) labels.Selector {
+	out, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return labels.Nothing()
+	}
+	return out
 }
 
 func protocol(p *corev1.Protocol) string {

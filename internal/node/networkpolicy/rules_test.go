@@ -1,6 +1,7 @@
 package networkpolicy
 
 import (
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/testenv/testnetns"
@@ -98,6 +101,15 @@ func TestChains(t *testing.T) {
 			specs:   []string{web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 'fd00::/8'}}]}]"},
 			ingress: []string{"ip saddr 10.0.0.0/8 ip saddr != 10.1.0.0/16 accept", "ip6 saddr fd00::/8 accept"},
 		},
+		"an exception in a notation that cannot be enforced": {
+			specs: []string{
+				web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: ['::ffff:10.1.0.0/112']}}]}]",
+				web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [010.1.0.0/16]}}]}]",
+				web + "ingress: [{from: [{ipBlock: {cidr: '::ffff:10.1.0.0/112'}}]}]",
+				web + "ingress: [{ports: [{port: 1}]}]",
+			},
+			ingress: []string{"tcp dport 1 accept"},
+		},
 		"ports": {
 			specs:   []string{web + "ingress: [{ports: [{port: 80}, {port: 53, protocol: UDP}, {port: 100, endPort: 200}, {protocol: SCTP}]}]"},
 			ingress: []string{"meta l4proto sctp accept", "tcp dport 100-200 accept", "tcp dport 80 accept", "udp dport 53 accept"},
@@ -128,7 +140,10 @@ func TestChains(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			chains := Chains(Cluster{Policies: policies(t, test.specs...), Pods: podObjects, Namespaces: namespaces}, "n")
+			chains, tooLarge := Chains(Cluster{Policies: policies(t, test.specs...), Pods: podObjects, Namespaces: namespaces}, "n")
+			if len(tooLarge) > 0 {
+				t.Errorf("too large: %v", tooLarge)
+			}
 			for direction, want := range map[string][]string{Ingress: test.ingress, Egress: test.egress} {
 				isolated := slices.ContainsFunc(chains, func(c Chain) bool { return c.Name == direction })
 				if isolated != (want != nil) {
@@ -140,7 +155,8 @@ func TestChains(t *testing.T) {
 			}
 			again := slices.Clone(podObjects)
 			slices.Reverse(again)
-			if diff := cmp.Diff(chains, Chains(Cluster{Policies: policies(t, test.specs...), Pods: again, Namespaces: namespaces}, "n")); diff != "" {
+			other, _ := Chains(Cluster{Policies: policies(t, test.specs...), Pods: again, Namespaces: namespaces}, "n")
+			if diff := cmp.Diff(chains, other); diff != "" {
 				t.Errorf("the rules depend on the order of objects:\n%s", diff)
 			}
 		})
@@ -160,7 +176,7 @@ func accepted(chains []Chain, direction string) (rules []string) {
 
 // TestIsolatedPods checks the path of a packet: it goes from the base chain to the policies of its pod and ends there.
 func TestIsolatedPods(t *testing.T) {
-	chains := Chains(Cluster{Policies: policies(t, "podSelector: {}"), Pods: podObjects, Namespaces: namespaces}, "n")
+	chains, _ := Chains(Cluster{Policies: policies(t, "podSelector: {}"), Pods: podObjects, Namespaces: namespaces}, "n")
 	if len(chains) != 3 {
 		t.Fatalf("%d chains, want the base chain, one of the pods, and one of the policy: %v", len(chains), chains)
 	}
@@ -185,6 +201,44 @@ func TestIsolatedPods(t *testing.T) {
 	}
 }
 
+// TestTooLarge: a policy whose rules would use up the memory of the machine allows nothing. Its pods are isolated, and all other policies
+// have their effect, also those of the same namespace.
+func TestTooLarge(t *testing.T) {
+	var blocks []networkingv1.NetworkPolicyPeer
+	var ports []networkingv1.NetworkPolicyPort
+	for i := range 1000 {
+		blocks = append(blocks, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.%d.0/24", i/256, i%256)}})
+		ports = append(ports, networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromInt32(int32(i + 1)))})
+	}
+	many := []*corev1.Pod{}
+	for i := range 2000 {
+		many = append(many, podObject("shop", "db", "n", 5432, fmt.Sprintf("10.9.%d.%d", i/256, i%256)))
+	}
+	rules := func(n int, r networkingv1.NetworkPolicyIngressRule) (out []networkingv1.NetworkPolicyIngressRule) {
+		return slices.Repeat([]networkingv1.NetworkPolicyIngressRule{r}, n)
+	}
+	everyPod := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}
+	named := []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromString("main"))}}
+	for name, ingress := range map[string][]networkingv1.NetworkPolicyIngressRule{
+		"blocks and ports":         rules(1, networkingv1.NetworkPolicyIngressRule{From: blocks, Ports: ports}),
+		"rules for all pods":       rules(1000, networkingv1.NetworkPolicyIngressRule{From: everyPod}),
+		"rules for a named port":   rules(1000, networkingv1.NetworkPolicyIngressRule{Ports: named}),
+		"all pods, for many ports": rules(1, networkingv1.NetworkPolicyIngressRule{From: everyPod, Ports: ports}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := policies(t, "podSelector: {matchLabels: {app: db}}", "podSelector: {}\ningress: [{ports: [{port: 2}]}]")
+			all[0].Spec.Ingress = ingress
+			chains, tooLarge := Chains(Cluster{Policies: all, Pods: append(many, podObjects...), Namespaces: namespaces}, "n")
+			if !slices.Equal(tooLarge, []string{"shop/a"}) {
+				t.Errorf("too large: %v", tooLarge)
+			}
+			if diff := cmp.Diff([]string{"tcp dport 2 accept"}, accepted(chains, Ingress)); diff != "" {
+				t.Errorf("rules (-want +got):\n%.2000s", diff)
+			}
+		})
+	}
+}
+
 // TestApply: the kernel accepts every kind of rule. The table is removed with the last policy.
 func TestApply(t *testing.T) {
 	if !testnetns.Run(t) {
@@ -193,10 +247,12 @@ func TestApply(t *testing.T) {
 	all := policies(t, `
 podSelector: {}
 policyTypes: [Ingress, Egress]
-ingress: [{from: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: main}, {port: 100, endPort: 200}, {protocol: SCTP}]}]
+ingress: [{from: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 10.0.0.0/8, except: ['::ffff:10.1.0.0/112']}},
+  {ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: '::/0'}}], ports: [{port: main}, {port: 100, endPort: 200}, {protocol: SCTP}]}]
 egress: [{to: [{namespaceSelector: {}}], ports: [{port: main}, {port: 53, protocol: UDP}]}, {}]`)
 	for range 2 {
-		if err := Apply(t.Context(), Chains(Cluster{Policies: all, Pods: podObjects, Namespaces: namespaces}, "n")); err != nil {
+		chains, _ := Chains(Cluster{Policies: all, Pods: podObjects, Namespaces: namespaces}, "n")
+		if err := Apply(t.Context(), chains); err != nil {
 			t.Fatal(err)
 		}
 	}
