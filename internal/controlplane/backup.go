@@ -48,7 +48,7 @@ func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 		return requeueAfter(again), nil
 	}
 	ctrl.LoggerFrom(ctx).Error(err, "Cannot make or read backups")
-	r.tellBackups(s, nil, err.Error())
+	r.showBackups(s, nil, err.Error())
 	return requeueAfter(secretRetry), nil
 }
 
@@ -62,7 +62,7 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	}
 	w := model.BackupTarget{Since: s.Object.CreationTimestamp.Time, OnDemand: s.Object.Annotations[controlplanev1.BackupAnnotation]}
 	if w.Schedule, err = model.ParseSchedule(spec.Schedule); err != nil {
-		r.tellBackups(s, nil, "spec.backup.schedule: "+err.Error())
+		r.showBackups(s, nil, "spec.backup.schedule: "+err.Error())
 		return 0, nil
 	}
 	if outdated, begun := model.VersionSpread(s.Machines.UnsortedList(), model.WantedVersion(s.Object)); outdated && s.Initialized() && ptr.Deref(spec.BeforeUpgrade, true) {
@@ -93,12 +93,12 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 			again = secretRetry
 		}
 	}
-	r.tellBackups(s, attempts, problem)
+	r.showBackups(s, attempts, problem)
 	return again, nil
 }
 
-// tellBackups sets the condition, and records an event when a failure changes it.
-func (r *backups) tellBackups(s *scope, attempts []model.BackupAttempt, problem string) {
+// showBackups sets the condition, and records an event when a failure changes it.
+func (r *backups) showBackups(s *scope, attempts []model.BackupAttempt, problem string) {
 	before := conditions.Get(s.Object, controlplanev1.BackupSucceededCondition)
 	c := model.BackupCondition(attempts, problem)
 	conditions.Set(s.Object, c)
@@ -116,7 +116,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 	err := reconciling.ListFew(ctx, s.client, list)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
-		r.tellBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")
+		r.showBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")
 		return nil, nil
 	}
 	if err != nil {

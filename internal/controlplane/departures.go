@@ -33,39 +33,43 @@ func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err e
 	if err != nil {
 		return out, err
 	}
-	f := s.Fleet()
-	leaving := f.Filter((*model.Instance).Deleting)
+	leaving := s.Fleet().Filter((*model.Instance).Deleting)
 	slices.SortStableFunc(leaving, func(a, b *model.Instance) int {
 		return cmp.Or(a.Machine.DeletionTimestamp.Compare(b.Machine.DeletionTimestamp.Time), cmp.Compare(a.Name(), b.Name()))
 	})
 	for _, i := range leaving {
-		switch plan := model.PlanDeparture(f, i, s.Initialized()); plan.Step {
-		case model.ReleaseMachine:
-			if err := r.dropHook(ctx, i.Machine); err != nil {
-				return out, err
-			}
-		case model.RemoveMember:
-			if i.Member == nil {
-				obstacle, err := r.foreignOwner(ctx, s, plan.Member, f.IsUnidentified)
-				if err != nil {
-					return out, err
-				}
-				if obstacle != "" {
-					out.departing = append(out.departing, obstacle)
-					continue
-				}
-			}
-			if err := r.askToLeave(ctx, s, plan.Member); err != nil {
-				return out, err
-			}
-			f = s.Fleet() // The next one waits for it.
-		case model.KeepMachine:
-			if plan.Why != "" {
-				out.departing = append(out.departing, fmt.Sprintf("Machine %s cannot go yet: %s", i.Name(), plan.Why))
-			}
+		// The plan sees the member that the Machine before has asked to leave, so that only one leaves at a time.
+		obstacle, err := r.depart(ctx, s, i)
+		if err != nil {
+			return out, err
+		}
+		if obstacle != "" {
+			out.departing = append(out.departing, obstacle)
 		}
 	}
 	return out, nil
+}
+
+// depart takes the next step of a deleted Machine: its member leaves, or the Machine is released. It returns the reason why
+// neither is possible yet; "" for a Machine that only waits for its member.
+func (r *departures) depart(ctx context.Context, s *scope, i *model.Instance) (obstacle string, err error) {
+	f := s.Fleet()
+	switch plan := model.PlanDeparture(f, i, s.Initialized()); plan.Step {
+	case model.ReleaseMachine:
+		return "", r.dropHook(ctx, i.Machine)
+	case model.RemoveMember:
+		if i.Member == nil {
+			if obstacle, err := r.foreignOwner(ctx, s, plan.Member, f.IsUnidentified); err != nil || obstacle != "" {
+				return obstacle, err
+			}
+		}
+		return "", r.askToLeave(ctx, s, plan.Member)
+	case model.KeepMachine:
+		if plan.Why != "" {
+			return fmt.Sprintf("Machine %s cannot go yet: %s", i.Name(), plan.Why), nil
+		}
+	}
+	return "", nil
 }
 
 // clearOrphans makes members without a Machine leave, and deletes the EtcdMembers of members that have left.
@@ -74,35 +78,46 @@ func (r *departures) clearOrphans(ctx context.Context, s *scope) (out result, er
 	if f.Unknown != "" {
 		return out, nil
 	}
-	for _, m := range f.Unassigned {
-		if !m.Left {
-			continue
-		}
-		gone := s.Workload.Members[m.Name]
-		if err := client.IgnoreNotFound(s.client.Delete(ctx, &gone, client.Preconditions{UID: &gone.UID})); err != nil {
-			return out, fmt.Errorf("cannot delete the EtcdMember %s: %w", m.Name, err)
-		}
-		delete(s.Workload.Members, m.Name)
+	if err := r.deleteLeft(ctx, s, f.Unassigned); err != nil {
+		return out, err
 	}
 	for _, m := range f.Orphans() {
 		if m.Left || m.Leave {
 			continue
 		}
-		if why := f.CannotRemove(m.Name); why != "" {
-			out.departing = append(out.departing, fmt.Sprintf("the etcd member %s belongs to no Machine and cannot leave yet: %s", m.Name, why))
-			continue
-		}
-		obstacle, err := r.foreignOwner(ctx, s, m.Name, func(string) bool { return false })
+		obstacle, err := r.keepsOrphan(ctx, s, f, m.Name)
 		if err != nil {
 			return out, err
 		}
-		if obstacle != "" {
-			out.departing = append(out.departing, obstacle)
-			continue
+		if obstacle == "" {
+			return out, r.askToLeave(ctx, s, m.Name) // One leaves at a time.
 		}
-		return out, r.askToLeave(ctx, s, m.Name)
+		out.departing = append(out.departing, obstacle)
 	}
 	return out, nil
+}
+
+// deleteLeft deletes the EtcdMembers of members that have left.
+func (r *departures) deleteLeft(ctx context.Context, s *scope, members []model.Member) error {
+	for _, m := range members {
+		if !m.Left {
+			continue
+		}
+		gone := s.Workload.Members[m.Name]
+		if err := client.IgnoreNotFound(s.client.Delete(ctx, &gone, client.Preconditions{UID: &gone.UID})); err != nil {
+			return fmt.Errorf("cannot delete the EtcdMember %s: %w", m.Name, err)
+		}
+		delete(s.Workload.Members, m.Name)
+	}
+	return nil
+}
+
+// keepsOrphan returns the reason why a member without a Machine stays; "" when it can leave.
+func (r *departures) keepsOrphan(ctx context.Context, s *scope, f model.Fleet, member string) (string, error) {
+	if why := f.CannotRemove(member); why != "" {
+		return fmt.Sprintf("the etcd member %s belongs to no Machine and cannot leave yet: %s", member, why), nil
+	}
+	return r.foreignOwner(ctx, s, member, func(string) bool { return false })
 }
 
 // foreignOwner returns the reason why an etcd member may belong to a Machine outside the control plane; "" when it cannot.

@@ -88,8 +88,12 @@ func (r *machines) act(ctx context.Context, s *scope) (result, error) {
 
 // createMachines creates Machines. All but the first one of a cluster may be created at once.
 func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (out result, err error) {
+	role := bootstrapv1.RoleControlPlane
+	if p.First {
+		role = bootstrapv1.RoleInit
+	}
 	for range p.Create {
-		created, err := r.createMachine(ctx, s, p.First)
+		created, err := r.createMachine(ctx, s, role)
 		if out.merge(created); err != nil {
 			return out, err
 		}
@@ -98,7 +102,7 @@ func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (
 }
 
 // createMachine creates a Machine, unless a recent attempt failed.
-func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (result, error) {
+func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1.Role) (result, error) {
 	if !s.DomainsKnown() {
 		return blocked("the infrastructure does not show failure domains yet, and is not provisioned"), nil // A change of the infrastructure's object is an event.
 	}
@@ -106,7 +110,7 @@ func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (res
 	if left := last.after.Sub(s.Now); left > 0 {
 		return result{blocked: last.why, requeueAfter: left}, nil
 	}
-	err := r.tryMachine(ctx, s, first, &last)
+	err := r.tryMachine(ctx, s, role, &last)
 	missing := missingTemplateError("")
 	switch {
 	case errors.As(err, &missing):
@@ -123,12 +127,12 @@ func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (res
 // tryMachine creates a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig is created first and
 // the Machine last. After a crash in between, the config without a Machine is found, and the other objects are created under
 // its name, so that none is left over or created twice.
-func (r *machines) tryMachine(ctx context.Context, s *scope, first bool, last *trial) error {
+func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) error {
 	infraTemplate, err := r.infrastructure.template(ctx, s)
 	if err != nil {
 		return err
 	}
-	config, err := r.nextConfig(ctx, s, first, last)
+	config, err := r.nextConfig(ctx, s, role, last)
 	if err != nil {
 		return err
 	}
@@ -169,13 +173,13 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 }
 
 // nextConfig returns the CapstanConfig of the next Machine: one without a Machine, or a new one.
-func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *trial) (*bootstrapv1.CapstanConfig, error) {
+func (r *machines) nextConfig(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) (*bootstrapv1.CapstanConfig, error) {
 	unfinished, err := r.unfinishedConfigs(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	fits := func(c *bootstrapv1.CapstanConfig) bool {
-		return stored.Equal(c.Spec, desiredConfig(s, c.Name, first).Spec)
+		return stored.Equal(c.Spec, desiredConfig(s, c.Name, role).Spec)
 	}
 	var config *bootstrapv1.CapstanConfig
 	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
@@ -186,7 +190,7 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *t
 			return nil, err
 		}
 	}
-	if first {
+	if role == bootstrapv1.RoleInit {
 		if config, err = r.firstConfig(ctx, s, config, unfinished, last); err != nil {
 			return nil, err
 		}
@@ -202,7 +206,7 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *t
 	if config != nil {
 		return config, nil
 	}
-	config = desiredConfig(s, last.name, first)
+	config = desiredConfig(s, last.name, role)
 	if err := r.Client.Create(ctx, config); err != nil {
 		return nil, fmt.Errorf("cannot make the CapstanConfig %s: %w", config.Name, err)
 	}
@@ -225,7 +229,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 	}
 	last.name = name
 	for _, c := range unfinished {
-		if c.Name == name && stored.Equal(c.Spec, desiredConfig(s, name, true).Spec) {
+		if c.Name == name && stored.Equal(c.Spec, desiredConfig(s, name, bootstrapv1.RoleInit).Spec) {
 			return c, nil
 		}
 	}
@@ -308,15 +312,13 @@ func ownerRef(s *scope) metav1.OwnerReference {
 	return ref
 }
 
-func desiredConfig(s *scope, name string, first bool) *bootstrapv1.CapstanConfig {
+// desiredConfig returns the CapstanConfig of a new Machine. The first Machine has RoleInit, and may begin with a backup.
+func desiredConfig(s *scope, name string, role bootstrapv1.Role) *bootstrapv1.CapstanConfig {
 	out := &bootstrapv1.CapstanConfig{ObjectMeta: metadata(s, name), Spec: *s.Object.Spec.Config.DeepCopy()}
 	out.OwnerReferences = []metav1.OwnerReference{ownerRef(s)}
-	out.Spec.Role = bootstrapv1.RoleControlPlane
-	if first {
-		out.Spec.Role = bootstrapv1.RoleInit
-		if s.RestoreSource != nil {
-			out.Spec.Restore = *s.RestoreSource
-		}
+	out.Spec.Role = role
+	if role == bootstrapv1.RoleInit && s.RestoreSource != nil {
+		out.Spec.Restore = *s.RestoreSource
 	}
 	return out
 }

@@ -402,9 +402,9 @@ func TestKubeconfig(t *testing.T) {
 func TestCrash(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(nil)
-	left := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-left1", true)
+	left := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-left1", bootstrapv1.RoleInit)
 	cluster.Create(left)
-	staleControlPlane := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-stale", true)
+	staleControlPlane := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-stale", bootstrapv1.RoleInit)
 	staleControlPlane.Spec.PreCommands = []string{"echo of another spec"}
 	cluster.Create(staleControlPlane)
 	cluster.SetInfraEndpoint(somewhere)

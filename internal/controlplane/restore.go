@@ -48,7 +48,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	}
 	step, machines := s.Restoration().Next()
 	if step == model.RestoreNone {
-		s.tellRestored(metav1.ConditionTrue, controlplanev1.RestoredReason, "")
+		s.showRestored(metav1.ConditionTrue, controlplanev1.RestoredReason, "")
 		return result{}, r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
 	}
 	if step != model.RestoreWait {
@@ -60,31 +60,62 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 			return result{stop: true}, nil // The cache will deliver the change.
 		}
 	}
-	var way model.CheckWay
-	var why, unchecked string
 	if step == model.RestoreBegin {
-		if id, err := r.readMarker(ctx, s); err != nil || id == spec.ID() {
-			return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
-		}
-		way, why = model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
+		return r.begin(ctx, s)
 	}
+	if problems, err := r.prepareRestore(ctx, s, false); err != nil {
+		return result{stop: true}, err
+	} else if len(problems) > 0 && step == model.RestoreCreate {
+		return s.cannotRestore(step, problems), nil
+	}
+	out, err := r.restoreOn(ctx, s, step, machines)
+	return restoring(out), err
+}
+
+// restoring stops the reconciliation: no other step may run during a restore.
+func restoring(out result) result {
+	out.stop = true
+	out.blocked = cmp.Or(out.blocked, "the cluster is being restored")
+	return out
+}
+
+// begin starts a restore after the check of the backup. Until then, a running cluster continues.
+func (r *restores) begin(ctx context.Context, s *scope) (result, error) {
+	if id, err := r.readMarker(ctx, s); err != nil || id == s.Object.Spec.Restore.ID() {
+		return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
+	}
+	way, why := model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
 	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
 		return result{stop: true}, err
-	} else if len(problems) > 0 && (step == model.RestoreBegin || step == model.RestoreCreate) {
-		return s.cannotRestore(step, problems), nil
+	} else if len(problems) > 0 {
+		return s.cannotRestore(model.RestoreBegin, problems), nil
 	}
-	if step == model.RestoreBegin {
-		ready, unexamined, again, err := r.checkRestore(ctx, s, way, why)
-		if err != nil || !ready {
-			return requeueAfter(again), err // A running cluster continues.
-		}
-		unchecked = unexamined
+	ready, unchecked, again, err := r.checkRestore(ctx, s, way, why)
+	if err != nil || !ready {
+		return requeueAfter(again), err
 	}
-	out, err := r.restoreOn(ctx, s, step, machines, unchecked)
-	out.stop = true
-	out.blocked = cmp.Or(out.blocked, "the cluster is being restored")
-	return out, err
+	out, err := r.recordBegin(ctx, s, unchecked)
+	return restoring(out), err
+}
+
+// recordBegin records that the restore has begun. unchecked is the reason why no machine has checked the backup; "" when one has.
+func (r *restores) recordBegin(ctx context.Context, s *scope, unchecked string) (result, error) {
+	spec := s.Object.Spec.Restore
+	s.showRestoring("The restore starts", false, unchecked)
+	if err := r.annotate(ctx, s, controlplanev1.RestoreAnnotation, spec.ID()); err != nil {
+		return result{}, err
+	}
+	note := ""
+	if unchecked != "" {
+		note = spec.ID()
+	}
+	if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, note); err != nil {
+		return result{}, err
+	}
+	ctrl.LoggerFrom(ctx).Info("Starting restore", "backup", spec.Name)
+	r.event(s, corev1.EventTypeNormal, "RestoreBegins", "Restore", "The cluster goes back to the backup %s: every control plane machine is replaced%s", spec.Name, model.NotChecked(unchecked))
+	return requeueAfter(model.JoiningRetry), nil
 }
 
 // forgetRestore removes the records of a restore that the spec does not ask for any more.
@@ -102,7 +133,7 @@ func (r *restores) forgetRestore(ctx context.Context, s *scope) error {
 
 // cannotRestore reports the problems of the backup. A running cluster continues.
 func (s *scope) cannotRestore(step model.RestoreStep, problems []string) result {
-	s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason,
+	s.showRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason,
 		fmt.Sprintf("The backup %s cannot be restored: %s", s.Object.Spec.Restore.Name, strings.Join(problems, "; ")))
 	if s.Initialized() && step == model.RestoreBegin {
 		return requeueAfter(secretRetry)
@@ -113,62 +144,55 @@ func (s *scope) cannotRestore(step model.RestoreStep, problems []string) result 
 	}
 }
 
-// restoreOn does one step.
-func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreStep, machines []*clusterv1.Machine, unchecked string) (result, error) {
+// restoreOn does one step after the begin.
+func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreStep, machines []*clusterv1.Machine) (result, error) {
 	spec := s.Object.Spec.Restore
-	wasUnchecked := step != model.RestoreBegin && s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID()
-	tell := func(format string, args ...any) {
-		reason, text := model.RestoringCondition(fmt.Sprintf(format, args...), wasUnchecked, unchecked)
-		s.tellRestored(metav1.ConditionFalse, reason, text)
+	show := func(format string, args ...any) {
+		s.showRestoring(fmt.Sprintf(format, args...), s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID(), "")
 	}
 	switch step {
-	case model.RestoreNone:
-	case model.RestoreBegin:
-		tell("The restore starts")
-		if err := r.annotate(ctx, s, controlplanev1.RestoreAnnotation, spec.ID()); err != nil {
-			return result{}, err
-		}
-		note := ""
-		if unchecked != "" {
-			note = spec.ID()
-		}
-		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, note); err != nil {
-			return result{}, err
-		}
-		ctrl.LoggerFrom(ctx).Info("Starting restore", "backup", spec.Name)
-		r.event(s, corev1.EventTypeNormal, "RestoreBegins", "Restore", "The cluster goes back to the backup %s: every control plane machine is replaced%s", spec.Name, model.NotChecked(unchecked))
-		return requeueAfter(model.JoiningRetry), nil
 	case model.RestoreRemove:
-		tell("%d former control plane machines are being deleted", len(machines))
+		show("%d former control plane machines are being deleted", len(machines))
 		for _, m := range machines {
 			if err := r.discard(ctx, s, m); err != nil {
 				return result{}, err
 			}
 		}
 	case model.RestoreCreate:
-		tell("The first machine is being created")
-		return r.machines.createMachine(ctx, s, true)
+		show("The first machine is being created")
+		return r.machines.createMachine(ctx, s, bootstrapv1.RoleInit)
 	case model.RestoreWait:
-		tell("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0])))
+		show("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0])))
 		return requeueAfter(model.UnhealthyRetry), nil
 	case model.RestoreFinish:
-		tell("The cluster serves again. Stale Nodes are being deleted")
-		if s.client == nil {
-			return requeueAfter(model.UnhealthyRetry), nil
-		}
-		if err := r.removeStaleNodes(ctx, s); err != nil {
-			return result{}, err
-		}
-		if err := r.markRestored(ctx, s); err != nil {
-			return result{}, err
-		}
-		r.clearChecks(ctx, s)
-		return requeueAfter(model.JoiningRetry), r.finishRestore(ctx, s, nil)
+		show("The cluster serves again. Stale Nodes are being deleted")
+		return r.cleanUp(ctx, s)
 	}
 	return result{}, nil
 }
 
-func (s *scope) tellRestored(status metav1.ConditionStatus, reason, message string) {
+// cleanUp deletes stale Nodes in the restored cluster, and ends the restore.
+func (r *restores) cleanUp(ctx context.Context, s *scope) (result, error) {
+	if s.client == nil {
+		return requeueAfter(model.UnhealthyRetry), nil
+	}
+	if err := r.removeStaleNodes(ctx, s); err != nil {
+		return result{}, err
+	}
+	if err := r.markRestored(ctx, s); err != nil {
+		return result{}, err
+	}
+	r.clearChecks(ctx, s)
+	return requeueAfter(model.JoiningRetry), r.finishRestore(ctx, s, nil)
+}
+
+// showRestoring reports the progress of a restore; see model.RestoringCondition.
+func (s *scope) showRestoring(message string, unchecked bool, why string) {
+	reason, text := model.RestoringCondition(message, unchecked, why)
+	s.showRestored(metav1.ConditionFalse, reason, text)
+}
+
+func (s *scope) showRestored(status metav1.ConditionStatus, reason, message string) {
 	setCondition(s.Object, controlplanev1.RestoredCondition, status, reason, message)
 }
 
@@ -297,7 +321,7 @@ func (r *restores) finishRestore(ctx context.Context, s *scope, err error) error
 	if err := r.annotate(ctx, s, controlplanev1.RestoredAnnotation, s.Object.Spec.Restore.ID()); err != nil {
 		return err
 	}
-	s.tellRestored(metav1.ConditionTrue, controlplanev1.RestoredReason, "")
+	s.showRestored(metav1.ConditionTrue, controlplanev1.RestoredReason, "")
 	ctrl.LoggerFrom(ctx).Info("Restored cluster", "backup", s.Object.Spec.Restore.Name)
 	r.event(s, corev1.EventTypeNormal, "Restored", "Restore", "The cluster is back at the backup %s", s.Object.Spec.Restore.Name)
 	return nil

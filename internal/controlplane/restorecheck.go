@@ -27,19 +27,19 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 	case way == model.CheckByNobody:
 		return true, why, 0, nil
 	case way == model.CheckLater:
-		s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, fmt.Sprintf(
+		s.showRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, fmt.Sprintf(
 			"A machine of the cluster has to check the backup %s before anything is removed, and %s. When that lasts %s, the cluster is restored without a check", spec.Name, why, model.Grace))
 		return false, "", model.UnhealthyRetry, nil
 	case s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID():
 		return true, "the annotation " + controlplanev1.RestoreUncheckedAnnotation + " disables the check", 0, nil
 	case s.client == nil:
-		s.tellChecking(nil, "", "there is no connection to the cluster")
+		s.showChecking(nil, "", "there is no connection to the cluster")
 		return false, "", model.UnhealthyRetry, nil
 	}
 	found, err := r.readCheck(ctx, s)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
-		s.tellChecking(nil, "", "the cluster does not have the kind EtcdBackupCheck yet")
+		s.showChecking(nil, "", "the cluster does not have the kind EtcdBackupCheck yet")
 		return false, "", model.UnhealthyRetry, nil
 	}
 	if err != nil {
@@ -94,7 +94,7 @@ func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBa
 		}
 	}
 	member := model.NextCheck(found, members, s.Now)
-	s.tellChecking(found, member, problem)
+	s.showChecking(found, member, problem)
 	if member == "" {
 		return nil
 	}
@@ -134,9 +134,9 @@ func (r *restores) clearChecks(ctx context.Context, s *scope) {
 	_ = s.client.Delete(ctx, credentials)
 }
 
-func (s *scope) tellChecking(found *etcdv1.EtcdBackupCheck, member, problem string) {
+func (s *scope) showChecking(found *etcdv1.EtcdBackupCheck, member, problem string) {
 	spec := s.Object.Spec.Restore
-	s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, model.CheckMessage(spec.Name, found, member, problem, controlplanev1.RestoreUncheckedAnnotation, spec.ID()))
+	s.showRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, model.CheckMessage(spec.Name, found, member, problem, controlplanev1.RestoreUncheckedAnnotation, spec.ID()))
 }
 
 // refuseRestore reports the reason why a backup is not restored.
@@ -144,7 +144,7 @@ func (r *restores) refuseRestore(s *scope, problems []string) {
 	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
 	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or correct it and set spec.restore.attempt to another value",
 		s.Object.Spec.Restore.Name, strings.Join(problems, "; "))
-	s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
+	s.showRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
 	if message != before {
 		r.event(s, corev1.EventTypeWarning, "RestoreImpossible", "Restore", "%s", message)
 	}

@@ -301,7 +301,7 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 			}
 			continue
 		}
-		if err := r.tellNode(ctx, s, n); err != nil {
+		if err := r.announceTarget(ctx, s, n); err != nil {
 			return nil, err
 		}
 		holders = append(holders, model.TrustHolder{
@@ -325,8 +325,8 @@ func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) 
 	return true, client.IgnoreNotFound(s.client.Delete(ctx, n, client.Preconditions{UID: &n.UID}))
 }
 
-// tellNode writes the target on a Node, and signs it for a machine that has published a challenge.
-func (r *rotations) tellNode(ctx context.Context, s *scope, n *corev1.Node) error {
+// announceTarget writes the target on a Node, and signs it for a machine that has published a challenge.
+func (r *rotations) announceTarget(ctx context.Context, s *scope, n *corev1.Node) error {
 	bundle := s.Authority.Data[secret.TLSCrtDataName]
 	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, s.Authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.SignatureAnnotation])
 	if err != nil {

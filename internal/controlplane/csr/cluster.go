@@ -99,8 +99,8 @@ func (c Cluster) hasMachines(p *clusterv1.MachinePool) bool {
 	})
 }
 
-// knows returns whether bootstrap data of the cluster contains the token.
-func (c Cluster) knows(token string) bool {
+// hasToken reports whether bootstrap data of the cluster contains the token.
+func (c Cluster) hasToken(token string) bool {
 	for data := range c.Tokens {
 		if c.holds(data, token) {
 			return true

@@ -178,7 +178,7 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 // decideProxy: kube-proxy is the same user on all machines, so its certificate names none of them.
 func decideProxy(cluster Cluster, token, kubelet string) Decision {
 	switch {
-	case token != "" && !cluster.knows(token):
+	case token != "" && !cluster.hasToken(token):
 		return untouched("no bootstrap data of the cluster has the token %s", token)
 	case kubelet != "" && machineOf(kubelet, cluster.Machines) == nil:
 		return untouched("no Machine has the node %s yet", kubelet)
