@@ -173,6 +173,24 @@ func (h *Host) recover() error {
 	if err := h.networks.openLink(); err != nil {
 		return err
 	}
+	h.recoverNetworks()
+	h.startKeepers()
+	for _, lb := range h.balancers.byID {
+		described := lb.described
+		h.running.Go(func() { lb.runWhenDescribed(h.ctx, described) })
+	}
+	h.contacts.connected = h.machines.managerConnected
+	h.fence.SetNetworks(h.networks.acrossHosts(h.networks.overlays()))
+	h.running.Go(func() { h.keepFenced(h.ctx) })
+	for _, m := range h.machines.byID {
+		h.running.Go(func() { m.run(h.ctx) })
+	}
+	h.emptyTrash()
+	return nil
+}
+
+// recoverNetworks repairs the recorded networks that are used, and removes all others; mu is held. Errors are logged.
+func (h *Host) recoverNetworks() {
 	for _, n := range h.networks.byID {
 		// capstand may have ended before the network's first machine was recorded, or after the last one was removed.
 		if err := h.networks.deleteUnused(h.ctx, n.Id); err != nil {
@@ -185,36 +203,18 @@ func (h *Host) recover() error {
 	if err := h.box.Sweep(h.ctx, func(id string) bool { return h.networks.byID[id] != nil }); err != nil {
 		h.log.Error("Networks without a record were not removed", "error", err)
 	}
-	h.running.Go(func() { h.machines.keepImages(h.ctx) })
-	h.running.Go(func() { h.machines.keepContainerImages(h.ctx) })
-	h.running.Go(func() { h.machines.keepDevices(h.ctx) })
-	h.running.Go(func() { h.machines.keepVersions(h.ctx) })
-	h.running.Go(func() { h.machines.keepLinks(h.ctx) })
-	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
-	h.running.Go(func() { h.box.GuardLinks(h.ctx, h.log) })
-	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })
-	h.running.Go(func() { h.holdServices(h.ctx) })
-	for _, lb := range h.balancers.byID {
-		described := lb.described
-		h.running.Go(func() {
-			if described != nil {
-				select {
-				case <-h.ctx.Done():
-				case <-lb.deleted.Done():
-				case <-described:
-				}
-			}
-			lb.run(h.ctx)
-		})
+}
+
+// startKeepers starts the goroutines that keep a part of the host up to date until its context ends.
+func (h *Host) startKeepers() {
+	for _, keep := range []func(context.Context){
+		h.machines.keepImages, h.machines.keepContainerImages, h.machines.keepDevices, h.machines.keepVersions, h.machines.keepLinks,
+		func(ctx context.Context) { h.box.GuardFirewalls(ctx, h.log) },
+		func(ctx context.Context) { h.box.GuardLinks(ctx, h.log) },
+		h.holdVirtualAddresses, h.holdServices,
+	} {
+		h.running.Go(func() { keep(h.ctx) })
 	}
-	h.contacts.connected = h.machines.managerConnected
-	h.fence.SetNetworks(h.networks.acrossHosts(h.networks.overlays()))
-	h.running.Go(func() { h.keepFenced(h.ctx) })
-	for _, m := range h.machines.byID {
-		h.running.Go(func() { m.run(h.ctx) })
-	}
-	h.emptyTrash()
-	return nil
 }
 
 // loadAll reads all objects; mu is held. An object that cannot be read does not prevent the others from running.

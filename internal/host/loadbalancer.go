@@ -94,6 +94,18 @@ func (lb *loadBalancer) configure() error {
 	return atomicfile.WriteJSON(filepath.Join(lb.shared(), balancer.ConfigFile), config, 0o644)
 }
 
+// runWhenDescribed runs the load balancer, after its owner has described it. The channel is nil if its record was readable.
+func (lb *loadBalancer) runWhenDescribed(ctx context.Context, described <-chan struct{}) {
+	if described != nil {
+		select {
+		case <-ctx.Done():
+		case <-lb.deleted.Done():
+		case <-described:
+		}
+	}
+	lb.run(ctx)
+}
+
 // run keeps the process running until the load balancer is deleted or capstand ends.
 func (lb *loadBalancer) run(ctx context.Context) {
 	life, end := context.WithCancel(ctx)
