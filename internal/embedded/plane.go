@@ -67,17 +67,11 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 			return err
 		}
 	}
-	base, release, err := takePorts(ctx, state.PortBase, claimPorts, portFree)
+	release, err := ensurePorts(ctx, l, &state)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if state.PortBase != base {
-		state.PortBase = base
-		if err := state.save(l); err != nil {
-			return err
-		}
-	}
 	p := newPlane(l, state, supervisor)
 	server, err := p.board.serve(l.StatusSocket())
 	if err != nil {
@@ -101,6 +95,20 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	helpers.Wait()
 	p.stop()
 	return nil
+}
+
+// ensurePorts claims the ports of the plane until release is called. If others use them, it chooses new ports and records them.
+func ensurePorts(ctx context.Context, l Layout, state *State) (release func(), err error) {
+	base, release, err := takePorts(ctx, state.PortBase, claimPorts, portFree)
+	if err != nil || state.PortBase == base {
+		return release, err
+	}
+	state.PortBase = base
+	if err := state.save(l); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
 }
 
 // newPlane returns a plane whose components do not run.

@@ -172,24 +172,8 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
 			unclaimed(s.key, s.pool, r.Watches(s.pool)))
 	}
-	labels, err := r.namespaceLabels(ctx, s)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if s.ip != nil {
-		// The ledger gets the event later than the cache, but needs the IPAddress for its decision.
-		r.Ledger.AddressSeen(s.ip)
-	}
 	book := r.Ledger.Pool(s.key)
-	res, err := book.Allocate(ctx, ledger.Request{
-		Ticket: ledger.TicketOf(s.claim),
-		Ask:    s.claim.Annotations[ipamv1.AddressAnnotation],
-		// A claim of a Cluster cannot arrive before its address: clusterctl keeps the Cluster paused until all objects
-		// have arrived.
-		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
-		Out:             isOut(s.claim, s.ip),
-		NamespaceLabels: labels,
-	})
+	res, err := r.choose(ctx, s, book)
 	if errors.Is(err, ledger.ErrPoolGone) {
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
 			fmt.Sprintf("%s does not exist any more", s.key))
@@ -211,6 +195,27 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, r.dropIfClaimGone(ctx, s)
 	}
 	return ctrl.Result{}, err
+}
+
+// choose asks the ledger for an address.
+func (r *Reconciler) choose(ctx context.Context, s *state, book *ledger.Pool) (ledger.Result, error) {
+	labels, err := r.namespaceLabels(ctx, s)
+	if err != nil {
+		return ledger.Result{}, err
+	}
+	if s.ip != nil {
+		// The ledger gets the event later than the cache, but needs the IPAddress for its decision.
+		r.Ledger.AddressSeen(s.ip)
+	}
+	return book.Allocate(ctx, ledger.Request{
+		Ticket: ledger.TicketOf(s.claim),
+		Ask:    s.claim.Annotations[ipamv1.AddressAnnotation],
+		// A claim of a Cluster cannot arrive before its address: clusterctl keeps the Cluster paused until all objects
+		// have arrived.
+		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
+		Out:             isOut(s.claim, s.ip),
+		NamespaceLabels: labels,
+	})
 }
 
 // unclaimed explains why a pool has no finalizer yet: its manager adds it before the first address (ALL-07).
