@@ -49,16 +49,21 @@ func conditionsPage() ([]byte, error) {
 	b.WriteString("| name | what it is | meaning |\n| --- | --- | --- |\n")
 	for _, g := range groups {
 		for _, block := range blocks[g.name] {
-			for _, c := range block.constants {
-				for _, is := range []string{"Annotation", "Label", "Finalizer"} {
-					if strings.HasSuffix(c.name, is) {
-						fmt.Fprintf(&b, "| %s | %s | %s |\n", manpages.Code(c.value), strings.ToLower(is), manpages.Cell(c.doc))
-					}
-				}
-			}
+			writeKeys(&b, block)
 		}
 	}
 	return b.Bytes(), nil
+}
+
+// writeKeys writes a row for each annotation, label and finalizer of a block.
+func writeKeys(b *bytes.Buffer, block block) {
+	for _, c := range block.constants {
+		for _, is := range []string{"Annotation", "Label", "Finalizer"} {
+			if strings.HasSuffix(c.name, is) {
+				fmt.Fprintf(b, "| %s | %s | %s |\n", manpages.Code(c.value), strings.ToLower(is), manpages.Cell(c.doc))
+			}
+		}
+	}
 }
 
 // writeConditions writes a table with the conditions and reasons of a block, or nothing if it has none.

@@ -181,22 +181,29 @@ func fsName(magic int64) string {
 }
 
 // forwardDrop returns the names of the firewall chains that drop forwarded packets by default.
-func forwardDrop() []string {
-	var names []string
-	if c, err := nftables.New(); err == nil {
-		chains, err := c.ListChains()
-		if err == nil {
-			for _, chain := range chains {
-				if chain.Hooknum != nil && *chain.Hooknum == *nftables.ChainHookForward && chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop {
-					names = append(names, fmt.Sprintf("nftables chain %s %s", chain.Table.Name, chain.Name))
-				}
-			}
+func forwardDrop() (names []string) {
+	for _, chain := range chains() {
+		if chain.Hooknum != nil && *chain.Hooknum == *nftables.ChainHookForward && chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop {
+			names = append(names, fmt.Sprintf("nftables chain %s %s", chain.Table.Name, chain.Name))
 		}
 	}
 	if out, err := exec.Command("iptables-legacy", "-S", "FORWARD").Output(); err == nil && bytes.Contains(out, []byte("-P FORWARD DROP")) {
 		names = append(names, "iptables-legacy chain FORWARD")
 	}
 	return names
+}
+
+// chains returns the chains of nftables; none if the kernel does not list them.
+func chains() []*nftables.Chain {
+	c, err := nftables.New()
+	if err != nil {
+		return nil
+	}
+	all, err := c.ListChains()
+	if err != nil {
+		return nil
+	}
+	return all
 }
 
 // probe tests kernel features in temporary namespaces. Only a test gives a reliable answer, and it loads modules as the

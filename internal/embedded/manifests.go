@@ -82,39 +82,47 @@ func loadCore(a Assets) (provider, error) {
 func loadOurs(config fs.FS, version string) ([]provider, error) {
 	var providers []provider
 	for _, o := range ourProviders {
-		p := provider{name: "capstan", kind: o.kind, namespace: o.namespace, version: version}
-		for _, pattern := range []string{"crd/bases/*.yaml", "rbac/*.yaml", "webhook/*.yaml", "runtime/apiservice.yaml"} {
-			files, err := fs.Glob(config, path.Join(o.folder, pattern))
-			if err != nil {
-				return nil, err
-			}
-			for _, file := range files {
-				if path.Base(file) == "kustomization.yaml" || path.Base(file) == "kustomizeconfig.yaml" {
-					continue
-				}
-				data, err := fs.ReadFile(config, file)
-				if err != nil {
-					return nil, err
-				}
-				objects, err := manifest.Parse(data)
-				if err != nil {
-					return nil, fmt.Errorf("%s: %w", file, err)
-				}
-				p.objects = append(p.objects, objects...)
-			}
+		objects, err := generatedObjects(config, o.folder)
+		if err != nil {
+			return nil, err
 		}
-		if len(p.objects) == 0 {
+		if len(objects) == 0 {
 			continue
 		}
-		p.objects = complete(p.objects, o.folder, p.namespace)
-		for _, object := range p.objects {
+		objects = complete(objects, o.folder, o.namespace)
+		for _, object := range objects {
 			if err := convert(object); err != nil {
 				return nil, fmt.Errorf("%s: %w", object.GetName(), err)
 			}
 		}
-		providers = append(providers, p)
+		providers = append(providers, provider{name: "capstan", kind: o.kind, namespace: o.namespace, version: version, objects: objects})
 	}
 	return providers, nil
+}
+
+// generatedObjects reads the objects in the folder of a provider, without the files of kustomize.
+func generatedObjects(config fs.FS, folder string) (out []*unstructured.Unstructured, err error) {
+	for _, pattern := range []string{"crd/bases/*.yaml", "rbac/*.yaml", "webhook/*.yaml", "runtime/apiservice.yaml"} {
+		files, err := fs.Glob(config, path.Join(folder, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if path.Base(file) == "kustomization.yaml" || path.Base(file) == "kustomizeconfig.yaml" {
+				continue
+			}
+			data, err := fs.ReadFile(config, file)
+			if err != nil {
+				return nil, err
+			}
+			objects, err := manifest.Parse(data)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			out = append(out, objects...)
+		}
+	}
+	return out, nil
 }
 
 // complete adapts generated objects for an installation beside other providers: it adds a namespace and unique names. In this

@@ -118,24 +118,29 @@ func (b Box) mendOverlays() (mended []Network, err error) {
 			if n.Overlay == nil || !b.uses(n.ID) {
 				continue
 			}
-			if whole, err := b.hasOverlay(n); err != nil || whole {
-				if err != nil {
-					return err
-				}
-				continue
-			}
-			subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+			wasBroken, err := b.mendOverlay(n)
 			if err != nil {
 				return err
 			}
-			if err := b.ensureLinks(n, subnets); err != nil {
-				return err
+			if wasBroken {
+				mended = append(mended, n)
 			}
-			mended = append(mended, n)
 		}
 		return nil
 	})
 	return mended, err
+}
+
+// mendOverlay restores the missing parts of a network.
+func (b Box) mendOverlay(n Network) (wasBroken bool, err error) {
+	if whole, err := b.hasOverlay(n); err != nil || whole {
+		return false, err
+	}
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	if err != nil {
+		return false, err
+	}
+	return true, b.ensureLinks(n, subnets)
 }
 
 // nextRuleset waits for a transaction that changes nftables. Lost messages also count as a transaction.

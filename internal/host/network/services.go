@@ -327,25 +327,27 @@ func (b Box) HoldsServices(networkID string, services []Service, announce bool) 
 		}
 		for _, s := range services {
 			if s.HostPorts {
-				own, err := b.isOwn(s.Address)
-				whole = whole && err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return r.place() == s.place() })
+				whole = b.holdsPorts(s, recorded) && whole
 				continue
 			}
 			link, held, why := b.serviceLink(networkID, s.Address)
 			if why != nil || !held {
 				whole = false
-				continue
-			}
-			if !announce {
-				continue
-			}
-			if err := AnnounceVirtual(link, s.Address); err != nil {
-				return err
+			} else if announce {
+				if err := AnnounceVirtual(link, s.Address); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
 	})
 	return whole, err
+}
+
+// holdsPorts reports whether the box has the address of the ports of a Service, and recorded contains these ports.
+func (b Box) holdsPorts(s Service, recorded []Service) bool {
+	own, err := b.isOwn(s.Address)
+	return err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return r.place() == s.place() })
 }
 
 // YieldServices gives up the addresses that another station of their network has too, and those for which the network cannot be asked. It
