@@ -16,6 +16,7 @@ var (
 	inline     = regexp.MustCompile("`([^`\n]+)`")
 	makeTarget = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
 	assignment = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
+	overwritten = regexp.MustCompile(`(?m)^.*> *"?\$\{?KUBECONFIG.*$`)
 	// commandEnd separates the commands of a line.
 	commandEnd = regexp.MustCompile(`\|\||&&|[|;()&\n]`)
 )
@@ -174,6 +175,20 @@ func TestCommands(t *testing.T) {
 	}
 	if checked < 200 {
 		t.Errorf("found only %d commands", checked)
+	}
+}
+
+// TestKubeconfigsAreNotOverwritten checks that no document writes the file that its commands use as kubeconfig. The shell empties the
+// file before the command reads it.
+func TestKubeconfigsAreNotOverwritten(t *testing.T) {
+	for _, document := range documents(t) {
+		data, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := overwritten.Find(data); found != nil {
+			t.Errorf("%s: %s: a command reads $KUBECONFIG", document, found)
+		}
 	}
 }
 

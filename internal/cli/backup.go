@@ -56,8 +56,8 @@ Without --to and --file, the backup goes to the place of the scheduled backups (
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(made)
+			if a.structured() {
+				return a.print(made)
 			}
 			fmt.Fprintf(a.out, "%s (%d bytes, revision %d)\n", made.Location, made.SizeBytes, made.Revision)
 			for _, name := range made.Removed {
@@ -123,8 +123,8 @@ Never run the original plane and the restored plane at the same time: both would
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(restored)
+			if a.structured() {
+				return a.print(restored)
 			}
 			fmt.Fprintf(a.out, "Restored the backup of %s (Capstan %s, Kubernetes %s, revision %d) to %s.\n",
 				restored.Time.Format(time.RFC3339), restored.CapstanVersion, restored.KubernetesVersion, restored.Revision, a.root)

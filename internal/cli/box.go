@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -59,18 +60,20 @@ func (a *app) assetsDir() (embedded.Assets, error) {
 	return embedded.Assets{Dir: dir}, err
 }
 
-// localKubeconfig returns the path of the kubeconfig of this box's plane. The error contains the solution if this process
+// localKubeconfig returns the path of the kubeconfig of this box's plane. The error contains the solutions if this process
 // cannot read it.
 func (a *app) localKubeconfig() (string, error) {
 	path := a.layout().AdminKubeconfig()
 	_, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return "", embedded.ErrNotRoot
+		err = embedded.ErrNotRoot
+	} else if err != nil {
+		err = a.noPlane(err)
 	}
-	if err != nil {
-		return "", a.noPlane(err)
+	if err != nil && !a.rootGiven {
+		err = coded{fmt.Errorf("%w; or name another management cluster with --kubeconfig or $KUBECONFIG", err), exitCode(err)}
 	}
-	return path, nil
+	return path, err
 }
 
 // localVersions lists the Kubernetes versions whose programs are on this box.

@@ -60,6 +60,36 @@ func TestFindMachine(t *testing.T) {
 	}
 }
 
+// TestNoPlane: the errors name the commands that help, for this installation.
+func TestNoPlane(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("KUBECONFIG", "")
+	stopped := t.TempDir()
+	kubeconfig := embedded.Layout{Root: stopped}.AdminKubeconfig()
+	if err := errors.Join(os.WriteFile(kubeconfig, []byte(twoContexts), 0o600), os.WriteFile(embedded.Layout{Root: stopped}.State(), []byte("{}"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	nowhere := filepath.Join(stopped, "nowhere")
+	for name, test := range map[string]struct {
+		app   app
+		code  int
+		wrong string
+	}{
+		"no plane":                        {app{root: nowhere}, exitNotFound, "`capstan up --root " + nowhere + "`; or name another management cluster with --kubeconfig"},
+		"no plane in a chosen root":       {app{root: nowhere, rootGiven: true}, exitNotFound, "`capstan up --root " + nowhere + "`"},
+		"a stopped plane":                 {app{root: stopped}, exitFailed, "; start the management plane of this box with `capstan up --root " + stopped + "`"},
+		"a kubeconfig of a stopped plane": {app{root: stopped, kubeconfig: kubeconfig}, exitFailed, "; start the management plane of this box with `capstan up --root " + stopped + "`"},
+		"another server":                  {app{root: stopped, kubeconfig: kubeconfig, context: "two"}, exitFailed, "connection refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := test.app.management()
+			if err == nil || exitCode(err) != test.code || !strings.HasSuffix(err.Error(), test.wrong) && !strings.Contains(err.Error(), test.wrong+" or $KUBECONFIG") {
+				t.Errorf("%v with code %d", err, exitCode(err))
+			}
+		})
+	}
+}
+
 // TestHosts: commands find the capstands of the plane. On a host whose plane runs elsewhere, they find the capstand of
 // the host.
 func TestHosts(t *testing.T) {

@@ -63,6 +63,7 @@ An interrupted command can be repeated. The strategies of the objects decide how
 	}, func(c *cobra.Command) {
 		c.Flags().StringVar(&to.version, "kubernetes-version", "", "Kubernetes version")
 		_ = c.MarkFlagRequired("kubernetes-version")
+		a.completeVersionFlag(c)
 		c.PreRunE = func(*cobra.Command, []string) (err error) { to.version, err = parseVersion(to.version); return err }
 	}))
 }

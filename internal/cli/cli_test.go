@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -322,7 +325,7 @@ func TestTemplateSources(t *testing.T) {
 	for name, test := range map[string]struct{ flavor, from, want, wrong string }{
 		"default": {"", "", "default", ""},
 		"flavor":  {"ha", "", "ha", ""},
-		"unknown": {"x", "", "", "expected the template cluster-template-x.yaml, found [cluster-template-ha.yaml cluster-template.yaml]"},
+		"unknown": {"x", "", "", `expected one of the flavors ha, found "x"`},
 		"stdin":   {"", "-", "piped", ""},
 		"file":    {"", "/nonexistent", "", "no such file"},
 	} {
@@ -362,12 +365,59 @@ func TestShippedTemplates(t *testing.T) {
 
 // execute runs a command on a box without an installation.
 func execute(t *testing.T, args ...string) error {
+	_, err := outputOf(t, args...)
+	return err
+}
+
+func outputOf(t *testing.T, args ...string) (string, error) {
 	var out bytes.Buffer
-	a := &app{out: &out, errOut: &out}
+	a := &app{out: &out, errOut: io.Discard}
 	c := a.command()
 	c.SetOut(&out)
+	c.SetErr(io.Discard)
 	c.SetArgs(append([]string{"--root", t.TempDir(), "--assets", t.TempDir()}, args...))
-	return c.ExecuteContext(context.Background())
+	err := c.ExecuteContext(context.Background())
+	return out.String(), err
+}
+
+// TestOutputs: programs can read what the command line asks for.
+func TestOutputs(t *testing.T) {
+	dry := []string{"create", "cluster", "demo", "--dry-run", "--kubernetes-version", "v1.36.3"}
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"--version":             {[]string{"--version"}, `^capstan \S+\n$`},
+		"text":                  {[]string{"version"}, `^capstan \S+\n`},
+		"JSON":                  {[]string{"version", "-o", "json"}, `^{\n  "capstan": "\S+",\n  "kubernetes": null\n}\n$`},
+		"YAML":                  {[]string{"version", "-o", "yaml"}, `^capstan: \S+\nkubernetes: null\n$`},
+		"manifests":             {dry, `^---\napiVersion: \S+\n(?s:.*)---\n`},
+		"manifests as YAML":     {append(dry, "-o", "yaml"), `^---\napiVersion: \S+\n(?s:.*)---\n`},
+		"manifests as JSON":     {append(dry, "-o", "json"), `^{\n  "apiVersion": "v1",\n  "items": \[\n(?s:.*)"kind": "List"\n}\n$`},
+		"flavors":               {[]string{"__complete", "create", "cluster", "demo", "--flavor", ""}, `(?m)^ha$`},
+		"formats":               {[]string{"__complete", "top", "--output", ""}, `^json\nyaml\n:4\n`},
+		"formats of a progress": {[]string{"__complete", "up", "--progress", ""}, `^auto\nplain\njson\nnone\n`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if out, err := outputOf(t, test.args...); err != nil || !regexp.MustCompile(test.want).MatchString(out) {
+				t.Errorf("%v, the output does not match %s:\n%s", err, test.want, out)
+			}
+		})
+	}
+}
+
+func TestParseDescribed(t *testing.T) {
+	for args, want := range map[string]string{
+		"":             "",
+		"demo":         "[cluster machine host pool machinepool] demo",
+		"cluster demo": "[cluster] demo", "clusters demo": "[cluster] demo", "cluster/demo": "[cluster] demo", "machines/demo": "[machine] demo",
+		"cluster": "", "hosts": "", "cluster/": "", "node demo": "", "node/demo": "", "cluster demo two": "",
+	} {
+		kinds, name, err := parseDescribed(strings.Fields(args))
+		if got := fmt.Sprintf("%v %s", kinds, name); err == nil && got != want || err != nil && (want != "" || exitCode(err) != exitUsage) {
+			t.Errorf("%q: %s, %v", args, got, err)
+		}
+	}
 }
 
 func TestExitCodes(t *testing.T) {
@@ -389,7 +439,14 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"logs"}, exitUsage},
 		{[]string{"shell"}, exitUsage},
 		{[]string{"top", "nodes"}, exitUsage},
+		{[]string{"top", "cluster"}, exitNotFound},
+		{[]string{"describe", "cluster"}, exitUsage},
 		{[]string{"host", "join"}, exitUsage},
+		{[]string{"host", "join", "https://10.0.0.1:6443"}, exitUsage},
+		{[]string{"scale", "cluster", "a"}, exitUsage},
+		{[]string{"upgrade", "cluster", "a"}, exitUsage},
+		{[]string{"create", "cluster", "a", "--flavor", "ha", "--from", "x"}, exitUsage},
+		{[]string{"load", "image", "/nonexistent", "--cluster", "a"}, exitNotFound},
 		{[]string{"nonsense"}, exitUsage},
 		{[]string{"get", "nonsense"}, exitUsage},
 	} {
@@ -406,6 +463,9 @@ func TestExitCodes(t *testing.T) {
 	}
 	if err := execute(t, "logs"); err == nil || err.Error() != "expected `capstan logs MACHINE [SERVICE]`, found 0 arguments; see `capstan logs --help`" {
 		t.Errorf("the error does not name the arguments: %v", err)
+	}
+	if err := execute(t, "upgrade", "cluster", "a"); err == nil || !strings.Contains(err.Error(), `"kubernetes-version" not set; see `) {
+		t.Errorf("the error does not name the flag: %v", err)
 	}
 	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
 		t.Errorf("exit code of a timeout: %d", code)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -93,23 +94,27 @@ func (a *app) getCommand() *cobra.Command {
 func (a *app) getClustersCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "clusters", Short: "List clusters", Args: cobra.NoArgs,
+		Use: "clusters", Aliases: []string{"cluster"}, Short: "List clusters", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			m, err := a.management()
 			if err != nil {
 				return err
 			}
-			list := &clusterv1.ClusterList{}
-			if err := m.client.List(c.Context(), list, client.InNamespace(namespace)); err != nil {
+			objects, err := m.all(c.Context(), "cluster", namespace)
+			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(summarize(list.Items))
+			clusters := typed[clusterv1.Cluster](objects)
+			if a.structured() {
+				printGaps(a.errOut, m.gaps)
+				return errors.Join(a.print(summarize(clusters)), m.noRights())
 			}
-			return printClusters(a.out, list.Items, time.Now())
+			err = printClusters(a.out, clusters, time.Now())
+			printGaps(a.out, m.gaps)
+			return errors.Join(err, m.noRights())
 		},
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: all)")
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: all; that of the context for users who cannot list all)")
 	return c
 }
 
@@ -170,20 +175,20 @@ func (a *app) getKubeconfigCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			if managementPlane {
 				data, err := a.managementKubeconfig()
-				if err == nil {
-					_, err = a.out.Write(data)
+				if err != nil {
+					return err
 				}
-				return err
+				return a.printKubeconfig(data)
 			}
 			m, key, err := a.clusterOf(key.Namespace, args[0])
 			if err != nil {
 				return err
 			}
 			data, err := m.kubeconfig(c.Context(), key)
-			if err == nil {
-				_, err = a.out.Write(data)
+			if err != nil {
+				return err
 			}
-			return err
+			return a.printKubeconfig(data)
 		},
 	}
 	c.ValidArgsFunction = a.completeClusters(&key.Namespace)
@@ -214,13 +219,16 @@ func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]by
 
 // managementKubeconfig returns the kubeconfig that the other commands use, reduced to its context.
 func (a *app) managementKubeconfig() ([]byte, error) {
-	loader, _, err := a.clientConfig()
+	loader, from, err := a.clientConfig()
 	if err != nil {
 		return nil, err
 	}
+	if _, err := loader.ClientConfig(); err != nil {
+		return nil, kubeconfigError(from, err)
+	}
 	raw, err := loader.RawConfig()
 	if err != nil {
-		return nil, err
+		return nil, kubeconfigError(from, err)
 	}
 	if a.context != "" {
 		raw.CurrentContext = a.context
@@ -241,15 +249,36 @@ func (a *app) clusterOf(namespace, name string) (*management, client.ObjectKey, 
 	return m, client.ObjectKey{Namespace: namespace, Name: name}, err
 }
 
-func printYAML(out io.Writer, objects []*unstructured.Unstructured) error {
+// printObjects prints manifests: one List with -o json, else YAML documents.
+func (a *app) printObjects(objects []*unstructured.Unstructured) error {
+	if a.output == outputJSON {
+		list := unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List"}}
+		for _, o := range objects {
+			list.Items = append(list.Items, *o)
+		}
+		return a.print(&list)
+	}
 	for _, o := range objects {
 		data, err := yaml.Marshal(o.Object)
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(out, "---\n%s", data); err != nil {
+		if _, err := fmt.Fprintf(a.out, "---\n%s", data); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// printKubeconfig prints a kubeconfig as it is, or as JSON.
+func (a *app) printKubeconfig(data []byte) error {
+	if a.output == outputJSON {
+		document, err := yaml.YAMLToJSON(data)
+		if err != nil {
+			return err
+		}
+		return a.print(json.RawMessage(document))
+	}
+	_, err := a.out.Write(data)
+	return err
 }

@@ -99,16 +99,36 @@ func (a *app) completeDescribed(namespace *string) completion {
 		switch {
 		case len(args) == 0:
 			return append(slices.Clone(describedOrder), a.names(ctx, *namespace, slices.Concat(slices.Collect(maps.Values(described))...))...)
-		case len(args) == 1 && described[args[0]] != nil:
-			return a.names(ctx, *namespace, described[args[0]])
+		case len(args) == 1:
+			return a.names(ctx, *namespace, described[singular(args[0])])
 		}
 		return nil
 	})
 }
 
-// completeFlags completes the values of --namespace of all commands, and of --context.
+// completeVersionFlag completes the Kubernetes version of a cluster with those of the hosts, the newest first.
+func (a *app) completeVersionFlag(c *cobra.Command) {
+	_ = c.RegisterFlagCompletionFunc("kubernetes-version", a.completing(func(ctx context.Context, _ []string) []string {
+		m, err := a.management()
+		if err != nil {
+			return nil
+		}
+		hosts, _ := m.hosts(ctx) // Completion shows no errors.
+		versions, _ := versionsOf(hosts)
+		slices.Reverse(versions)
+		return versions
+	}))
+}
+
+// completeFlags completes the values of --namespace of all commands, and those of the flags of all commands.
 func (a *app) completeFlags(c *cobra.Command) {
-	complete := map[string]completion{"namespace": a.completing(a.namespaces), namespaceFlag: a.completing(a.namespaces), "context": a.completing(a.contexts)}
+	fixed := func(values ...string) completion {
+		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	}
+	complete := map[string]completion{
+		"namespace": a.completing(a.namespaces), namespaceFlag: a.completing(a.namespaces), "context": a.completing(a.contexts),
+		"output": fixed(outputJSON, outputYAML), "progress": fixed(progressFormats...), "logging-format": fixed("text", "json"),
+	}
 	for name, values := range complete {
 		if c.Flags().Lookup(name) != nil || c.PersistentFlags().Lookup(name) != nil {
 			_ = c.RegisterFlagCompletionFunc(name, values)

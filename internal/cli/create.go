@@ -64,12 +64,14 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest that a host can run)")
 	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "number of control plane machines; must be odd")
 	f.IntVar(&o.workers, "workers", 1, "number of worker machines")
-	f.StringVar(&o.flavor, "flavor", "", "use the template cluster-template-FLAVOR.yaml instead of cluster-template.yaml")
+	f.StringVar(&o.flavor, "flavor", "", "another template of Capstan: "+strings.Join(flavors(templates.FS), ", "))
 	f.StringVar(&o.from, "from", "", "template file; - for standard input")
 	f.BoolVar(&dryRun, "dry-run", false, "print the objects without creating them")
 	f.BoolVar(&wait, "wait", true, "wait until the cluster is available")
 	f.DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("flavor", "from")
+	_ = c.RegisterFlagCompletionFunc("flavor", cobra.FixedCompletions(flavors(templates.FS), cobra.ShellCompDirectiveNoFileComp))
+	a.completeVersionFlag(c)
 	return c
 }
 
@@ -93,18 +95,24 @@ func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait 
 		return err
 	}
 	if dryRun {
-		return printYAML(a.out, slices.Concat(class, objects))
+		return a.printObjects(slices.Concat(class, objects))
 	}
-	if err := m.createCluster(ctx, o, class, objects); err != nil || !wait {
+	if err := m.createCluster(ctx, o, class, objects); err != nil {
 		return err
 	}
-	if err := a.waitCluster(ctx, m, o.key(), a.newProgress()); err != nil {
-		return err
+	if wait {
+		if err := a.waitCluster(ctx, m, o.key(), a.newProgress()); err != nil {
+			return err
+		}
 	}
-	if a.json() {
-		return a.printJSON(map[string]any{"name": o.name, "namespace": o.namespace})
+	switch {
+	case a.structured():
+		return a.print(map[string]any{"name": o.name, "namespace": o.namespace})
+	case wait:
+		fmt.Fprintf(a.out, "\nCluster %[2]s is ready: %[1]s get kubeconfig %[2]s%[3]s >%[2]s.kubeconfig\n", a.self(), o.name, o.namespaceFlag())
+	default:
+		fmt.Fprintf(a.out, "Cluster %[2]s was created. Its progress: %[1]s describe cluster %[2]s%[3]s\n", a.self(), o.name, o.namespaceFlag())
 	}
-	fmt.Fprintf(a.out, "\nCluster %s is ready: %s get kubeconfig %s%s >%s.kubeconfig\n", o.name, a.self(), o.name, o.namespaceFlag(), o.name)
 	return nil
 }
 
@@ -216,6 +224,15 @@ func versionsOf(hosts []infrav1.CapstanHost) (versions []string, complete bool) 
 	return slices.Compact(versions), complete
 }
 
+// flavors are the names of the templates besides the default one.
+func flavors(shipped fs.FS) (names []string) {
+	files, _ := fs.Glob(shipped, "cluster-template-*.yaml") // the pattern is valid
+	for _, file := range files {
+		names = append(names, strings.TrimSuffix(strings.TrimPrefix(file, "cluster-template-"), ".yaml"))
+	}
+	return names
+}
+
 // template returns the content of the template.
 func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error) {
 	switch o.from {
@@ -223,8 +240,7 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 		name := yamlprocessor.NewSimpleProcessor().GetTemplateName("", o.flavor)
 		data, err := fs.ReadFile(shipped, name)
 		if errors.Is(err, fs.ErrNotExist) {
-			found, _ := fs.Glob(shipped, "cluster-template*.yaml")
-			return nil, coded{fmt.Errorf("expected the template %s, found %v", name, found), exitUsage}
+			return nil, coded{fmt.Errorf("expected one of the flavors %s, found %q", strings.Join(flavors(shipped), ", "), o.flavor), exitUsage}
 		}
 		return data, err
 	case "-":

@@ -31,8 +31,8 @@ address contains a secret: do not publish it. The page ends with the command.`,
 			}
 			o.Config, o.Mapper, o.Logic = m.config, m.client.RESTMapper(), dashboardLogic
 			o.Ready = func(url string) error {
-				if a.json() {
-					return a.printJSON(map[string]string{"url": url})
+				if a.structured() {
+					return a.print(map[string]string{"url": url})
 				}
 				_, err := fmt.Fprintf(a.out, "%s\nOpen this address in a browser on this box. Ctrl+C ends the page.\n", url)
 				return err

@@ -42,20 +42,15 @@ func (a *app) describeCommand() *cobra.Command {
 		Use: "describe [cluster|machine|host|pool|machinepool] NAME", Short: "Show why an object waits, since when, and the remedy",
 		Long: `Show the state of a cluster, a machine, a host, a pool of addresses or a machine pool: why it and its parts wait, since when, the remedy, and the
 last events. Without a kind, all objects of this name are shown.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 || len(args) == 2 && described[args[0]] != nil {
-				return nil
-			}
-			return coded{fmt.Errorf("expected one of %s, and a name, found %q", strings.Join(describedOrder, ", "), args), exitUsage}
-		},
+		Args: func(_ *cobra.Command, args []string) error { _, _, err := parseDescribed(args); return err },
 		RunE: func(c *cobra.Command, args []string) error {
-			m, key, err := a.clusterOf(namespace, args[len(args)-1])
+			kinds, name, err := parseDescribed(args)
 			if err != nil {
 				return err
 			}
-			kinds := describedOrder
-			if len(args) == 2 {
-				kinds = args[:1]
+			m, key, err := a.clusterOf(namespace, name)
+			if err != nil {
+				return err
 			}
 			return a.describe(c.Context(), m, kinds, key)
 		},
@@ -64,6 +59,25 @@ last events. Without a kind, all objects of this name are shown.`,
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: that of the context)")
 	return c
 }
+
+// parseDescribed returns the kinds and the name of the arguments KIND NAME, KIND/NAME, as kubectl writes it, or NAME.
+func parseDescribed(args []string) (kinds []string, name string, err error) {
+	if len(args) == 1 {
+		if kind, name, found := strings.Cut(args[0], "/"); found {
+			args = []string{kind, name}
+		}
+	}
+	switch kind := singular(slices.Concat(args, []string{""})[0]); {
+	case len(args) == 2 && described[kind] != nil && args[1] != "":
+		return []string{kind}, args[1], nil
+	case len(args) == 1 && described[kind] == nil:
+		return describedOrder, args[0], nil
+	}
+	return nil, "", coded{fmt.Errorf("expected a name, or one of %s and a name, found %q", strings.Join(describedOrder, ", "), args), exitUsage}
+}
+
+// singular is the name of a kind. Commands accept the plural as well.
+func singular(kind string) string { return strings.TrimSuffix(kind, "s") }
 
 func (a *app) describe(ctx context.Context, m *management, kinds []string, key client.ObjectKey) error {
 	roots, err := m.find(ctx, kinds, key)
@@ -86,11 +100,11 @@ func (a *app) describe(ctx context.Context, m *management, kinds []string, key c
 		}
 		reports = append(reports, diagnose(root, parts, events))
 	}
-	if a.json() {
+	if a.structured() {
 		for i := range reports {
 			reports[i].Unreadable = m.gaps
 		}
-		return a.printJSON(reports)
+		return a.print(reports)
 	}
 	for i, r := range reports {
 		if i > 0 {
@@ -108,7 +122,7 @@ func (a *app) describe(ctx context.Context, m *management, kinds []string, key c
 func (m *management) missing(kinds []string, key client.ObjectKey) error {
 	err := fmt.Errorf("there is no %s %s in namespace %s", strings.Join(kinds, ", "), key.Name, key.Namespace)
 	if len(m.gaps) == 0 {
-		return coded{err, exitNotFound}
+		return coded{fmt.Errorf("%w; `capstan top` lists all, and --namespace names another namespace", err), exitNotFound}
 	}
 	var gaps strings.Builder
 	printGaps(&gaps, m.gaps)

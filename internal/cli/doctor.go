@@ -37,8 +37,8 @@ management plane.`,
 				return err
 			}
 			results = append(results, paths...)
-			if a.json() {
-				err = a.printJSON(results)
+			if a.structured() {
+				err = a.print(results)
 			} else {
 				a.printResults(results, false)
 			}

@@ -57,7 +57,7 @@ A second run creates new certificates, signed by the same authority. capstand us
 			if err != nil {
 				return err
 			}
-			return printYAML(a.out, objects)
+			return a.printObjects(objects)
 		},
 	}
 	f := c.Flags()
@@ -83,7 +83,7 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 		return nil, coded{fmt.Errorf("expected a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0]), exitUsage}
 	}
 	if err := os.MkdirAll(filepath.Dir(o.dir), 0o711); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("expected a folder for the certificates: %w; run the command with sudo, or set --dir", err)
 	}
 	c, err := credentials.Make(o.dir, []string{server}, o.validity, now)
 	if err != nil {

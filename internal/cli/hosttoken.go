@@ -75,8 +75,8 @@ The command needs the right to create Secrets in the provider's namespace and to
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(map[string]any{"name": name, "server": server, "token": t.String(), "expires": o.terms.Expires})
+			if a.structured() {
+				return a.print(map[string]any{"name": name, "server": server, "token": t.String(), "expires": o.terms.Expires})
 			}
 			_, err = fmt.Fprintf(a.out, "capstan host join %s --token %s\n", server, t)
 			fmt.Fprintf(a.errOut, "\nRun this command on the host as root within %s. To revoke the token: capstan host token revoke %s\n", o.ttl, name)
@@ -219,8 +219,8 @@ func listed(secrets []corev1.Secret) []listedToken {
 }
 
 func (a *app) printTokens(tokens []listedToken, now time.Time) error {
-	if a.json() {
-		return a.printJSON(tokens)
+	if a.structured() {
+		return a.print(tokens)
 	}
 	w := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tEXPIRES IN\tHOST NAME\tHOSTS\tJOINED")

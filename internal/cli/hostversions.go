@@ -136,8 +136,8 @@ func (a *app) addVersion(ctx context.Context, r versions.Request) error {
 	if err != nil {
 		return err
 	}
-	if a.json() {
-		return a.printJSON(v)
+	if a.structured() {
+		return a.print(v)
 	}
 	if !added {
 		_, err = fmt.Fprintf(a.out, "This host already has Kubernetes %s with the same content.\n", v.Name)
@@ -205,8 +205,8 @@ func (a *app) printVersions(list []versions.Version) error {
 		}
 		rows = append(rows, versionRow{v, users})
 	}
-	if a.json() {
-		return a.printJSON(rows)
+	if a.structured() {
+		return a.print(rows)
 	}
 	out := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(out, "VERSION\tSIZE\tCONTROL PLANES\tUSED BY")

@@ -42,8 +42,8 @@ func (a *app) loadCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(map[string]any{"images": images})
+			if a.structured() {
+				return a.print(map[string]any{"images": images})
 			}
 			fmt.Fprintln(a.out, strings.Join(images, "\n"))
 			return nil
@@ -61,6 +61,9 @@ func (a *app) loadCommand() *cobra.Command {
 
 // loadImage loads an archive into the machines of a cluster, and shows the progress of each.
 func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
+	if info, err := os.Stat(archive); err != nil || !info.Mode().IsRegular() {
+		return nil, coded{fmt.Errorf("expected an image archive, found no such file: %s", archive), exitNotFound}
+	}
 	targets, err := a.imageTargets(ctx, namespace, cluster)
 	if err != nil {
 		return nil, err

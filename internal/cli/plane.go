@@ -37,8 +37,8 @@ func (a *app) upCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(status)
+			if a.structured() {
+				return a.print(status)
 			}
 			fmt.Fprintf(a.out, "\nThe management plane is ready: export KUBECONFIG=%s\n", a.layout().AdminKubeconfig())
 			return nil
@@ -144,8 +144,8 @@ func (a *app) localStatus(ctx context.Context) error {
 		return a.noPlane(err)
 	}
 	updates, updatesErr := a.updates(ctx)
-	if a.json() {
-		return a.printJSON(planeStatus{Status: status, Updates: updates})
+	if a.structured() {
+		return a.print(planeStatus{Status: status, Updates: updates})
 	}
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
@@ -191,10 +191,10 @@ func (a *app) updates(ctx context.Context) ([]update, error) {
 // noPlane returns the reason why the management plane does not answer, and the solution.
 func (a *app) noPlane(err error) error {
 	if _, stateErr := embedded.LoadState(a.layout()); errors.Is(stateErr, fs.ErrNotExist) {
-		return coded{fmt.Errorf("there is no management plane in %s: create one with `capstan up`", a.root), exitNotFound}
+		return coded{fmt.Errorf("there is no management plane in %s: create one with `capstan up%s`", a.root, a.rootFlag()), exitNotFound}
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return embedded.ErrNotRoot
 	}
-	return fmt.Errorf("the management plane in %s does not answer: start it with `capstan up` (%w)", a.root, err)
+	return fmt.Errorf("the management plane in %s does not answer: start it with `capstan up%s` (%w)", a.root, a.rootFlag(), err)
 }

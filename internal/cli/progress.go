@@ -48,6 +48,9 @@ type progress struct {
 	once  sync.Once
 }
 
+// progressFormats are the values of --progress.
+var progressFormats = []string{"auto", "plain", "json", "none"}
+
 func (a *app) newProgress() *progress {
 	p := &progress{out: a.out, start: time.Now(), now: time.Now, width: terminalWidth, stop: make(chan struct{}), sent: map[string]step{}}
 	switch a.progressFormat {
@@ -57,7 +60,7 @@ func (a *app) newProgress() *progress {
 	case "json":
 		p.quiet, p.events = true, json.NewEncoder(a.errOut)
 	default:
-		p.live, p.quiet = a.live && os.Getenv("TERM") != "dumb", a.json()
+		p.live, p.quiet = a.live && os.Getenv("TERM") != "dumb", a.structured()
 	}
 	if p.live && !p.quiet {
 		go p.tick()
@@ -162,7 +165,7 @@ func (a *app) report(e event, text string) {
 // step reports the next step of a command whose steps become known one by one.
 func (a *app) step(format string, args ...any) {
 	name, text := fmt.Sprintf(format, args...), ""
-	if a.progressFormat != "none" && (a.progressFormat == "plain" || !a.json()) {
+	if a.progressFormat != "none" && (a.progressFormat == "plain" || !a.structured()) {
 		text = fmt.Sprintf("%6.1fs  %s\n", time.Since(a.start).Seconds(), name)
 	}
 	a.report(event{Step: name, State: eventStarted}, text)

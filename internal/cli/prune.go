@@ -82,8 +82,8 @@ func pruned(unknown []infrav1.UnknownMachine, ids []string, all bool) (remove []
 }
 
 func (a *app) printUnknown(host *infrav1.CapstanHost) error {
-	if a.json() {
-		return a.printJSON(host.Status.UnknownMachines)
+	if a.structured() {
+		return a.print(host.Status.UnknownMachines)
 	}
 	if len(host.Status.UnknownMachines) == 0 {
 		_, err := fmt.Fprintf(a.out, "Each machine of host %s has a CapstanMachine, or belongs to another management cluster.\n", host.Name)

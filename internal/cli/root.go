@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/manpages"
@@ -73,7 +74,14 @@ type app struct {
 	logs   *logging.Flags
 }
 
-func (a *app) json() bool { return a.output == "json" }
+// The values of --output.
+const (
+	outputJSON = "json"
+	outputYAML = "yaml"
+)
+
+// structured reports whether programs read the output.
+func (a *app) structured() bool { return a.output != "" }
 
 // Main runs the command and returns its exit code.
 func Main() int {
@@ -145,18 +153,20 @@ func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
 	a.start = time.Now()
 	c.Long, c.SilenceUsage, c.SilenceErrors = longHelp, true, true
+	c.Version = version.Version
+	c.SetVersionTemplate("capstan {{.Version}}\n")
 	if a.program == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginName}
 	}
 	c.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		a.rootGiven = c.Flags().Changed("root")
-		return errors.Join(a.checkOutput(), a.setUpLogs(c), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
+		return errors.Join(checkFlags(c), a.checkOutput(), a.setUpLogs(c), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	})
 	a.boxFlags(c.PersistentFlags())
-	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "output format: json, or empty for text")
+	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "output format: json, yaml, or empty for text")
 	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (standard error has one event per line, the error included) or none")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
@@ -187,11 +197,19 @@ func (a *app) setUpLogs(c *cobra.Command) error {
 // daemon is the annotation of a command that writes logs.
 const daemon = "daemon"
 
-func (a *app) checkOutput() error {
-	if a.output != "" && a.output != "json" {
-		return coded{fmt.Errorf("expected -o json or no -o, found -o %s", a.output), exitUsage}
+// checkFlags checks which flags must or must not be set together. cobra would check it later, and with the exit code of a failure.
+func checkFlags(c *cobra.Command) error {
+	if err := errors.Join(c.ValidateRequiredFlags(), c.ValidateFlagGroups()); err != nil {
+		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	}
-	if !slices.Contains([]string{"auto", "plain", "json", "none"}, a.progressFormat) {
+	return nil
+}
+
+func (a *app) checkOutput() error {
+	if !slices.Contains([]string{"", outputJSON, outputYAML}, a.output) {
+		return coded{fmt.Errorf("expected -o json, -o yaml or no -o, found -o %s", a.output), exitUsage}
+	}
+	if !slices.Contains(progressFormats, a.progressFormat) {
 		return coded{fmt.Errorf("expected --progress auto, plain, json or none, found --progress %s", a.progressFormat), exitUsage}
 	}
 	return nil
@@ -224,8 +242,8 @@ func (a *app) versionCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(map[string]any{"capstan": version.Version, "kubernetes": kubernetes})
+			if a.structured() {
+				return a.print(map[string]any{"capstan": version.Version, "kubernetes": kubernetes})
 			}
 			fmt.Fprintf(a.out, "capstan %s\n", version.Version)
 			if kubernetes != nil {
@@ -236,10 +254,20 @@ func (a *app) versionCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+// print writes a document in the format of --output.
+func (a *app) print(v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	data = append(data, '\n')
+	if a.output == outputYAML {
+		if data, err = yaml.JSONToYAML(data); err != nil {
+			return err
+		}
+	}
+	_, err = a.out.Write(data)
+	return err
 }
 
 // nameArguments makes commands refuse a wrong number of arguments with their usage, which names the arguments, and with the exit code of

@@ -82,8 +82,8 @@ func (a *app) remoteStatus(ctx context.Context, m *management) error {
 	if err := errors.Join(hostsErr, clustersErr, s.read(ctx, m)); err != nil {
 		return err
 	}
-	if a.json() {
-		return errors.Join(a.printJSON(s), m.noRights())
+	if a.structured() {
+		return errors.Join(a.print(s), m.noRights())
 	}
 	now := time.Now()
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)

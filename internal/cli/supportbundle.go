@@ -52,8 +52,8 @@ it: it contains names, addresses and logs.`,
 			if err := writeBundle(file, files, time.Now()); err != nil {
 				return err
 			}
-			if a.json() {
-				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files)), "unreadable": gaps, "oftenRemoved": words})
+			if a.structured() {
+				return a.print(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files)), "unreadable": gaps, "oftenRemoved": words})
 			}
 			fmt.Fprintf(a.out, "%s: %d entries. Read it before you publish it.\n", file, len(files))
 			printGaps(a.out, gaps)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,12 +107,25 @@ func (a *app) namespace(given string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	loader, _, err := a.clientConfig()
+	loader, from, err := a.clientConfig()
 	if err != nil {
 		return metav1.NamespaceDefault, nil // Without a kubeconfig there is no context. Connections report the error.
 	}
 	found, _, err := loader.Namespace()
-	return found, err
+	return found, kubeconfigError(from, err)
+}
+
+// kubeconfigError names the source of a kubeconfig that cannot be used, and the solution.
+func kubeconfigError(from source, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case !clientcmd.IsEmptyConfig(err):
+		return fmt.Errorf("expected the kubeconfig of a management cluster from %s: %w", from, err)
+	case from == fromEnvironment:
+		return coded{errors.New("expected the kubeconfig of a management cluster from $KUBECONFIG, found no file with a cluster: correct or unset $KUBECONFIG, or set --kubeconfig"), exitNotFound}
+	}
+	return coded{fmt.Errorf("expected the kubeconfig of a management cluster from %s, found no file with a cluster: set --kubeconfig or $KUBECONFIG", from), exitNotFound}
 }
 
 // management connects to the management cluster.
@@ -121,18 +135,31 @@ func (a *app) management() (*management, error) {
 		return nil, err
 	}
 	config, err := loader.ClientConfig()
-	if clientcmd.IsEmptyConfig(err) {
-		return nil, coded{fmt.Errorf("expected the kubeconfig of a management cluster from %s, found no file with a cluster: set --kubeconfig or $KUBECONFIG", from), exitNotFound}
-	}
 	if err != nil {
-		return nil, coded{fmt.Errorf("expected the kubeconfig of a management cluster from %s: %w", from, err), exitFailed}
+		return nil, kubeconfigError(from, err)
 	}
 	m, err := connect(config, from.String())
+	if errors.Is(err, syscall.ECONNREFUSED) && config.Host == a.localEndpoint() {
+		return nil, fmt.Errorf("%w; start the management plane of this box with `capstan up%s`", err, a.rootFlag())
+	}
 	if err != nil {
 		return nil, err
 	}
 	m.namespace, _, err = loader.Namespace()
 	return m, err
+}
+
+// localEndpoint is the URL of the plane of this box for clients on this box; "" without a plane whose kubeconfig this process can read.
+func (a *app) localEndpoint() string {
+	path, err := a.localKubeconfig()
+	if err != nil {
+		return ""
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return ""
+	}
+	return config.Host
 }
 
 // localManagement connects to the plane of this box. It ignores $KUBECONFIG.

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -97,12 +98,40 @@ func TestContexts(t *testing.T) {
 	if text := string(data); err != nil || !strings.Contains(text, "127.0.0.1:2") || strings.Contains(text, "127.0.0.1:1\n") {
 		t.Errorf("kubeconfig of the context: %s, %v", text, err)
 	}
-	if _, err := (&app{kubeconfig: filepath.Join(t.TempDir(), "missing")}).management(); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
-		t.Errorf("a missing file: %v", err)
+}
+
+// TestUnusableKubeconfigs: each way to use a kubeconfig names its source and the solution. `capstan get kubeconfig demo > $KUBECONFIG` reads an
+// empty file.
+func TestUnusableKubeconfigs(t *testing.T) {
+	folder := t.TempDir()
+	empty, contexts, damaged := filepath.Join(folder, "empty"), filepath.Join(folder, "contexts"), filepath.Join(folder, "damaged")
+	if err := errors.Join(os.WriteFile(empty, nil, 0o600), os.WriteFile(contexts, []byte(twoContexts), 0o600), os.WriteFile(damaged, []byte("a: ["), 0o600)); err != nil {
+		t.Fatal(err)
 	}
-	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "removed"))
-	if _, err := (&app{}).management(); err == nil || exitCode(err) != exitNotFound || !strings.Contains(err.Error(), "$KUBECONFIG, found no file") {
-		t.Errorf("a removed file of $KUBECONFIG: %v", err)
+	for name, test := range map[string]struct {
+		app         app
+		environment string
+		code        int
+		wrong       string
+	}{
+		"a missing file":                {app{kubeconfig: filepath.Join(folder, "missing")}, "", exitFailed, "from --kubeconfig: stat"},
+		"an empty file":                 {app{kubeconfig: empty}, "", exitNotFound, "from --kubeconfig, found no file"},
+		"a damaged file":                {app{kubeconfig: damaged}, "", exitFailed, "from --kubeconfig: error loading"},
+		"an empty file of $KUBECONFIG":  {app{}, empty, exitNotFound, "from $KUBECONFIG, found no file with a cluster: correct or unset"},
+		"a removed file of $KUBECONFIG": {app{}, filepath.Join(folder, "removed"), exitNotFound, "from $KUBECONFIG, found no file with a cluster: correct or unset"},
+		"an unknown context":            {app{context: "three"}, contexts, exitFailed, "three"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBECONFIG", test.environment)
+			_, err1 := test.app.management()
+			_, err2 := test.app.namespace("")
+			_, err3 := test.app.managementKubeconfig()
+			for _, err := range []error{err1, err2, err3} {
+				if err == nil || exitCode(err) != test.code || !strings.Contains(err.Error(), test.wrong) {
+					t.Errorf("%v with code %d", err, exitCode(err))
+				}
+			}
+		})
 	}
 }
 

@@ -67,7 +67,7 @@ func (a *app) topCommand() *cobra.Command {
 		Use: "top [clusters|machines|hosts|pools|machinepools]", Short: "Show clusters, machines, hosts, pools and machine pools, their sizes and their waits",
 		ValidArgs: []string{"clusters", "machines", "hosts", "pools", "machinepools"},
 		Args: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 || len(args) == 1 && slices.Contains(c.ValidArgs, args[0]) {
+			if len(args) == 0 || len(args) == 1 && described[singular(args[0])] != nil {
 				return nil
 			}
 			return coded{fmt.Errorf("expected nothing, or one of %s, found %q", strings.Join(c.ValidArgs, ", "), args), exitUsage}
@@ -79,7 +79,7 @@ func (a *app) topCommand() *cobra.Command {
 			}
 			kinds := describedOrder
 			if len(args) == 1 {
-				kinds = []string{strings.TrimSuffix(args[0], "s")}
+				kinds = []string{singular(args[0])}
 			}
 			return a.top(c.Context(), m, kinds, namespace)
 		},
@@ -95,7 +95,7 @@ func (a *app) top(ctx context.Context, m *management, kinds []string, namespace 
 		if err != nil {
 			return err
 		}
-		if a.json() {
+		if a.structured() {
 			reports[kind+"s"] = reportsOf(topRows(objects))
 			continue
 		}
@@ -108,14 +108,14 @@ func (a *app) top(ctx context.Context, m *management, kinds []string, namespace 
 			return err
 		}
 	}
-	if !a.json() {
+	if !a.structured() {
 		printGaps(a.out, m.gaps)
 		return m.noRights()
 	}
 	if len(m.gaps) > 0 {
 		reports["unreadable"] = m.gaps
 	}
-	return errors.Join(a.printJSON(reports), m.noRights())
+	return errors.Join(a.print(reports), m.noRights())
 }
 
 // all returns the objects that users call by one kind, in all namespaces if namespace is empty.

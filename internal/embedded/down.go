@@ -35,7 +35,8 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		return ErrNotRoot
 	}
 	if _, err := os.Stat(l.commandLock()); errors.Is(err, os.ErrNotExist) {
-		return nil // there is no installation
+		step("nothing to do: there is no installation in " + l.Root)
+		return nil
 	}
 	unlock, err := lockCommand(ctx, l)
 	if err != nil {
