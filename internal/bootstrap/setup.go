@@ -51,7 +51,7 @@ var Provider = reconciling.Provider{
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
 	r := &Reconciler{
 		Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, LiveClient: opts.LiveClient, ClusterCache: opts.ClusterCache,
-		Options: opts, recorder: mgr.GetEventRecorder("capstanconfig-controller"),
+		Options: opts, recorder: reconciling.EventRecorder(mgr, "capstanconfig-controller"),
 	}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
 	b := opts.Controller(mgr, "CapstanConfig").

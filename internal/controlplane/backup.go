@@ -99,10 +99,10 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 
 // showBackups sets the condition, and records an event when a failure changes it.
 func (r *backups) showBackups(s *scope, attempts []model.BackupAttempt, problem string) {
-	before := conditions.Get(s.Object, controlplanev1.BackupSucceededCondition)
+	before := conditions.GetMessage(s.Object, controlplanev1.BackupSucceededCondition)
 	c := model.BackupCondition(attempts, problem)
 	conditions.Set(s.Object, c)
-	if c.Status == metav1.ConditionFalse && (before == nil || before.Message != c.Message) {
+	if c.Status == metav1.ConditionFalse && before != c.Message {
 		r.event(s, corev1.EventTypeWarning, "BackupFailed", "Backup", "%s", c.Message)
 	}
 }

@@ -80,8 +80,8 @@ func (r *rotations) reconcile(ctx context.Context, s *scope) (result, error) {
 func (r *rotations) setRotating(s *scope, state model.Rotation) {
 	kind := controlplanev1.CertificateAuthorityRotatingCondition
 	rotating, reason, message := state.Describe(s.Now)
-	before := conditions.Get(s.Object, kind)
-	if before == nil && !rotating && state.After.IsZero() {
+	known, before := conditions.Has(s.Object, kind), conditions.GetReason(s.Object, kind)
+	if !known && !rotating && state.After.IsZero() {
 		return
 	}
 	status := metav1.ConditionFalse
@@ -89,17 +89,10 @@ func (r *rotations) setRotating(s *scope, state model.Rotation) {
 		status = metav1.ConditionTrue
 	}
 	setCondition(s.Object, kind, status, reason, message)
-	if was := conditionReason(before); was != reason && (before != nil || rotating) {
+	if before != reason && (known || rotating) {
 		about, _, _ := strings.Cut(message, "\n")
 		r.event(s, corev1.EventTypeNormal, reason, "RotateCA", "%s", cmp.Or(about, "The cluster has one certificate authority, and everything is signed by it"))
 	}
-}
-
-func conditionReason(c *metav1.Condition) string {
-	if c == nil {
-		return ""
-	}
-	return c.Reason
 }
 
 // rotate does one step. Each step is one write, so that it is either done or not done.

@@ -58,7 +58,7 @@ var Provider = reconciling.Provider{
 
 // SetupWithManager adds the control plane provider's reconcilers (ALL-13).
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
-	r := newReconciler(mgr.GetClient(), mgr.GetEventRecorder("capstancontrolplane-controller"), opts)
+	r := newReconciler(mgr.GetClient(), reconciling.EventRecorder(mgr, "capstancontrolplane-controller"), opts)
 	if err := mgr.Add(r.prober); err != nil {
 		return err
 	}

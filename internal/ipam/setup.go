@@ -64,7 +64,7 @@ type Options struct {
 
 func (o *Options) setDefaults(mgr ctrl.Manager) {
 	if o.Recorder == nil {
-		o.Recorder = mgr.GetEventRecorder("capstan-ipam")
+		o.Recorder = reconciling.EventRecorder(mgr, "capstan-ipam")
 	}
 	if o.Quarantine <= 0 {
 		o.Quarantine = time.Minute

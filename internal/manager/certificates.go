@@ -14,6 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"capstan.dev/capstan/internal/expiry"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // certificatesPeriod is the interval between two checks of a manager's certificate files. There is no event at the end
@@ -31,7 +32,7 @@ type certificates struct {
 
 func addCertificates(mgr ctrl.Manager, flags *Flags, lease string) error {
 	return mgr.Add(&certificates{
-		recorder: mgr.GetEventRecorder("capstan-manager"),
+		recorder: reconciling.EventRecorder(mgr, "capstan-manager"),
 		lease: &coordinationv1.Lease{
 			TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: cmp.Or(flags.LeaderElectNamespace, podNamespace(), metav1.NamespaceDefault), Name: lease},

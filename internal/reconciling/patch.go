@@ -81,8 +81,8 @@ func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
 // whole status with a message of more than 32768 characters. Hosts and workload clusters are the sources of many messages.
 const maxMessage = 10240
 
-// shorten shortens the messages of conditions that are too long.
-func shorten(obj conditions.Setter) {
+// shortenMessages shortens the messages of conditions that are too long.
+func shortenMessages(obj conditions.Setter) {
 	all := obj.GetConditions()
 	for i := range all {
 		if runes := []rune(all[i].Message); len(runes) > maxMessage {
@@ -95,7 +95,7 @@ func shorten(obj conditions.Setter) {
 // stored object is newer, the changed conditions are applied to it, and conditions of other writers stay.
 func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	setObservedGeneration(obj)
-	shorten(obj)
+	shortenMessages(obj)
 	change, err := p.changes(obj)
 	if err != nil {
 		return err

@@ -84,7 +84,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err != nil {
 		return err
 	}
-	r.recorder = mgr.GetEventRecorder("capstanhost-controller")
+	r.recorder = reconciling.EventRecorder(mgr, "capstanhost-controller")
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,
 		Summary: []string{infrav1.HostConnectedCondition},
@@ -176,7 +176,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}
 	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, patch, host)) }()
 	// A host that is being deleted stays connected, so that its machines and load balancers can be removed.
+	before := connection(host)
 	again, err := r.reconcileConnection(ctx, host)
+	r.recordConnection(host, before)
 	if !host.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.reconcileDelete(ctx, host)
 	}

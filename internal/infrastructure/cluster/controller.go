@@ -103,7 +103,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	}); err != nil {
 		return err
 	}
-	r.recorder = mgr.GetEventRecorder("capstancluster-controller")
+	r.recorder = reconciling.EventRecorder(mgr, "capstancluster-controller")
 	r.turns.wake = make(chan event.TypedGenericEvent[client.ObjectKey], 1000)
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.ClusterFinalizer,

@@ -87,7 +87,7 @@ type scope struct {
 
 // SetupWithManager adds the reconciler. It uses the indexes of package host.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	r.recorder = mgr.GetEventRecorder("capstanmachine-controller")
+	r.recorder = reconciling.EventRecorder(mgr, "capstanmachine-controller")
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachineFinalizer, Summary: summarized}
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, addressIndex, addressesOf); err != nil {
 		return err

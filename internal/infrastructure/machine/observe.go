@@ -20,9 +20,9 @@ import (
 func (r *Reconciler) observe(s *scope, status *hostpb.MachineStatus) {
 	s.capstan.Status.Restarts = ptr.To(status.GetRestarts())
 	for _, c := range []metav1.Condition{running(status), bootstrap(status), services(status)} {
-		before := conditions.Get(s.capstan, c.Type)
+		before := conditions.GetReason(s.capstan, c.Type)
 		conditions.Set(s.capstan, c)
-		if isBad(c.Reason) && (before == nil || before.Reason != c.Reason) {
+		if isBad(c.Reason) && before != c.Reason {
 			r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, c.Reason, "Observe", "%s", cmp.Or(c.Message, c.Reason))
 		}
 	}

@@ -27,6 +27,7 @@ import (
 
 	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get;list;watch
@@ -79,7 +80,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, inbound *connection
 	}
 	s := &Server{
 		Authenticator: proxy, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(), Inbound: inbound,
-		Recorder: mgr.GetEventRecorder("capstanmachine-access"), MaxImageBytes: maxImageBytes, Stopped: ctx,
+		Recorder: reconciling.EventRecorder(mgr, "capstanmachine-access"), MaxImageBytes: maxImageBytes, Stopped: ctx,
 	}
 	mgr.GetWebhookServer().Register(accessapi.Root(), s)
 	mgr.GetWebhookServer().Register(accessapi.Root()+"/", s)

@@ -74,7 +74,7 @@ type scope struct {
 
 // SetupWithManager adds the reconciler of pools (ALL-13).
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	r.recorder = mgr.GetEventRecorder("capstanmachinepool-controller")
+	r.recorder = reconciling.EventRecorder(mgr, "capstanmachinepool-controller")
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachinePoolFinalizer}
 	var err error
 	r.controller, err = r.Controller(mgr, "CapstanMachinePool").
