@@ -73,6 +73,10 @@ cli() {
 	bin/capstan completion bash >"$share/bash-completion/completions/capstan"
 	bin/capstan completion zsh >"$share/zsh/vendor-completions/_capstan"
 	bin/capstan completion fish >"$share/fish/vendor_completions.d/capstan.fish"
+	# The command names sections of the documents.
+	mkdir -p "$share/doc/capstan-cli"
+	cp -a README.md CHANGELOG.md docs "$share/doc/capstan-cli/"
+	find "$share/doc/capstan-cli" -name '*.go' -delete
 	settings capstan-cli capstan-cli
 	pack capstan-cli
 }

@@ -197,6 +197,8 @@ func TestPackages(t *testing.T) {
 	for _, page := range []string{"man1/capstan-create-cluster.1", "man8/capstand.8"} {
 		b.run("zcat /usr/share/man/" + page + ".gz | grep -q '^.SH OPTIONS'")
 	}
+	// `capstan describe` names sections of this page.
+	b.run("grep -q '^## No host for a machine' /usr/share/doc/capstan-cli/docs/troubleshooting.md; test ! -e /usr/share/doc/capstan-cli/docs/doc.go")
 	b.run("bash -c '. /usr/share/bash-completion/completions/capstan; complete -p capstan'")
 	// The links for kubectl, which runs a plugin by its name in $PATH.
 	if out := b.run("kubectl-capstan --help"); !strings.Contains(out, "kubectl capstan [command]") {
