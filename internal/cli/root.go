@@ -155,6 +155,7 @@ func (a *app) command() *cobra.Command {
 	c.Long, c.SilenceUsage, c.SilenceErrors = longHelp, true, true
 	c.Version = version.Version
 	c.SetVersionTemplate("capstan {{.Version}}\n")
+	c.Flags().Bool("version", false, "print the version of Capstan")
 	if a.program == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginName}
 	}
