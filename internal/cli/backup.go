@@ -78,14 +78,14 @@ Without --to and --file, the backup goes to the place of the scheduled backups (
 
 // backupTarget returns the place that the flags name; without flags, the place of the scheduled backups.
 func (a *app) backupTarget(target embedded.BackupTarget, file string) (embedded.BackupTarget, error) {
+	state, err := embedded.LoadState(a.layout())
+	if err != nil {
+		return target, a.noPlane(err)
+	}
 	if file != "" {
 		target.To, target.Exact = file, true
 	}
 	if target.To == "" {
-		state, err := embedded.LoadState(a.layout())
-		if err != nil {
-			return target, a.noPlane(err)
-		}
 		if state.Backup == nil {
 			return target, coded{errors.New("expected --to or --file: this plane has no schedule with a place for backups"), exitUsage}
 		}
@@ -94,7 +94,7 @@ func (a *app) backupTarget(target embedded.BackupTarget, file string) (embedded.
 		}
 		return state.Backup.BackupTarget, nil
 	}
-	err := target.Absolute()
+	err = target.Absolute()
 	if err == nil {
 		err = target.Check(a.layout())
 	}

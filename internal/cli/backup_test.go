@@ -43,6 +43,7 @@ func TestBackupTarget(t *testing.T) {
 		"target of the schedule":       {app: withSchedule, want: schedule.BackupTarget},
 		"no schedule":                  {app: without, fails: "expected --to or --file"},
 		"no plane":                     {app: &app{root: filepath.Join(here, "nowhere")}, fails: "there is no management plane"},
+		"a file without a plane":       {app: &app{root: filepath.Join(here, "nowhere")}, file: "x.tar.gz", fails: "there is no management plane"},
 		"flags without a target":       {app: withSchedule, target: embedded.BackupTarget{Keep: 1}, fails: "expected --to with the other flags"},
 		"relative folder":              {app: without, target: embedded.BackupTarget{To: "x"}, want: embedded.BackupTarget{To: filepath.Join(here, "x")}},
 		"file":                         {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},

@@ -71,7 +71,10 @@ The command needs the right to create Secrets in the provider's namespace and to
 			if err != nil {
 				return coded{err, exitUsage}
 			}
-			t, name, err := createToken(c.Context(), m, namespace, o, time.Now())
+			if err := o.begin(time.Now()); err != nil {
+				return err
+			}
+			t, name, err := createToken(c.Context(), m, namespace, o)
 			if err != nil {
 				return err
 			}
@@ -112,12 +115,17 @@ func (a *app) joinServer(configured, asked string) (string, error) {
 	return server, nil
 }
 
-// createToken creates the Secret with the terms, and a token that is bound to it.
-func createToken(ctx context.Context, m *management, namespace string, o tokenOptions, now time.Time) (joining.Token, string, error) {
+// begin sets the end of the token and checks its terms.
+func (o *tokenOptions) begin(now time.Time) error {
 	o.terms.Expires = metav1.NewTime(now.Add(o.ttl).Truncate(time.Second))
 	if err := o.terms.Check(now.Truncate(time.Second)); err != nil {
-		return joining.Token{}, "", coded{err, exitUsage}
+		return coded{err, exitUsage}
 	}
+	return nil
+}
+
+// createToken creates the Secret with the terms, and a token that is bound to it.
+func createToken(ctx context.Context, m *management, namespace string, o tokenOptions) (joining.Token, string, error) {
 	ca, err := authorities(m.config)
 	if err != nil {
 		return joining.Token{}, "", err

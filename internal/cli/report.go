@@ -224,7 +224,7 @@ func (r report) print(out io.Writer, now time.Time) error {
 	fmt.Fprintf(out, "%s %s\n", r.Kind, name)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, f := range r.Facts {
-		fmt.Fprintf(w, "  %s:\t%s\n", f.Name, f.Value)
+		fmt.Fprintf(w, "  %s:\t%s\n", f.Name, humanSize(f.Value))
 	}
 	if err := w.Flush(); err != nil {
 		return err

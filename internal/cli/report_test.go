@@ -24,6 +24,16 @@ const (
 	coreMachine  = "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata: {name: a-1, namespace: team, uid: c}\n"
 )
 
+func TestHumanSize(t *testing.T) {
+	for value, want := range map[string]string{
+		"20489788Ki": "19.5Gi", "264212084Ki": "252.0Gi", "2": "2", "": "", "v1.36.3": "v1.36.3", "unix:///sockets/Ki": "unix:///sockets/Ki",
+	} {
+		if got := humanSize(value); got != want {
+			t.Errorf("%q: %q, want %q", value, got, want)
+		}
+	}
+}
+
 func TestWaitingFor(t *testing.T) {
 	noHost := infraMachine + "status: {conditions: [{type: Ready, status: 'False', reason: NotReady, message: '* HostAssigned: no host'}, {type: HostAssigned, status: 'False', reason: NoHost, message: no host has 2Gi free, lastTransitionTime: '2026-01-01T00:00:00Z'}]}"
 	for name, test := range map[string]struct {

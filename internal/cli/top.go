@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"capstan.dev/capstan/internal/cli/dashboard"
@@ -34,8 +35,17 @@ func outOf(heading, part, total string) column {
 		if have == "" && want == "" {
 			return ""
 		}
-		return cmp.Or(have, "0") + "/" + cmp.Or(want, "0")
+		return cmp.Or(humanSize(have), "0") + "/" + cmp.Or(humanSize(want), "0")
 	}}
+}
+
+// humanSize is a value for people: hosts report sizes in Ki. Documents for programs have the value as it is.
+func humanSize(value string) string {
+	q, err := resource.ParseQuantity(value)
+	if err != nil || !strings.HasSuffix(value, "Ki") {
+		return value
+	}
+	return fmt.Sprintf("%.1fGi", float64(q.Value())/(1<<30))
 }
 
 // topColumns are the columns of each kind, besides namespace, name, and the reason of a wait.
