@@ -12,10 +12,10 @@ import (
 )
 
 var (
-	block      = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?\n) *```")
-	inline     = regexp.MustCompile("`([^`\n]+)`")
-	makeTarget = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
-	assignment = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
+	block       = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?\n) *```")
+	inline      = regexp.MustCompile("`([^`\n]+)`")
+	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
+	assignment  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
 	overwritten = regexp.MustCompile(`(?m)^.*> *"?\$\{?KUBECONFIG.*$`)
 	// commandEnd separates the commands of a line.
 	commandEnd = regexp.MustCompile(`\|\||&&|[|;()&\n]`)
