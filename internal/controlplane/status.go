@@ -23,7 +23,7 @@ func setHealth(s *scope) {
 		return
 	}
 	f := s.Fleet()
-	for _, c := range []metav1.Condition{model.EtcdHealth(f, s.Readiness), model.ComponentsHealth(f, s.Readiness)} {
+	for _, c := range []metav1.Condition{model.EtcdHealth(f, s.Readiness, s.Initialized()), model.ComponentsHealth(f, s.Readiness)} {
 		has := conditions.Get(s.Object, c.Type)
 		if c.Status == metav1.ConditionUnknown && s.Interrupted && has != nil {
 			continue // The last known state remains.

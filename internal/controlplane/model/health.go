@@ -50,13 +50,16 @@ func (a *Readiness) UsesEtcd() bool { return a != nil && a.Err == nil && len(a.f
 const majorityAdvice = "docs/control-plane.md describes how to act when the majority is lost"
 
 // EtcdHealth returns the condition EtcdClusterHealthy. The reports of the members count. Without reports, for an external
-// etcd or silent machines, the checks of the API server count.
-func EtcdHealth(f Fleet, a *Readiness) metav1.Condition {
+// etcd or silent machines, the checks of the API server count. started is false until the API server has answered: before, and without
+// voting members, there is no majority to lose.
+func EtcdHealth(f Fleet, a *Readiness, started bool) metav1.Condition {
 	condition := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: controlplanev1.EtcdClusterHealthyCondition, Status: status, Reason: reason, Message: message}
 	}
 	if !f.Stacked || f.Unknown != "" {
 		switch failing := a.failing(true); {
+		case len(failing) > 0 && f.Stacked && !started:
+			return condition(metav1.ConditionUnknown, controlplanev1.HealthUnknownReason, "the API server cannot use etcd yet ("+strings.Join(failing, ", ")+")")
 		case len(failing) > 0 && f.Stacked:
 			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, "the API server cannot use etcd ("+strings.Join(failing, ", ")+"): no majority of the members works. "+majorityAdvice)
 		case len(failing) > 0:
@@ -77,6 +80,8 @@ func EtcdHealth(f Fleet, a *Readiness) metav1.Condition {
 		}
 	}
 	switch {
+	case v.Voting == 0:
+		return condition(metav1.ConditionUnknown, controlplanev1.HealthUnknownReason, "etcd has no voting member")
 	case !v.quorum():
 		return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, fmt.Sprintf("%d of %d voting members work, %d are needed. %s: %s", v.Healthy, v.Voting, v.Voting/2+1, majorityAdvice, JoinReasons(problems)))
 	case len(problems) > 0:

@@ -28,6 +28,8 @@ func TestEtcdHealth(t *testing.T) {
 		{"a:v b:u c:u", "", false, good, "False", controlplanev1.QuorumLostReason},
 		{"a:v", "nobody knows", false, good, "Unknown", controlplanev1.HealthUnknownReason},
 		{"a:v", "nobody knows", false, etcd, "False", controlplanev1.QuorumLostReason},
+		{"a:", "not started", false, etcd, "Unknown", controlplanev1.HealthUnknownReason},
+		{"", "", false, etcd, "Unknown", controlplanev1.HealthUnknownReason},
 		{"a:v", "nobody knows", false, silent, "Unknown", controlplanev1.WaitingForConnectionReason},
 		{"a:", "", true, good, "True", controlplanev1.HealthyReason},
 		{"a:", "", true, other, "True", controlplanev1.HealthyReason},
@@ -36,7 +38,7 @@ func TestEtcdHealth(t *testing.T) {
 	} {
 		f := build(c.machines)
 		f.Unknown, f.Stacked = c.unknown, !c.external
-		if got := EtcdHealth(f, c.answer); got.Status != c.status || got.Reason != c.reason {
+		if got := EtcdHealth(f, c.answer, !strings.HasPrefix(c.unknown, "not started")); got.Status != c.status || got.Reason != c.reason {
 			t.Errorf("%+v: got %+v", c, got)
 		}
 	}

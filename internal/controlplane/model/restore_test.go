@@ -169,9 +169,9 @@ func TestLostMachines(t *testing.T) {
 		if got := f.lostMachines(); got != "" {
 			t.Errorf("%s, an external etcd: %q", words, got)
 		}
-		unknown := EtcdHealth(f, &Readiness{Err: errors.New("no")})
+		unknown := EtcdHealth(f, &Readiness{Err: errors.New("no")}, true)
 		f.Stacked, f.Unknown = true, "nobody can be asked"
-		if c := EtcdHealth(f, &Readiness{Err: errors.New("no")}); (c.Reason == controlplanev1.QuorumLostReason) != (want != "") || unknown.Status != metav1.ConditionUnknown {
+		if c := EtcdHealth(f, &Readiness{Err: errors.New("no")}, true); (c.Reason == controlplanev1.QuorumLostReason) != (want != "") || unknown.Status != metav1.ConditionUnknown {
 			t.Errorf("%s: %v", words, c)
 		}
 	}
