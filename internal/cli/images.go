@@ -61,7 +61,7 @@ func (a *app) loadCommand() *cobra.Command {
 
 // loadImage loads an archive into the machines of a cluster, and shows the progress of each.
 func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
-	if info, err := os.Stat(archive); err != nil || !info.Mode().IsRegular() {
+	if info, err := os.Stat(archive); err != nil || info.IsDir() { // A named pipe can be an archive.
 		return nil, coded{fmt.Errorf("expected an image archive, found no such file: %s", archive), exitNotFound}
 	}
 	targets, err := a.imageTargets(ctx, namespace, cluster)
