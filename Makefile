@@ -467,7 +467,7 @@ test-unit: build-kube build-capi gotestsum versitygw ## Unit tests of every modu
 
 .PHONY: test-integration
 test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes. Twenty minutes.
-	$(call gotest,integration,$(integration_packages)) -timeout 40m
+	$(call gotest,integration,$(integration_packages)) -timeout 70m
 
 .PHONY: test-times
 test-times: gotestsum ## Show the slowest tests and packages of the last run.

@@ -40,7 +40,7 @@ import (
 
 // Patience is the timeout of waits in tests. It is long, because only failing tests reach it, and two packages at a time
 // are slow on a small and busy machine.
-const Patience = 3 * time.Minute
+const Patience = 5 * time.Minute
 
 // startTries is the number of attempts to start an API server. An attempt can fail because of a busy machine or a port
 // in use.
