@@ -61,7 +61,7 @@ func WhyNotAdoptable(controlPlane *controlplanev1.CapstanControlPlane, m *cluste
 	return fmt.Sprintf("Machine %s has no owner and Kubernetes %s, and can only be adopted within one minor version of spec.version %s: set spec.version to one that is near", m.Name, m.Spec.Version, controlPlane.Spec.Version)
 }
 
-// MachineOfMember returns the Machine on which an etcd member may run, regardless of its labels and owner; "" when there is none.
+// MachineOfMember returns the name of the Machine on which an etcd member may run; "" without one. Labels and owners do not matter.
 func MachineOfMember(machines []clusterv1.Machine, member string) string {
 	for i := range machines {
 		m := &machines[i]

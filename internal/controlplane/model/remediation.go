@@ -63,7 +63,7 @@ type Repair struct {
 	Record RemediationRecord
 }
 
-// planRemediation is PlanRemediation without the objects. open is the remediation without a replacement; nil when there is none.
+// planRemediation makes the decision of PlanRemediation. open is the remediation whose replacement does not exist yet; nil without one.
 func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized bool, open *RemediationRecord, now time.Time) Repair {
 	machine := f.mostUnhealthy()
 	if machine == nil {
@@ -112,7 +112,7 @@ func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized b
 	return out
 }
 
-// changing returns the change of another Machine that has to end before the deletion of an unhealthy one; "" when there is none.
+// changing returns the change of another Machine. The deletion of an unhealthy Machine waits for its end. The result is "" without a change.
 func (f Fleet) changing(unhealthy *Instance) string {
 	for n := range f.Instances {
 		switch other := &f.Instances[n]; {

@@ -33,7 +33,7 @@ const (
 	checkLimit = 90 * time.Minute
 )
 
-// ChooseCheck returns the place where the backup is examined. If there is none, it returns the reason. silent is the time since the API
+// ChooseCheck decides whether a machine examines the backup, and returns the reason if none does now. silent is the time since the API
 // server last used etcd. A short interruption must never cost a cluster that serves.
 func ChooseCheck(f Fleet, a *Readiness, initialized bool, silent time.Duration) (way CheckWay, why string) {
 	switch {

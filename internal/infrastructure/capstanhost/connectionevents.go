@@ -16,8 +16,8 @@ func connection(host *infrav1.CapstanHost) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// recordConnection records the end and the return of the connection to a host: the condition has only the last change. A manager that has
-// started connects to all hosts, which is no event of a host.
+// recordConnection records the end and the return of the connection to a host: the condition has only the last change. The first
+// connection of a manager after its start is not recorded.
 func (r *Reconciler) recordConnection(host *infrav1.CapstanHost, before metav1.Condition) {
 	switch now := connection(host); {
 	case now.Status == metav1.ConditionFalse && before.Reason != now.Reason:

@@ -293,7 +293,7 @@ func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPoli
 	return alternatives
 }
 
-// selector returns the function that decides whether a peer that is no block of addresses selects a pod.
+// selector returns the function that reports whether a peer selects a pod. The peer has selectors, and no ipBlock.
 func selector(peer networkingv1.NetworkPolicyPeer, namespace string) func(pod) bool {
 	selectsPod, selectsNamespace := compiled(peer.PodSelector), compiled(peer.NamespaceSelector)
 	return func(p pod) bool {
