@@ -1,10 +1,56 @@
 package host
 
 import (
+	"errors"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/host/balancer"
 )
+
+// The process of a balancer is less privileged than capstand, which reads its status. What it puts there neither blocks capstand, nor uses
+// up its memory, nor shows other files.
+func TestStatusOfBalancer(t *testing.T) {
+	const status = `{"healthy":["192.0.2.1:6443"],"message":"one\ntwo"}`
+	outside := filepath.Join(t.TempDir(), "status.json")
+	write(t, outside, status)
+	for name, test := range map[string]struct {
+		make func(path string) error
+		ok   bool
+	}{
+		"a status": {func(p string) error { return os.WriteFile(p, []byte(status), 0o600) }, true},
+		"a long message": {func(p string) error {
+			return os.WriteFile(p, []byte(`{"healthy":["192.0.2.1:6443"],"message":"one two`+strings.Repeat("x", 2*maxMessage)+`"}`), 0o600)
+		}, true},
+		"a link": {func(p string) error { return os.Symlink(outside, p) }, false},
+		"a pipe": {func(p string) error { return unix.Mkfifo(p, 0o600) }, false},
+		"a large file": {func(p string) error {
+			return os.WriteFile(p, []byte(status+strings.Repeat(" ", maxReport)), 0o600)
+		}, false},
+		"a huge file": {func(p string) error {
+			return errors.Join(os.WriteFile(p, []byte(status), 0o600), os.Truncate(p, 1<<40))
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lb := &loadBalancer{dir: t.TempDir()}
+			if err := errors.Join(os.Mkdir(lb.shared(), 0o700), test.make(filepath.Join(lb.shared(), balancer.StatusFile))); err != nil {
+				t.Fatal(err)
+			}
+			got, err := lb.reported()
+			if (err == nil) != test.ok {
+				t.Fatal(err)
+			}
+			if test.ok && (len(got.Healthy) != 1 || !strings.HasPrefix(got.Message, "one two") || len(got.Message) > maxMessage) {
+				t.Errorf("found %+v", got)
+			}
+		})
+	}
+}
 
 // An endpoint on an address and port that another program has is refused with both, before anything is made. The load balancer's own
 // address, and one that its bridge does not have yet, are accepted.

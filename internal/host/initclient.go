@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/backoff"
@@ -26,6 +27,12 @@ const (
 	maxName         = 128
 	maxMessage      = 4096
 )
+
+// reportBurst is how many reports capstand reads without a delay. A start causes fewer.
+const reportBurst = 100
+
+// newReportLimit bounds how often capstand reads the state of a machine or of a balancer, for the same reason.
+func newReportLimit() *rate.Limiter { return rate.NewLimiter(10, reportBurst) }
 
 // usable reports whether a name of a report can be a label.
 func usable(name string) bool { return name != "" && len(name) <= maxName && utf8.ValidString(name) }
@@ -75,11 +82,13 @@ const (
 // and a broken connection is opened again. watchInit retries in a loop, because inotify reports when the socket's file
 // appears, but not when a process listens on it.
 func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
-	pauses := backoff.Doubling(firstInitPause, longestInitPause)
+	pauses, reports := backoff.Doubling(firstInitPause, longestInitPause), newReportLimit()
 	for ctx.Err() == nil {
 		_ = streamInit(ctx, runDir, func(s machineapi.Status) {
 			pauses = backoff.Doubling(firstInitPause, longestInitPause)
-			f(s)
+			if reports.Wait(ctx) == nil {
+				f(s)
+			}
 		})
 		select {
 		case <-ctx.Done():

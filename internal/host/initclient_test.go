@@ -76,6 +76,33 @@ func TestWatchInit(t *testing.T) {
 	}
 }
 
+// A machine that reports changes without a pause does not occupy capstand and its clients: over several connections, too.
+func TestReportsAreLimited(t *testing.T) {
+	dir := t.TempDir()
+	listener, err := net.Listen("unix", filepath.Join(dir, "init.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for range reportBurst / 2 {
+			_, _ = w.Write([]byte(`{"bootstrap":"Waiting"}` + "\n"))
+		}
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	heard, begun := 0, time.Now()
+	watchInit(ctx, dir, func(machineapi.Status) {
+		if heard++; heard == reportBurst+10 {
+			cancel()
+		}
+	})
+	if took := time.Since(begun); heard < reportBurst+10 || took < 900*time.Millisecond {
+		t.Errorf("%d reports were read in %s", heard, took)
+	}
+}
+
 // The users of a machine control the reports of its PID 1. capstand bounds the number of certificates and the length of names.
 func TestInitCertificates(t *testing.T) {
 	at := time.Unix(7, 0)

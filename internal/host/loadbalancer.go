@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
 )
@@ -169,12 +170,14 @@ func (lb *loadBalancer) live(life context.Context) error {
 	lb.readStatus()
 	ended := make(chan error, 1)
 	go func() { ended <- process.Wait(life) }()
-	for {
+	for reports := newReportLimit(); ; {
 		select {
 		case err := <-ended:
 			return err
 		case <-changed:
-			lb.readStatus()
+			if reports.Wait(life) == nil {
+				lb.readStatus()
+			}
 		}
 	}
 }
@@ -182,8 +185,8 @@ func (lb *loadBalancer) live(life context.Context) error {
 // find returns the running process, or ErrGone if there is none. The status file contains its process id. The id is used
 // only if the process runs as the balancer's user, because the balancer can write any id and capstand may kill the process.
 func (lb *loadBalancer) find() (*proc.Handle, error) {
-	var status balancer.Status
-	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil || !status.Process.Alive() {
+	status, err := lb.reported()
+	if err != nil || !status.Process.Alive() {
 		return nil, proc.ErrGone
 	}
 	info, err := os.Stat(fmt.Sprintf("/proc/%d", status.Process.PID))
@@ -191,6 +194,17 @@ func (lb *loadBalancer) find() (*proc.Handle, error) {
 		return nil, proc.ErrGone
 	}
 	return status.Process.Open()
+}
+
+// maxReport is the size of the largest status of a balancer, in bytes. Its process is less privileged than capstand.
+const maxReport = 64 << 10
+
+// reported reads the status that the balancer has written.
+func (lb *loadBalancer) reported() (balancer.Status, error) {
+	var status balancer.Status
+	err := foreignfile.ReadJSON(lb.shared(), balancer.StatusFile, maxReport, &status)
+	status.Message = oneLine(status.Message, maxMessage)
+	return status, err
 }
 
 // renewTime is the longest time until a new process takes over.
@@ -236,8 +250,7 @@ func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, ch
 	go func() { defer close(ended); waited = next.Wait(ctx) }()
 	defer func() { cancel(); <-ended }() // Only one goroutine at a time can wait for a handle.
 	for {
-		var status balancer.Status
-		if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err == nil && status.Process == next.Ref {
+		if status, err := lb.reported(); err == nil && status.Process == next.Ref {
 			return nil
 		}
 		select {
@@ -325,8 +338,8 @@ func (lb *loadBalancer) setMessage(message string) {
 }
 
 func (lb *loadBalancer) readStatus() {
-	var status balancer.Status
-	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil {
+	status, err := lb.reported()
+	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			lb.log.Error("Cannot read the status of the balancer", "error", err)
 		}

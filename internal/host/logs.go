@@ -2,7 +2,6 @@ package host
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +10,12 @@ import (
 	"log/slog"
 	"os"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -87,8 +86,7 @@ func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer)
 	})
 }
 
-// openServiceLog opens the log of a service, or of init. It resolves the path below the machine's root folder, because the
-// machine could place a link to a file of the host there, or a pipe that blocks capstand.
+// openServiceLog opens the log of a service, or of init.
 func (m *machine) openServiceLog(service string) (*os.File, error) {
 	if service == "init" {
 		file, err := os.Open(m.initLog())
@@ -97,20 +95,8 @@ func (m *machine) openServiceLog(service string) (*os.File, error) {
 	if err := admission.CheckService(service); err != nil {
 		return nil, err
 	}
-	root, err := os.OpenRoot(m.rootfs())
-	if err != nil {
-		return nil, noLog(err, service, m.spec)
-	}
-	defer func() { _ = root.Close() }()
-	file, err := root.OpenFile("var/log/capstan/"+service+".log", os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, noLog(err, service, m.spec)
-	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		_ = file.Close()
-		return nil, noLog(cmp.Or(err, errors.New("the log is not a regular file")), service, m.spec)
-	}
-	return file, nil
+	file, err := foreignfile.Open(m.rootfs(), "var/log/capstan/"+service+".log")
+	return file, noLog(err, service, m.spec)
 }
 
 func noLog(err error, service string, spec *hostpb.MachineSpec) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/machineapi"
@@ -288,28 +288,11 @@ func termOf(electors []string, now time.Duration) (until time.Duration) {
 // maxTerm is the size of the largest file with a term, in bytes.
 const maxTerm = 4096
 
-// readTerm reads the file of a machine, which can be a link, a device or a large file: the machine is not trusted.
+// readTerm reads the file of a machine.
 func readTerm(dir string) (time.Duration, error) {
-	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	file, err := unix.Openat(fd, machineapi.EndpointLeaseFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	f := os.NewFile(uintptr(file), machineapi.EndpointLeaseFile)
-	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("%s is not a regular file: %w", machineapi.EndpointLeaseFile, err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxTerm))
-	if err != nil {
-		return 0, err
-	}
 	var term machineapi.EndpointTerm
-	return term.Until, json.Unmarshal(data, &term)
+	err := foreignfile.ReadJSON(dir, machineapi.EndpointLeaseFile, maxTerm, &term)
+	return term.Until, err
 }
 
 // hasHealthyBackend returns whether the load balancer has an API server to which it can lead clients.

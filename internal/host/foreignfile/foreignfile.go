@@ -1,0 +1,65 @@
+// Package foreignfile opens files in folders that a less privileged process can write to: root in a machine, or a balancer. Such a
+// process can put a link, a pipe, a device or a file of any size in the place of a file. No other code of capstand reads such files.
+//
+// Layer: host. Allowed imports: api, library, contract.
+package foreignfile
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open opens a regular file below a folder for reading. The path is relative to the folder. It leads to no file outside of the folder, and
+// its last part is no link. Nothing but a regular file is opened, because to open a device can have an effect.
+func Open(folder, path string) (*os.File, error) {
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	place, err := root.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0) // This descriptor gives no access to the content.
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = place.Close() }()
+	info, err := place.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "open", Path: place.Name(), Err: fmt.Errorf("expected a regular file, found one of mode %s", info.Mode())}
+	}
+	// Without O_NONBLOCK, a lease of the owner (F_SETLEASE) delays this call.
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// Read returns the content of a file as Open opens it. More than most bytes are an error.
+func Read(folder, path string, most int64) ([]byte, error) {
+	file, err := Open(folder, path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("expected at most %d bytes: %w", most, unix.EFBIG)}
+	}
+	return data, errors.Join(err, file.Close())
+}
+
+// ReadJSON decodes the content of a file as Read reads it.
+func ReadJSON(folder, path string, most int64, v any) error {
+	data, err := Read(folder, path, most)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("reading %s: %w", path, err)
+	}
+	return nil
+}
