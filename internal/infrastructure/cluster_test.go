@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
@@ -247,12 +248,12 @@ func TestRefusedNetwork(t *testing.T) {
 // Clusters that start at the same time get different networks.
 func TestClustersAtOnce(t *testing.T) {
 	b := newNamespace(t)
-	b.addHost(nil)
 	var all []*infrav1.CapstanCluster
-	for range 5 {
+	for range 12 {
 		b.addCluster(nil, nil)
 		all = append(all, b.capstan)
 	}
+	b.addHost(nil) // All clusters have waited for it.
 	seen := map[string]bool{}
 	start := time.Now()
 	for _, c := range all {
@@ -260,8 +261,14 @@ func TestClustersAtOnce(t *testing.T) {
 		b.waitProvisioned()
 		seen[c.Spec.Network.MachineCIDR] = true
 	}
-	t.Logf("five clusters provisioned within %s", time.Since(start).Round(time.Millisecond))
-	b.Expect(seen).To(HaveLen(5))
+	t.Logf("all clusters provisioned within %s", time.Since(start).Round(time.Millisecond))
+	b.Expect(seen).To(HaveLen(len(all)))
+	// A host refuses the network of another cluster, and the controller then chooses again. No cluster needed this.
+	events := &eventsv1.EventList{}
+	b.Expect(env.Client.List(ctx, events, client.InNamespace(b.namespace))).To(Succeed())
+	for _, e := range events.Items {
+		b.Expect(e.Reason).NotTo(Equal(infrav1.NetworkRefusedReason), e.Note)
+	}
 }
 
 // A condition reports overlapping networks, and the cluster continues after a correction.

@@ -67,6 +67,7 @@ type Reconciler struct {
 	// reserving makes the choice of a network, an overlay or a port, and its record in spec, one step. Only the leader
 	// chooses.
 	reserving sync.Mutex
+	decisions decisions
 	turns     turns
 }
 

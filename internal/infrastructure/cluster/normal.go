@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -257,6 +256,9 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 		return err
 	}
 	s.patch = patch
+	if r.WatchNamespace == "" {
+		r.decisions.note(s.capstan)
+	}
 	spec := &s.capstan.Spec
 	ctrl.LoggerFrom(ctx).Info("Recorded the network and the load balancer", "id", spec.ID, "network", spec.Network.MachineCIDR,
 		"CapstanHost", klog.KRef("", spec.LoadBalancer.HostName), "endpoint", spec.ControlPlaneEndpoint.String())
@@ -268,15 +270,15 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	if s.capstan.Spec.Network.MachineCIDR != "" && !refused.IsValid() {
 		return nil
 	}
-	clusters := &infrav1.CapstanClusterList{}
-	if err := r.LiveClient.List(ctx, clusters, client.InNamespace(r.WatchNamespace)); err != nil {
+	clusters, err := r.decided(ctx)
+	if err != nil {
 		return err
 	}
 	clusterNetwork := s.cluster.Spec.ClusterNetwork
 	taken := network.Parse(append(slices.Clone(clusterNetwork.Pods.CIDRBlocks), clusterNetwork.Services.CIDRBlocks...)...)
-	for i := range clusters.Items {
-		if clusters.Items[i].UID != s.capstan.UID {
-			taken = append(taken, network.Parse(clusters.Items[i].Spec.Network.MachineCIDR)...)
+	for i := range clusters {
+		if clusters[i].UID != s.capstan.UID {
+			taken = append(taken, network.Parse(clusters[i].Spec.Network.MachineCIDR)...)
 		}
 	}
 	cidr, err := network.Choose(r.NetworkPool, r.NetworkBits, taken, refused)

@@ -90,13 +90,13 @@ func refuseMTU(c *infrav1.CapstanCluster, host string) error {
 
 // chooseVNI puts a VXLAN network identifier into spec that no CapstanCluster of any namespace has.
 func (r *Reconciler) chooseVNI(ctx context.Context, s *scope, refused int32) error {
-	clusters := &infrav1.CapstanClusterList{}
-	if err := r.LiveClient.List(ctx, clusters); err != nil {
+	clusters, err := r.decided(ctx)
+	if err != nil {
 		return err
 	}
 	taken := map[int32]bool{}
-	for i := range clusters.Items {
-		taken[clusters.Items[i].Spec.Network.Overlay.VNI] = true
+	for i := range clusters {
+		taken[clusters[i].Spec.Network.Overlay.VNI] = true
 	}
 	vni, err := overlay.ChooseVNI(s.capstan.Spec.ID, taken, refused)
 	if err != nil {
@@ -108,19 +108,13 @@ func (r *Reconciler) chooseVNI(ctx context.Context, s *scope, refused int32) err
 }
 
 // refuseRival stops a cluster whose VXLAN network identifier belongs to another one: a namespace can write any identifier,
-// and could send packets into the network of the other cluster. Until the network exists it reads live.
+// and could send packets into the network of the other cluster.
 func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
 	if !spans(s.capstan) {
 		return nil
 	}
-	clusters := &infrav1.CapstanClusterList{}
-	var err error
-	if r.WatchNamespace != "" || !conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
-		err = r.LiveClient.List(ctx, clusters)
-	} else {
-		err = r.Client.List(ctx, clusters, client.MatchingFields{vniIndex: vniOf(s.capstan)})
-	}
-	if err != nil || overlay.Rival(s.capstan, clusters.Items) == nil {
+	clusters, err := r.rivalsOf(ctx, s.capstan)
+	if err != nil || overlay.Rival(s.capstan, clusters) == nil {
 		return err
 	}
 	// The other cluster may belong to another tenant: its name is not shown.
@@ -129,18 +123,28 @@ func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
 	return errWaiting // A change of the other cluster is the event.
 }
 
+// rivalsOf returns at least the clusters that have the VXLAN network identifier of c.
+func (r *Reconciler) rivalsOf(ctx context.Context, c *infrav1.CapstanCluster) ([]infrav1.CapstanCluster, error) {
+	if r.WatchNamespace != "" || !conditions.IsTrue(c, infrav1.NetworkReadyCondition) {
+		return r.decidedUntil(ctx, c)
+	}
+	clusters := &infrav1.CapstanClusterList{}
+	err := r.Client.List(ctx, clusters, client.MatchingFields{vniIndex: vniOf(c)}, client.UnsafeDisableDeepCopy)
+	return clusters.Items, err
+}
+
 // choosePort puts a port for the load balancer into spec that no other cluster has on the tunnel address of its host.
 // after is one that the host refused, or 0.
 func (r *Reconciler) choosePort(ctx context.Context, s *scope, on loadbalancer.Host, after int32) error {
 	r.reserving.Lock()
 	defer r.reserving.Unlock()
-	clusters := &infrav1.CapstanClusterList{}
-	if err := r.LiveClient.List(ctx, clusters); err != nil {
+	clusters, err := r.decided(ctx)
+	if err != nil {
 		return err
 	}
 	taken := map[int32]bool{}
-	for i := range clusters.Items {
-		c := &clusters.Items[i]
+	for i := range clusters {
+		c := &clusters[i]
 		if c.UID != s.capstan.UID && (c.Spec.LoadBalancer.HostName == on.Name || c.Spec.ControlPlaneEndpoint.Host == on.Tunnel) {
 			taken[loadbalancer.Port(c)] = true
 		}

@@ -73,14 +73,15 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 
 // takenAddresses are those of all hosts, and those of endpoints that other clusters reserve.
 func (r *Reconciler) takenAddresses(ctx context.Context, s *scope) (map[string]bool, error) {
-	clusters, hosts := &infrav1.CapstanClusterList{}, &infrav1.CapstanHostList{}
-	if err := r.LiveClient.List(ctx, clusters); err != nil {
+	clusters, err := r.decided(ctx)
+	if err != nil {
 		return nil, err
 	}
+	hosts := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts.Items)
+	reserving, err := r.reservingClusters(ctx, clusters, hosts.Items)
 	if err != nil {
 		return nil, err
 	}
@@ -159,18 +160,13 @@ func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
 	return fmt.Errorf("the virtual address %s %s", address, why) // There is no event when the address becomes free.
 }
 
-// endpointUnusable returns the reason why the cluster cannot have its virtual address; "" when it can. Until the load balancer
-// exists it reads live.
+// endpointUnusable returns the reason why the cluster cannot have its virtual address; "" when it can.
 func (r *Reconciler) endpointUnusable(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (string, error) {
-	clusters := &infrav1.CapstanClusterList{}
-	reader := r.LiveClient
-	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) && r.WatchNamespace == "" {
-		reader = r.Client
-	}
-	if err := reader.List(ctx, clusters); err != nil {
+	clusters, err := r.decidedUntil(ctx, s.capstan)
+	if err != nil {
 		return "", err
 	}
-	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts)
+	reserving, err := r.reservingClusters(ctx, clusters, hosts)
 	if err != nil {
 		return "", err
 	}
