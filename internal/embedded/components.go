@@ -165,6 +165,9 @@ func coreManagerComponent(l Layout, s State) component {
 		args: []string{
 			"--kubeconfig=" + l.Kubeconfig(coreManager), coreFeatureGates(s),
 			"--webhook-port=" + strconv.Itoa(s.port(portCoreWebhook)), "--webhook-cert-dir=" + l.Component(coreManager),
+			// With the default of 100, the workers slow each other down on the box of a plane, and work with old caches: 15 writes of
+			// each new machine ended with a conflict when 100 machines were created at once. With 30, there were 2 or 3.
+			"--machine-concurrency=30",
 			"--runtime-extension-client-cert-file=" + filepath.Join(l.Component(coreManager), "client.crt"),
 			"--runtime-extension-client-key-file=" + filepath.Join(l.Component(coreManager), "client.key"),
 			"--health-addr=" + hostPort(s.port(portCoreHealth)),

@@ -189,38 +189,48 @@ func (f *fleet) createClusters(ctx context.Context) error {
 	})
 }
 
-// createMachines creates the Machines of all clusters and waits until all run on hosts.
+// createMachines creates the Machines of all clusters and waits until all run on hosts. The same number is on its way with any number of
+// hosts, so that two results differ by their hosts and not by the length of the queue.
 func (f *fleet) createMachines(ctx context.Context) error {
-	n := f.n * f.o.machines
-	for i := range n {
-		cluster := clusterName(i % (f.n * f.o.clusters))
-		meta := metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%05d", cluster, i), Labels: map[string]string{clusterv1.ClusterNameLabel: cluster}}
-		capstan := &infrav1.CapstanMachine{ObjectMeta: meta}
-		capstan.Spec.CPUs, capstan.Spec.Memory = 1, ptr.To(resource.MustParse("1Gi"))
-		machine := &clusterv1.Machine{ObjectMeta: meta}
-		machine.Spec = clusterv1.MachineSpec{
-			ClusterName: cluster, Version: f.o.version, Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To(bootstrapData)},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: meta.Name},
-		}
-		for _, o := range []client.Object{machine, capstan} {
-			if err := f.client.Create(ctx, o); err != nil {
-				return err
-			}
-		}
-	}
+	n, created := f.n*f.o.machines, 0
 	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
-		list := &infrav1.CapstanMachineList{}
-		err := f.client.List(ctx, list)
-		running, why := 0, ""
-		for i := range list.Items {
-			if m := &list.Items[i]; m.Spec.HostName != "" && conditions.IsTrue(m, infrav1.MachineRunningCondition) {
-				running++
-			} else {
-				why = m.Name + ": " + conditions.GetMessage(m, clusterv1.ReadyCondition)
-			}
+		running, why, err := f.running(ctx)
+		for ; err == nil && created < min(n, running+f.o.atOnce); created++ {
+			err = f.createMachine(ctx, created)
 		}
 		return remaining("machines running. "+why, running, n), err
 	})
+}
+
+// createMachine creates the Machine with a number. The clusters get their machines in turns.
+func (f *fleet) createMachine(ctx context.Context, i int) error {
+	cluster := clusterName(i % (f.n * f.o.clusters))
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%05d", cluster, i), Labels: map[string]string{clusterv1.ClusterNameLabel: cluster}}
+	capstan := &infrav1.CapstanMachine{ObjectMeta: meta}
+	capstan.Spec.CPUs, capstan.Spec.Memory = 1, ptr.To(resource.MustParse("1Gi"))
+	machine := &clusterv1.Machine{ObjectMeta: meta}
+	machine.Spec = clusterv1.MachineSpec{
+		ClusterName: cluster, Version: f.o.version, Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To(bootstrapData)},
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: meta.Name},
+	}
+	if err := f.client.Create(ctx, machine); err != nil {
+		return err
+	}
+	return f.client.Create(ctx, capstan)
+}
+
+// running returns the number of machines that run on hosts, and why another one does not.
+func (f *fleet) running(ctx context.Context) (n int, why string, err error) {
+	list := &infrav1.CapstanMachineList{}
+	err = f.client.List(ctx, list)
+	for i := range list.Items {
+		if m := &list.Items[i]; m.Spec.HostName != "" && conditions.IsTrue(m, infrav1.MachineRunningCondition) {
+			n++
+		} else {
+			why = m.Name + ": " + conditions.GetMessage(m, clusterv1.ReadyCondition)
+		}
+	}
+	return n, why, err
 }
 
 // spread reads how the machines are distributed.

@@ -26,6 +26,7 @@ type options struct {
 	hosts    string
 	machines int
 	clusters int
+	atOnce   int
 }
 
 func main() {
@@ -35,6 +36,7 @@ func main() {
 	flag.StringVar(&o.hosts, "hosts", "10,100", "numbers of hosts, separated by commas")
 	flag.IntVar(&o.machines, "machines", 50, "machines per host")
 	flag.IntVar(&o.clusters, "clusters", 2, "clusters per host")
+	flag.IntVar(&o.atOnce, "at-once", 100, "machines that are created at a time; the next one follows when one runs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
@@ -49,8 +51,8 @@ func run(ctx context.Context, o options) (err error) {
 	if o.bin, err = filepath.Abs(o.bin); err != nil {
 		return err
 	}
-	if o.machines < 1 || o.clusters < 1 {
-		return errors.New("--machines and --clusters: expected at least 1")
+	if o.machines < 1 || o.clusters < 1 || o.atOnce < 1 {
+		return errors.New("--machines, --clusters and --at-once: expected at least 1")
 	}
 	var first *result
 	for field := range strings.SplitSeq(o.hosts, ",") {
