@@ -29,10 +29,9 @@ func (d *decisions) note(c *infrav1.CapstanCluster) {
 }
 
 // apply replaces the items of the cache that are older than the record of this manager, and forgets the records that the cache contains.
-// It also forgets objects that the cache has lost: they were in it before they were recorded, so they are deleted.
+// It also forgets objects that the cache has lost: they were in it before they were recorded, so they are deleted. mu is held since the
+// cache was read: a record that another caller forgets meanwhile would be missing in an older list.
 func (d *decisions) apply(cached []infrav1.CapstanCluster) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	pending := map[types.UID]*infrav1.CapstanCluster{}
 	for i := range cached {
 		if own := d.recorded[cached[i].UID]; own != nil && newer(own, &cached[i]) {
@@ -62,6 +61,8 @@ func (r *Reconciler) decided(ctx context.Context) ([]infrav1.CapstanCluster, err
 	if r.WatchNamespace != "" {
 		return r.stored(ctx)
 	}
+	r.decisions.mu.Lock()
+	defer r.decisions.mu.Unlock()
 	clusters := &infrav1.CapstanClusterList{}
 	if err := r.Client.List(ctx, clusters, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
