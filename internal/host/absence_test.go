@@ -2,7 +2,9 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -89,6 +91,22 @@ func TestUnconfirmedMachine(t *testing.T) {
 		}
 		if pause := m.awaitConfirmation(t.Context()); pause != 0 || m.status.Unconfirmed || m.status.Message != "" {
 			t.Errorf("after the confirmation the machine waits %s: %v", pause, m.status)
+		}
+	})
+	t.Run("runc fails", func(t *testing.T) { // The machine may run, here or elsewhere.
+		h, m := made(t, time.Hour)
+		state := filepath.Join(h.runc.Root, m.spec.Id, "state.json")
+		if err := errors.Join(os.Mkdir(filepath.Dir(state), 0o700), os.WriteFile(state, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if pause := m.awaitConfirmation(t.Context()); pause != maxRestartDelay || !m.unconfirmed || m.status.Message == "" {
+			t.Errorf("the machine waits %s, unconfirmed %v: %v", pause, m.unconfirmed, m.status)
+		}
+		if err := os.Remove(state); err != nil {
+			t.Fatal(err)
+		}
+		if pause := m.awaitConfirmation(t.Context()); pause < 59*time.Minute || !m.status.Unconfirmed {
+			t.Errorf("after that the machine waits %s: %v", pause, m.status)
 		}
 	})
 	t.Run("the manager of another management cluster connects", func(t *testing.T) {

@@ -217,13 +217,14 @@ func (m *machine) kill(ctx context.Context) error {
 	return m.cgroup().Remove(ctx)
 }
 
-// noticeMark lets a machine wait that the guard has stopped.
-func (m *machine) noticeMark() {
+// noticeMark lets a machine wait that the guard has stopped, and returns whether fencing has stopped the machine.
+func (m *machine) noticeMark() (fenced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.fenced && fencing.Marked(m.dir) {
 		m.fenced, m.unconfirmed = true, true
 	}
+	return m.fenced
 }
 
 // stayFenced reports that the machine waits for a manager. It ends a machine that still runs, because a capstand ended between the

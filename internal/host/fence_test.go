@@ -2,8 +2,12 @@ package host
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,16 +20,21 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
+func openFence(t *testing.T, h *Host) {
+	t.Helper()
+	var err error
+	if h.fence, err = fencing.Open(h.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), h.store.root, "/none/", h.log); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A machine that fencing has stopped waits for a manager without a limit, in every capstand that starts meanwhile. Only the
 // confirmation removes its mark.
 func TestFencedMachineWaits(t *testing.T) {
 	h := recorded(t)
 	h.runc = runc.Runc{Binary: "/bin/false", Root: t.TempDir()}
 	h.contacts = afterAbsence(t, time.Now(), time.Nanosecond)
-	var err error
-	if h.fence, err = fencing.Open(h.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), h.store.root, "/none/", h.log); err != nil {
-		t.Fatal(err)
-	}
+	openFence(t, h)
 	onDisk(t, h)
 	if err := fencing.Mark(h.store.root, "m-1"); err != nil { // As the guard does.
 		t.Fatal(err)
@@ -46,12 +55,37 @@ func TestFencedMachineWaits(t *testing.T) {
 	}
 }
 
-func TestSetFencing(t *testing.T) {
+// A machine whose lease ends during its start had no process yet when fencing killed it. It stops right after its start, and waits.
+func TestFencedDuringItsStart(t *testing.T) {
 	h := recorded(t)
-	var err error
-	if h.fence, err = fencing.Open(h.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), h.store.root, "/none/", h.log); err != nil {
+	openFence(t, h)
+	m := onDisk(t, h)
+	pid1 := exec.Command("sleep", "600")
+	if err := pid1.Start(); err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = pid1.Process.Kill(); _ = pid1.Wait() }()
+	bin := t.TempDir()
+	h.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state")}
+	state := filepath.Join(h.runc.Root, m.spec.Id, "state.json")
+	script := fmt.Sprintf("#!/bin/sh\n: >%s\necho '{\"status\":\"running\",\"pid\":%d}'\n", filepath.Join(m.dir, fencing.Marker), pid1.Process.Pid)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(state), 0o700), os.WriteFile(state, nil, 0o600), os.WriteFile(h.runc.Binary, []byte(script), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	life, end := context.WithTimeout(t.Context(), 20*time.Second) // Only a machine that continues lives that long.
+	defer end()
+	attempt := 0
+	if pause := m.live(life, &attempt); pause != 0 || life.Err() != nil || attempt != 0 {
+		t.Errorf("the machine continues: pause %s, %d failed starts, %v, %v", pause, attempt, life.Err(), m.status)
+	}
+	if pause := m.live(life, &attempt); pause != forever || !m.status.Fenced || m.status.Phase != hostpb.MachineStatus_PENDING {
+		t.Errorf("the machine does not wait: pause %s, %v", pause, m.status)
+	}
+}
+
+func TestSetFencing(t *testing.T) {
+	h := recorded(t)
+	openFence(t, h)
 	for _, bad := range []*hostpb.SetFencingRequest{
 		{StopAfterSeconds: 60}, {ManagementCluster: "plane", StopAfterSeconds: -1}, {ManagementCluster: "plane", StopAfterSeconds: 3601},
 	} {

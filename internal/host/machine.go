@@ -204,6 +204,10 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	}
 	*attempt = 0
 	defer func() { _ = pid1.Close() }()
+	// A lease that ended during the start found no process to kill. Fencing sets the mark before it kills, so one side sees the other.
+	if m.noticeMark() {
+		return 0 // awaitConfirmation stops the machine.
+	}
 	m.watch(life, pid1)
 	if life.Err() != nil {
 		return forever
@@ -255,13 +259,20 @@ func (m *machine) awaitConfirmation(life context.Context) time.Duration {
 		return 0
 	}
 	pid1, err := m.find(life)
-	if err == nil && pid1 == nil && !unconfirmed {
+	if err != nil {
+		if life.Err() == nil {
+			m.log.Error("Cannot find out whether the machine runs, so it does not start without a confirmation; capstand tries again", "error", err)
+			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = err.Error() })
+		}
+		return maxRestartDelay
+	}
+	if pid1 == nil && !unconfirmed {
 		m.setStatus(func(s *hostpb.MachineStatus) {
 			s.Phase, s.Message = hostpb.MachineStatus_PENDING, "the host has reached neither a manager nor another host of the cluster yet: the machine starts when it does"
 		})
 		return fencing.Pause
 	}
-	if err == nil && pid1 == nil {
+	if pid1 == nil {
 		pause := m.host.contacts.patience(of, time.Now())
 		if bound { // The machine may have been replaced without an answer of this host.
 			pause = forever
