@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"sync"
@@ -58,8 +59,8 @@ func (p *platform) cgroup(name string) cgroup.Group {
 	return cgroup.Group("/capstan/" + p.id + "/" + name)
 }
 
-// forgetOtherBoot removes the state of runc after a reboot of the host. Its process ids are invalid then, and
-// other processes may have them.
+// forgetOtherBoot removes the state of runc and the folders that machines share with capstand after a reboot of the host. The process
+// ids of runc are invalid then, and other processes may have them. The terms of endpoints are times of a clock that starts with the boot.
 func (p *platform) forgetOtherBoot() error {
 	path := p.store.path("boot-id")
 	previous, _ := os.ReadFile(path)
@@ -67,7 +68,7 @@ func (p *platform) forgetOtherBoot() error {
 	if string(previous) == current {
 		return nil
 	}
-	if err := os.RemoveAll(p.runc.Root); err != nil {
+	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.discardAll(runDir)); err != nil {
 		return err
 	}
 	return atomicfile.WriteFile(path, []byte(current), 0o644)

@@ -247,7 +247,7 @@ func (v *virtualAddress) report(err error) {
 // offer lets the machines of this host take part in the election until a time.
 func (v *virtualAddress) offer(electors []string, until time.Duration) {
 	for _, dir := range electors {
-		if err := writeOffer(dir, until); err != nil {
+		if err := writeOffer(dir, until); ignoreNotExist(err) != nil { // A machine that has not started has no folder.
 			v.lb.log.Error("Cannot offer the host to a control plane machine", "error", err)
 		}
 	}

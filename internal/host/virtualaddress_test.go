@@ -2,6 +2,7 @@ package host
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -62,5 +63,27 @@ func TestOfferDoesNotFollowLinks(t *testing.T) {
 	}
 	if got := read(t, filepath.Join(dir, machineapi.EndpointOfferFile)); got != `{"until":3600000000000}` {
 		t.Errorf("the offer is %q", got)
+	}
+}
+
+// After a reboot of the host, the clock is behind the term of the last holder. Another host may hold the Lease.
+func TestTermOfAnotherBoot(t *testing.T) {
+	h := recorded(t)
+	h.runc.Root = h.store.path("runc")
+	dir := h.machines.byID["m-1"].runDir()
+	data, err := json.Marshal(machineapi.EndpointTerm{Until: 240 * time.Hour})
+	if err == nil {
+		err = errors.Join(h.forgetOtherBoot(), os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, machineapi.EndpointLeaseFile), data, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := 20 * time.Second
+	if err := h.forgetOtherBoot(); err != nil || termOf([]string{dir}, now) == 0 {
+		t.Errorf("a restart of capstand removes the term: %v", err)
+	}
+	write(t, h.store.path("boot-id"), "another boot")
+	if err := h.forgetOtherBoot(); err != nil || termOf([]string{dir}, now) != 0 {
+		t.Errorf("the term of another boot counts until %s: %v", termOf([]string{dir}, now), err)
 	}
 }
