@@ -92,7 +92,6 @@ func TestUpdateEnds(t *testing.T) {
 		if err := m.recordEnd(u); err != nil {
 			t.Fatal(err)
 		}
-		m.eraseUpdateData()
 		if _, err := os.Stat(m.updateData()); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: the data is left: %v", phase, err)
 		}
@@ -159,7 +158,7 @@ func TestDecideUpdate(t *testing.T) {
 		"succeeded":            {heardUpdate(of(machineapi.UpdateSucceeded), now), succeeded, "", "a b"},
 		"rolled back":          {heardUpdate(of(machineapi.UpdateRolledBack), now), rolledBack, "kubelet", "a b"},
 		"failed":               {heardUpdate(of(machineapi.UpdateFailed), now), failed, "kubelet", "a b"},
-		"no progress":          {heardUpdate(of(machineapi.UpdateRunning), now.Add(-stalledAfter)), failed, "verify", "no progress"},
+		"no progress":          {heardUpdate(of(machineapi.UpdateRunning), now.Add(-machineapi.UpdateStalled)), failed, "verify", "no progress"},
 	} {
 		phase, step, message := decideUpdate(test.report, &updateRecord{ID: "u", Step: "verify"}, now)
 		if phase != test.phase || step != test.step || !strings.Contains(message, test.message) {

@@ -21,8 +21,6 @@ import (
 )
 
 const (
-	// stalledAfter is the longest time in which a machine may report no progress of an update. The longest step of capstan-init takes less.
-	stalledAfter = 20 * time.Minute
 	// maxStep and maxUpdateMessage bound the report of a machine, in bytes, because its users may have replaced PID 1.
 	maxStep          = 128
 	maxUpdateMessage = 1024
@@ -71,7 +69,7 @@ func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Durati
 		return m.endUpdate(ctx, u, phase, step, message)
 	}
 	m.noteUpdate(u.ID, step, message)
-	return stalledAfter
+	return machineapi.UpdateStalled
 }
 
 // report is the report of PID 1 about an update.
@@ -111,8 +109,8 @@ func decideUpdate(r report, u *updateRecord, now time.Time) (phase hostpb.Update
 	switch {
 	case r.heard && !r.status.Updates:
 		return hostpb.UpdateStatus_ROLLED_BACK, "delivery", "the running capstan-init of the machine is too old to update it in place; restart the machine, or replace it"
-	case now.Sub(r.changedAt) >= stalledAfter:
-		return hostpb.UpdateStatus_FAILED, u.Step, fmt.Sprintf("the machine has reported no progress for %s; read its logs `init` and `update`", stalledAfter)
+	case now.Sub(r.changedAt) >= machineapi.UpdateStalled:
+		return hostpb.UpdateStatus_FAILED, u.Step, fmt.Sprintf("the machine has reported no progress for %s; read its logs `init` and `update`", machineapi.UpdateStalled)
 	case reported == nil || reported.ID != u.ID:
 		return hostpb.UpdateStatus_RUNNING, "delivery", ""
 	}
@@ -288,7 +286,6 @@ func (m *machine) endUpdate(ctx context.Context, u *updateRecord, phase hostpb.U
 		return maxRestartDelay
 	}
 	m.log.Info("Update ended", "update", ended.ID, "phase", ended.Phase, "step", ended.Step, "message", ended.Message)
-	m.eraseUpdateData()
 	m.resized()
 	return 0
 }
@@ -332,6 +329,7 @@ func (m *machine) recordEnd(u *updateRecord) error {
 	if err := writeSpec(specFile(m.dir), proto.CloneOf(u.spec())); err != nil {
 		m.log.Error("Cannot write the new spec; the record of the update has it as well", "error", err)
 	}
+	m.eraseUpdateData() // Before the end is visible: the next update can begin then, with data in the same files.
 	m.setUpdate(u)
 	return nil
 }

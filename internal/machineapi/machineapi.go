@@ -152,6 +152,10 @@ type Times struct {
 	Ended   time.Time `json:"ended,omitzero"`
 }
 
+// UpdateStalled is the time without progress after which capstand gives up an update. Each step of capstan-init and of its rollback that has
+// a limit takes less.
+const UpdateStalled = 30 * time.Minute
+
 // UpdateRequest is the content of update.json, which capstand writes into the folder after metadata.json and update-data. It
 // makes PID 1 carry out the update.
 type UpdateRequest struct {

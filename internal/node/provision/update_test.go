@@ -6,13 +6,23 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
+
+// capstand waits for the longest step, including the stop of the services, so that a machine can still go back after it.
+func TestStepsEndInTime(t *testing.T) {
+	const stops = time.Minute
+	if longest := readyTimeout + nodeTimeout + stops; longest >= machineapi.UpdateStalled {
+		t.Errorf("the longest step takes %s, and capstand gives up the update after %s", longest, machineapi.UpdateStalled)
+	}
+}
 
 // A service counts as broken when it has ended maxCrashes times since the wait began, and is not ready.
 func TestCrashing(t *testing.T) {
