@@ -79,17 +79,21 @@ func (bs *balancers) create(spec *hostpb.LoadBalancer, listen []string) (*hostpb
 
 // change records a load balancer's new spec and configures its process; mu is held.
 func (bs *balancers) change(lb *loadBalancer, spec *hostpb.LoadBalancer, listen []string) (*hostpb.LoadBalancer, error) {
-	if proto.Equal(lb.currentSpec(), spec) {
+	if proto.Equal(lb.currentSpec(), spec) && !lb.halfChanged {
 		return lb.snapshot(), nil
 	}
-	if err := writeSpec(filepath.Join(lb.dir, "spec.json"), spec); err != nil {
-		err = errors.Join(err, bs.networks.serve(lb.spec, lb.listen)) // the old spec remains in force
-		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
+	lb.halfChanged = true
+	err := writeSpec(specFile(lb.dir), spec)
+	if err == nil {
+		err = lb.reconfigure(spec, listen)
 	}
-	lb.change(func() { lb.spec, lb.listen = spec, listen })
-	if err := lb.configure(); err != nil {
-		return nil, status.Errorf(codes.Internal, "configuring load balancer: %v", err)
+	if err != nil {
+		if lb.described == nil { // The old spec remains in force. Until a description, nothing changes.
+			err = errors.Join(err, bs.networks.serve(lb.spec, lb.listen))
+		}
+		return nil, status.Errorf(codes.Internal, "recording and configuring load balancer: %v", err)
 	}
+	lb.halfChanged = false
 	if lb.described != nil {
 		close(lb.described)
 		lb.described = nil

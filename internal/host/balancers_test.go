@@ -9,8 +9,11 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/balancer"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
 )
 
 // The process of a balancer is less privileged than capstand, which reads its status. What it puts there neither blocks capstand, nor uses
@@ -82,5 +85,50 @@ func TestPortsFree(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// A change that failed half-way is carried out by the next call, also if that has the same spec, or the old one. Until then the old spec is
+// the one that owners see. A load balancer without a readable record runs from the first description that was carried out.
+func TestFailedChangeOfBalancer(t *testing.T) {
+	h := recorded(t)
+	h.box = network.Box{Dir: t.TempDir()}
+	lb := h.balancers.byID["n-1"]
+	described := make(chan struct{})
+	lb.described = described
+	next := goodBalancer()
+	next.Backends = []*hostpb.Backend{{Name: "one", Address: "10.1.0.10:6443"}}
+	change := func(spec *hostpb.LoadBalancer) error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		_, err := h.balancers.change(lb, spec, lb.listen)
+		return err
+	}
+	if err := os.MkdirAll(lb.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, lb.shared(), "no folder")
+	for range 2 {
+		if err := change(next); err == nil || proto.Equal(lb.snapshot(), next) {
+			t.Errorf("a change that is not carried out: %v, %v", err, lb.snapshot())
+		}
+	}
+	if err := os.Remove(lb.shared()); err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range []*hostpb.LoadBalancer{goodBalancer(), next} {
+		if err := change(spec); err != nil || !proto.Equal(lb.currentSpec(), spec) {
+			t.Fatal(err, lb.currentSpec())
+		}
+		for _, file := range []string{specFile(lb.dir), filepath.Join(lb.shared(), balancer.ConfigFile)} {
+			if got := read(t, file); strings.Contains(got, "10.1.0.10") != (len(spec.Backends) == 1) {
+				t.Errorf("with the backends %v, %s contains %s", spec.Backends, file, got)
+			}
+		}
+		select {
+		case <-described:
+		default:
+			t.Error("the load balancer does not run")
+		}
 	}
 }

@@ -43,6 +43,8 @@ type loadBalancer struct {
 	// described is closed when the owner of a load balancer without a readable record has described it. It is nil for other
 	// load balancers. The host's mu guards it.
 	described chan struct{}
+	// halfChanged: the last change failed, so the record and the configuration can be the old or the new ones. The host's mu guards it.
+	halfChanged bool
 
 	// mu guards the fields below. spec and listen change only while the host's mu is held too.
 	mu   sync.Mutex
@@ -78,12 +80,27 @@ func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "sh
 func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
 func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCgroup + lb.id) }
 
-// configure writes the process's configuration, which the process watches.
+// configure writes the process's configuration for the spec, which the process watches.
 func (lb *loadBalancer) configure() error {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
-	config := balancer.Config{Listen: lb.listen, Roaming: roaming(lb.spec), Backends: []balancer.Backend{}}
-	for _, b := range lb.spec.Backends {
+	return lb.writeConfig(lb.spec, lb.listen)
+}
+
+// reconfigure writes the configuration for a new spec, and makes it the spec after that.
+func (lb *loadBalancer) reconfigure(spec *hostpb.LoadBalancer, listen []string) (err error) {
+	lb.change(func() {
+		if err = lb.writeConfig(spec, listen); err == nil {
+			lb.spec, lb.listen = spec, listen
+		}
+	})
+	return err
+}
+
+// writeConfig writes the configuration for a spec; lb.mu is held.
+func (lb *loadBalancer) writeConfig(spec *hostpb.LoadBalancer, listen []string) error {
+	config := balancer.Config{Listen: listen, Roaming: roaming(spec), Backends: []balancer.Backend{}}
+	for _, b := range spec.Backends {
 		config.Backends = append(config.Backends, balancer.Backend{Name: b.Name, Address: b.Address})
 	}
 	if err := os.Mkdir(lb.shared(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
