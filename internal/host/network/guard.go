@@ -85,14 +85,7 @@ func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
 	for {
-		mended, err := b.mendOverlays()
-		for _, n := range mended {
-			log.Warn("Another program on this host changed the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
-		}
-		if err != nil {
-			return err
-		}
-		if err := b.mendVLANs(log); err != nil {
+		if err := b.mendLinks(log); err != nil {
 			return err
 		}
 		if err := nextMessage(changes, removesOrChangesLinks); err != nil {
@@ -102,37 +95,49 @@ func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
+// mendLinks restores the tunnels, and the VLANs also if a tunnel cannot be restored.
+func (b Box) mendLinks(log *slog.Logger) error {
+	mended, err := b.mendOverlays()
+	for _, n := range mended {
+		log.Warn("Another program on this host changed the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
+	}
+	return errors.Join(err, b.mendVLANs(log))
+}
+
 // removesOrChangesLinks ignores new neighbours, which are frequent and remove nothing.
 func removesOrChangesLinks(m syscall.NetlinkMessage) bool {
 	return m.Header.Type == unix.RTM_DELNEIGH || m.Header.Type == unix.RTM_DELLINK || m.Header.Type == unix.RTM_NEWLINK
 }
 
 // mendOverlays restores missing parts, and returns the networks that it repaired.
-func (b Box) mendOverlays() (mended []Network, err error) {
+func (b Box) mendOverlays() (mended []Network, err error) { return b.mendAll(b.mendOverlay) }
+
+// mendAll repairs the networks of this capstand, and returns those that needed it. A network that cannot be repaired does not keep
+// the others from their repair.
+func (b Box) mendAll(mend func(Network) (wasBroken bool, err error)) (mended []Network, err error) {
 	err = b.locked(func() error {
 		networks, err := b.list()
-		if err != nil {
-			return err
-		}
 		for _, n := range networks {
-			if n.Overlay == nil || !b.uses(n.ID) {
+			if !b.uses(n.ID) { // The capstands that use it repair it.
 				continue
 			}
-			wasBroken, err := b.mendOverlay(n)
-			if err != nil {
-				return err
-			}
-			if wasBroken {
+			wasBroken, mendErr := mend(n)
+			if mendErr != nil {
+				err = errors.Join(err, fmt.Errorf("network %s of %s: %w", n.ID, n.Cluster, mendErr))
+			} else if wasBroken {
 				mended = append(mended, n)
 			}
 		}
-		return nil
+		return err
 	})
 	return mended, err
 }
 
-// mendOverlay restores the missing parts of a network.
+// mendOverlay restores the missing parts of the tunnel of a network.
 func (b Box) mendOverlay(n Network) (wasBroken bool, err error) {
+	if n.Overlay == nil {
+		return false, nil
+	}
 	if whole, err := b.hasOverlay(n); err != nil || whole {
 		return false, err
 	}
@@ -167,30 +172,11 @@ func nextMessage(changes *nl.NetlinkSocket, matters func(syscall.NetlinkMessage)
 
 // mendFirewalls creates missing rules, and returns the networks that it repaired.
 func (b Box) mendFirewalls(ctx context.Context) (mended []Network, err error) {
-	err = b.locked(func() error {
-		networks, err := b.list()
-		if err != nil {
-			return err
-		}
-		for _, n := range networks {
-			done, err := b.mendFirewall(ctx, n)
-			if err != nil {
-				return err
-			}
-			if done {
-				mended = append(mended, n)
-			}
-		}
-		return nil
-	})
-	return mended, err
+	return b.mendAll(func(n Network) (bool, error) { return b.mendFirewall(ctx, n) })
 }
 
-// mendFirewall returns whether it repaired the network. Networks that only other capstands use are repaired by those.
-func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error) {
-	if !b.uses(n.ID) {
-		return false, nil
-	}
+// mendFirewall returns whether it repaired the network.
+func (b Box) mendFirewall(ctx context.Context, n Network) (wasBroken bool, err error) {
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil {
 		return false, err

@@ -2,12 +2,16 @@ package network
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -71,6 +75,29 @@ func TestGuardFirewalls(t *testing.T) {
 	}
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 || strings.Contains(nft(t, "list", "ruleset"), TableName(n.ID)) {
 		t.Errorf("a removed network: mended %v, %v", mended, err)
+	}
+}
+
+// A network that cannot be repaired does not keep the others from their repair, and a tunnel does not keep the VLANs from theirs.
+func TestBrokenNetworksAreIndependent(t *testing.T) {
+	a := box(t, filepath.Join(t.TempDir(), "["), "a") // No pattern of package filepath: the leases cannot be listed.
+	for _, n := range []Network{
+		{ID: "tunnel-1", CIDR: "damaged", Overlay: &Overlay{}}, {ID: "tunnel-2", CIDR: "damaged", Overlay: &Overlay{}},
+		{ID: "vlan-1", CIDR: "damaged", LAN: &LAN{Bridge: "lo", VLAN: 100}}, {ID: "vlan-2", CIDR: "damaged", LAN: &LAN{Bridge: "lo", VLAN: 100}},
+	} {
+		err := os.MkdirAll(filepath.Join(a.dir(n.ID), "hosts"), 0o700)
+		err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(a.dir(n.ID), "network.json"), n, 0o600))
+		if err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(a.dir(n.ID), "hosts", a.HostID), a.me(), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, firewalls := a.mendFirewalls(t.Context())
+	for what, err := range map[string]error{"links": a.mendLinks(slog.New(slog.DiscardHandler)), "firewalls": firewalls} {
+		for _, id := range []string{"tunnel-1", "tunnel-2", "vlan-1", "vlan-2"} {
+			if err == nil || !strings.Contains(err.Error(), id) {
+				t.Errorf("%s: network %s was not looked at: %v", what, id, err)
+			}
+		}
 	}
 }
 

@@ -99,28 +99,20 @@ func joinVLAN(port netlink.Link, vlan uint16) (changed bool, err error) {
 // mendVLANs moves the ports of this capstand's machines back into their VLANs. It disables the ports while their bridge does not separate
 // VLANs.
 func (b Box) mendVLANs(log *slog.Logger) error {
-	return b.locked(func() error {
-		networks, err := b.list()
-		if err != nil {
-			return err
+	_, err := b.mendAll(func(n Network) (bool, error) {
+		if n.vlan() == 0 {
+			return false, nil
 		}
-		for _, n := range networks {
-			if n.vlan() == 0 || !b.uses(n.ID) {
-				continue
-			}
-			cut, mended, err := b.mendVLAN(n)
-			if cut {
-				log.Error("The bridge of a LAN does not separate VLANs any more: capstand disables the ports of the machines until it does", "cluster", n.Cluster, "id", n.ID, "bridge", n.Bridge(), "vlan", n.vlan())
-			}
-			if mended {
-				log.Warn("Another program on this host changed the VLANs of a machine's port; capstand restored them", "cluster", n.Cluster, "id", n.ID, "bridge", n.Bridge(), "vlan", n.vlan())
-			}
-			if err != nil {
-				return err
-			}
+		cut, mended, err := b.mendVLAN(n)
+		if cut {
+			log.Error("The bridge of a LAN does not separate VLANs any more: capstand disables the ports of the machines until it does", "cluster", n.Cluster, "id", n.ID, "bridge", n.Bridge(), "vlan", n.vlan())
 		}
-		return nil
+		if mended {
+			log.Warn("Another program on this host changed the VLANs of a machine's port; capstand restored them", "cluster", n.Cluster, "id", n.ID, "bridge", n.Bridge(), "vlan", n.vlan())
+		}
+		return mended, err
 	})
+	return err
 }
 
 // mendVLAN disables the ports of a network while the bridge does not separate VLANs (cut), and otherwise repairs their VLANs (mended).
