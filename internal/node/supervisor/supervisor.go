@@ -56,6 +56,8 @@ type unit struct {
 	state  initapi.Service
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the goroutine has ended; nil when none was started
+	// replaced: Apply stops the unit, and removes it after that. It does not start again.
+	replaced bool
 }
 
 // New returns a Supervisor that writes logs to the folder, as <service>.log.
@@ -64,7 +66,7 @@ func New(starter process.Starter, logs string, log *slog.Logger) *Supervisor {
 }
 
 // Apply replaces the set of services: it starts new ones, restarts changed ones and those that require them, and stops removed
-// ones.
+// ones. Its calls must not overlap.
 func (s *Supervisor) Apply(services []Service) error {
 	wanted := map[string]Service{}
 	for _, service := range services {
@@ -75,6 +77,9 @@ func (s *Supervisor) Apply(services []Service) error {
 	}
 	s.mu.Lock()
 	stop := stopsAtReload(s.services(), wanted)
+	for _, name := range stop {
+		s.units[name].replaced = true
+	}
 	s.mu.Unlock()
 	for _, name := range stop {
 		if err := s.Stop(name); err != nil {
@@ -198,7 +203,7 @@ func (s *Supervisor) unit(name string) (*unit, error) {
 
 // start runs the unit's goroutine if it does not run yet. mu is held.
 func (s *Supervisor) start(u *unit) {
-	if s.closed {
+	if s.closed || u.replaced {
 		return
 	}
 	if u.done != nil {

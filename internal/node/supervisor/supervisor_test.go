@@ -168,6 +168,36 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
+// A start or restart while Apply stops the services does not start the old service again: Apply would not find its process any more.
+func TestNoStartDuringApply(t *testing.T) {
+	f := newFixture(t)
+	first := shell("first", fmt.Sprintf("trap 'until [ -e %s ]; do sleep 0.02; done; exit' TERM; touch %s; while :; do sleep 0.02; done", f.path("release"), f.path("up")))
+	first.Ready = &Probe{File: f.path("up")}
+	second := shell("second", "exec sleep 1000")
+	second.After = []string{"first"} // It stops before the first one.
+	f.apply(first, second)
+	f.untilState("second", initapi.StateReady)
+	first.Revision, second.Revision = "2", "2"
+	applied := make(chan error)
+	go func() { applied <- f.Apply([]Service{first, second}) }()
+	f.untilState("second", initapi.StateStopped)
+	for name, start := range map[string]func(string) error{"start": f.Start, "restart": f.Restart} {
+		if err := start("second"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if now := f.until("second", func(initapi.Service) bool { return true }); now.State != initapi.StateStopped {
+			t.Errorf("%s: the old service is %s", name, now.State)
+		}
+	}
+	if err := os.WriteFile(f.path("release"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-applied; err != nil {
+		t.Fatal(err)
+	}
+	f.untilState("second", initapi.StateReady)
+}
+
 // A service that requires another one stops before it, and starts with it. A crash of the other service does not affect it.
 func TestRequires(t *testing.T) {
 	f := newFixture(t)
