@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -71,6 +72,11 @@ func TestNotRecorded(t *testing.T) {
 	ensure := func(spec *hostpb.MachineSpec) error {
 		_, err := h.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("secret")})
 		return err
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := h.EnsureNetwork(gone, spec.Network); err == nil || len(networksOf(t, h)) > 0 {
+		t.Errorf("for a caller that does not wait any more: %v, %v", err, networksOf(t, h))
 	}
 	end := unrecordable(t, h, networksDir, spec.Network.Id)
 	if err := ensure(spec); err == nil || len(networksOf(t, h)) > 0 {

@@ -99,7 +99,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	}
 	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
 		if ns.byID[n.Id] == nil { // remove the part that was created
-			err = errors.Join(err, ns.box.Release(ctx, n.Id))
+			err = errors.Join(err, ns.abandon(ctx, n.Id))
 		}
 		return networkError(err)
 	}
@@ -115,12 +115,19 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		files[onDemand] = nil
 	}
 	if err := ns.store.create(networksDir, n.Id, n, files); err != nil {
-		err = errors.Join(err, ns.box.Release(context.WithoutCancel(ctx), n.Id))
+		err = errors.Join(err, ns.abandon(ctx, n.Id))
 		return status.Errorf(codes.Internal, "recording network: %v", err)
 	}
 	ns.byID[n.Id] = n
 	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", boxNetwork(n).Bridge(), "vlan", n.GetLan().GetVlan())
 	return nil
+}
+
+// abandon removes the parts of a network without a record, also for a caller that does not wait any more.
+func (ns *networks) abandon(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
+	defer cancel()
+	return ns.box.Release(ctx, id)
 }
 
 // hasTunnelAddress refuses a new network with a tunnel address of another host; mu is held. A network that exists keeps its
