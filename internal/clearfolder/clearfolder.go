@@ -4,6 +4,7 @@
 package clearfolder
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,19 +18,19 @@ import (
 // the depth. os.RemoveAll has a file open for each folder of a path, and so fails, after it has used up the files of the process.
 const maxDepth = 100
 
-// Clear removes the content of a folder within a time. Only the content of root can be removed: its owner can replace folders by
+// Clear removes the content of a folder within a time, until ctx ends. Only the content of root can be removed: its owner can replace folders by
 // links meanwhile, and root admits no link to a folder outside. So root must be the folder itself, and no folder above it. After an
 // error the next call continues.
-func Clear(root *os.Root, within time.Duration) error {
-	return (&clearing{root: root, within: within, until: time.Now().Add(within)}).clear(".", 0)
+func Clear(ctx context.Context, root *os.Root, within time.Duration) error {
+	return (&clearing{root: root, within: within, until: time.Now().Add(within)}).clear(ctx, ".", 0)
 }
 
 // Remove removes a file, or a folder with its content. One that does not exist is no error. Only its content may belong to a less
 // privileged process.
-func Remove(path string, within time.Duration) error {
+func Remove(ctx context.Context, path string, within time.Duration) error {
 	info, err := os.Lstat(path)
 	if err == nil && info.IsDir() {
-		err = clearAt(path, within)
+		err = clearAt(ctx, path, within)
 	}
 	if err == nil {
 		err = os.Remove(path)
@@ -40,12 +41,12 @@ func Remove(path string, within time.Duration) error {
 	return err
 }
 
-func clearAt(path string, within time.Duration) error {
+func clearAt(ctx context.Context, path string, within time.Duration) error {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(Clear(root, within), root.Close())
+	return errors.Join(Clear(ctx, root, within), root.Close())
 }
 
 type clearing struct {
@@ -57,9 +58,9 @@ type clearing struct {
 }
 
 // clear removes the content of a folder, a part at a time. It moves folders that are too deep.
-func (c *clearing) clear(folder string, depth int) error {
+func (c *clearing) clear(ctx context.Context, folder string, depth int) error {
 	for {
-		content, err := c.some(folder)
+		content, err := c.some(ctx, folder)
 		if err != nil || len(content) == 0 {
 			return err
 		}
@@ -69,7 +70,7 @@ func (c *clearing) clear(folder string, depth int) error {
 				err = c.move(path)
 			} else {
 				if child.IsDir() {
-					err = c.clear(path, depth+1)
+					err = c.clear(ctx, path, depth+1)
 				}
 				if err == nil {
 					err = c.root.Remove(path)
@@ -83,7 +84,10 @@ func (c *clearing) clear(folder string, depth int) error {
 }
 
 // some returns a part of the content of a folder, or nothing if it is empty.
-func (c *clearing) some(folder string) ([]os.DirEntry, error) {
+func (c *clearing) some(ctx context.Context, folder string) ([]os.DirEntry, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if time.Now().After(c.until) {
 		return nil, fmt.Errorf("expected to remove the content of %s within %s: it has very many files, or a process still writes; the next attempt continues", c.root.Name(), c.within)
 	}

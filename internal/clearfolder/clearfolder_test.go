@@ -1,6 +1,7 @@
 package clearfolder
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -30,7 +31,7 @@ func TestRemove(t *testing.T) {
 	must(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{folder, link, file} {
 		for range 2 {
-			must(t, Remove(path, time.Minute))
+			must(t, Remove(t.Context(), path, time.Minute))
 		}
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s remains: %v", path, err)
@@ -58,17 +59,22 @@ func TestDeep(t *testing.T) {
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 300, Max: limit.Max}))
 	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
-	must(t, Remove(path, time.Hour))
+	must(t, Remove(t.Context(), path, time.Hour))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder remains: %v", err)
 	}
 }
 
-// TestEnd: a process that goes on writing holds up the removal for a time only.
+// TestEnd: a process that goes on writing holds up the removal for a time only, and its caller can end it.
 func TestEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "folder")
 	must(t, os.MkdirAll(filepath.Join(path, "x"), 0o700))
-	if err := Remove(path, -time.Second); err == nil || !strings.Contains(err.Error(), "the next attempt continues") {
+	if err := Remove(t.Context(), path, -time.Second); err == nil || !strings.Contains(err.Error(), "the next attempt continues") {
 		t.Errorf("found %v, expected the end of the time", err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	if err := Remove(ctx, path, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("found %v, expected the end of the context", err)
 	}
 }

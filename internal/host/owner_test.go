@@ -28,7 +28,7 @@ func goodSpec() *hostpb.MachineSpec {
 // recorded returns a capstand with records of a machine, its network and a load balancer. It does not run them.
 func recorded(t *testing.T) *Host {
 	t.Helper()
-	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, broadcaster: events.New()})
+	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, broadcaster: events.New(), ctx: t.Context()})
 	if _, err := h.store.open(); err != nil {
 		t.Fatal(err)
 	}

@@ -74,12 +74,13 @@ func (p *platform) forgetOtherBoot() error {
 	return atomicfile.WriteFile(path, []byte(current), 0o644)
 }
 
-// emptyTrash removes discarded folders in the background.
+// emptyTrash removes discarded folders in the background, until capstand ends: the orderly stop of machines at a shutdown waits for this.
+// The next capstand continues.
 func (p *platform) emptyTrash() {
 	p.running.Go(func() {
 		p.trash.Lock()
 		defer p.trash.Unlock()
-		if err := p.store.emptyTrash(); err != nil {
+		if err := p.store.emptyTrash(p.ctx); err != nil && p.ctx.Err() == nil {
 			p.log.Error("Discarded folders were not removed completely", "error", err)
 		}
 	})

@@ -85,7 +85,7 @@ func TestRunDirOfMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
-	if err := errors.Join(s.discard(dir), s.emptyTrash()); err != nil {
+	if err := errors.Join(s.discard(dir), s.emptyTrash(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(s.path(trashDir)); err != nil || len(left) != 0 {

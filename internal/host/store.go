@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -213,11 +214,15 @@ func (s store) discardAll(dir string) error {
 // trashTime is the time of one attempt to delete a discarded folder.
 const trashTime = 10 * time.Minute
 
-// emptyTrash deletes the discarded folders. Errors leave a folder for the next call. Machines have written a part of the content.
-func (s store) emptyTrash() error {
+// emptyTrash deletes the discarded folders until ctx ends. Errors leave a folder for the next call. Machines have written a part of the
+// content.
+func (s store) emptyTrash(ctx context.Context) error {
 	entries, err := os.ReadDir(s.path(trashDir))
 	for _, entry := range entries {
-		err = errors.Join(err, clearfolder.Remove(s.path(trashDir, entry.Name()), trashTime))
+		if ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		err = errors.Join(err, clearfolder.Remove(ctx, s.path(trashDir, entry.Name()), trashTime))
 	}
 	return err
 }

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -62,7 +64,12 @@ func TestStore(t *testing.T) {
 	if all := specs(t, s); len(all) != 0 {
 		t.Errorf("the list contains an unreadable record: %v", all)
 	}
-	if err := s.emptyTrash(); err != nil {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := s.emptyTrash(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("capstand does not end before the trash is empty: %v", err)
+	}
+	if err := s.emptyTrash(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{newDir, trashDir} {

@@ -1,6 +1,7 @@
 package localvolume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -72,7 +73,7 @@ func (f Folders) Empty(name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(clearfolder.Clear(volume, maxEmptying), volume.Close())
+	return errors.Join(clearfolder.Clear(context.Background(), volume, maxEmptying), volume.Close())
 }
 
 // Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
