@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,7 +9,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/runc"
@@ -73,6 +76,39 @@ func TestDamagedRecords(t *testing.T) {
 		if _, err := again.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec}); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: the machine is created again: %v", name, err)
 		}
+	}
+}
+
+// A load balancer whose network has no readable record can be deleted, and described again when its owner has created the network.
+func TestBalancerWithoutNetwork(t *testing.T) {
+	h, spec := onBox(t), goodBalancer()
+	if err := errors.Join(h.store.create(networksDir, spec.NetworkId, goodSpec().Network, nil), h.store.create(balancersDir, spec.Id, spec, nil)); err != nil {
+		t.Fatal(err)
+	}
+	write(t, h.store.path(networksDir, spec.NetworkId, "spec.json"), damages["truncated"])
+	again := reloaded(t, h)
+	lb := again.balancers.byID[spec.Id]
+	if lb == nil || lb.described == nil || lb.snapshot().Message == "" {
+		t.Fatalf("the load balancer is %v", lb)
+	}
+	described := lb.described
+	again.networks.byID[spec.NetworkId] = goodSpec().Network
+	if _, err := again.EnsureLoadBalancer(t.Context(), spec); err != nil || !proto.Equal(lb.currentSpec(), spec) {
+		t.Errorf("described again: %v, %v", lb.currentSpec(), err)
+	}
+	select {
+	case <-described:
+	default:
+		t.Error("a load balancer that is described again does not run")
+	}
+
+	again = reloaded(t, h) // The record of the network was discarded.
+	lb = again.balancers.byID[spec.Id]
+	again.running.Go(func() { lb.runWhenDescribed(t.Context(), lb.described) })
+	_, err := again.DeleteLoadBalancer(t.Context(), &hostpb.DeleteLoadBalancerRequest{Id: spec.Id, Namespace: spec.Namespace, Name: spec.Name})
+	again.Wait()
+	if err != nil || atomicfile.Exists(h.store.path(balancersDir, spec.Id)) {
+		t.Errorf("the load balancer is not removed: %v", err)
 	}
 }
 

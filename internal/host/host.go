@@ -16,6 +16,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"path/filepath"
@@ -250,8 +251,8 @@ func (h *Host) loadAll() error {
 	h.balancers.loadUnreadable(badBalancers)
 	for _, spec := range balancers {
 		listen, err := h.networks.listenAddresses(spec)
-		if err != nil {
-			h.log.Error("Load balancer cannot be continued", "id", spec.Id, "error", err)
+		if err != nil { // Its network has no readable record.
+			h.balancers.addUndescribed(spec.Id, spec.NetworkId, spec.Namespace, spec.Name, fmt.Errorf("capstand cannot continue the load balancer: %w", err))
 			continue
 		}
 		h.balancers.add(spec, listen)

@@ -19,8 +19,8 @@ import (
 
 // Objects whose records are damaged must stay visible and removable. A machine without a readable record is failed: capstand
 // neither watches nor starts it, and its deletion removes its container, cgroup, network and files as usual. The record of a
-// network is written again from the machines and the leases of the box. A load balancer stays as it is until its owner
-// describes it again.
+// network is written again from the machines and the leases of the box. A load balancer without a record, or without that of its
+// network, stays as it is until its owner describes it again.
 
 // nobody is the namespace of a machine whose owner is unknown; its name is its id. No Kubernetes namespace can have this
 // name.
@@ -151,15 +151,20 @@ func recordedOverlay(o *network.Overlay) *hostpb.Overlay {
 // balancer has the id, namespace and name of its cluster's network. mu is held, and the networks are loaded.
 func (bs *balancers) loadUnreadable(unreadable map[string]error) {
 	for id, err := range unreadable {
-		spec := &hostpb.LoadBalancer{Id: id, NetworkId: id, Namespace: nobody, Name: id}
+		namespace, name := nobody, id
 		if n := bs.networks.byID[id]; n != nil {
-			spec.Namespace, spec.Name = n.Namespace, n.Name
+			namespace, name = n.Namespace, n.Name
 		}
-		lb := bs.add(spec, nil)
-		lb.described = make(chan struct{})
-		lb.message = fmt.Sprintf("capstand cannot read the record of the load balancer: %v. It stays as it is until its owner describes it again", err)
-		lb.log.Error("Cannot read the record of the load balancer", "error", err)
+		bs.addUndescribed(id, id, namespace, name, fmt.Errorf("capstand cannot read the record of the load balancer: %w", err))
 	}
+}
+
+// addUndescribed registers a load balancer that stays as it is until its owner describes or deletes it; mu is held.
+func (bs *balancers) addUndescribed(id, networkID, namespace, name string, why error) {
+	lb := bs.add(&hostpb.LoadBalancer{Id: id, NetworkId: networkID, Namespace: namespace, Name: name}, nil)
+	lb.described = make(chan struct{})
+	lb.message = fmt.Sprintf("%v. It stays as it is until its owner describes it again", why)
+	lb.log.Error("Cannot continue the load balancer", "error", why)
 }
 
 // folders lists the names of the folders in dir.
