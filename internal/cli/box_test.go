@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -242,5 +243,15 @@ func TestOnAnotherHost(t *testing.T) {
 		if got := test.a.onAnotherHost(test.err); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+	}
+}
+
+func TestCheckArchiveOfPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkArchive(pipe); err != nil {
+		t.Error(err)
 	}
 }

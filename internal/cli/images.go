@@ -19,6 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/accessapi"
+	"capstan.dev/capstan/internal/imagearchive"
 )
 
 // parallelImages is the number of machines that get an archive at the same time: one can import its part while another
@@ -61,8 +62,8 @@ func (a *app) loadCommand() *cobra.Command {
 
 // loadImage loads an archive into the machines of a cluster, and shows the progress of each.
 func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
-	if info, err := os.Stat(archive); err != nil || info.IsDir() { // A named pipe can be an archive.
-		return nil, coded{fmt.Errorf("expected an image archive, found no such file: %s", archive), exitNotFound}
+	if err := checkArchive(archive); err != nil {
+		return nil, err
 	}
 	targets, err := a.imageTargets(ctx, namespace, cluster)
 	if err != nil {
@@ -88,6 +89,28 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 	return slices.Compact(loads.images), nil
 }
 
+// checkArchive refuses a file that no machine takes. A named pipe can be an archive, which only the machines can look into.
+func checkArchive(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.IsDir() {
+		return coded{fmt.Errorf("expected an image archive, found no such file: %s", path), exitNotFound}
+	}
+	if !info.Mode().IsRegular() {
+		return nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	start := make([]byte, imagearchive.MagicBytes)
+	n, err := io.ReadFull(file, start)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	return imagearchive.CheckCompression(start[:n])
+}
+
 // imageTargets returns the machines of a cluster: on this box those that it has, and all others through the management cluster.
 func (a *app) imageTargets(ctx context.Context, namespace, cluster string) ([]imageTarget, error) {
 	if !a.onThisBox() {
@@ -99,8 +122,7 @@ func (a *app) imageTargets(ctx context.Context, namespace, cluster string) ([]im
 	}
 	all, err := a.imageTargetsOfPlane(ctx, namespace, cluster)
 	if err != nil && len(here) > 0 {
-		warning := fmt.Sprintf("The management plane does not answer, so machines on other hosts do not get the images: %v", err)
-		a.report(event{State: eventWarning, Message: warning}, warning+"\n")
+		a.warn("The management plane does not answer, so machines on other hosts do not get the images: %v", err)
 		return here, nil
 	}
 	return union(here, all), err

@@ -53,3 +53,30 @@ func TestImageTargetsOnce(t *testing.T) {
 		t.Errorf("%v, want %v", names, want)
 	}
 }
+
+// A compressed archive is refused before a machine receives it. A named pipe is not opened: it can be read once.
+func TestCheckArchive(t *testing.T) {
+	dir := t.TempDir()
+	for name, test := range map[string]struct{ content, wrong string }{
+		"tar":   {"index.json\x00 and more", ""},
+		"short": {"BZ", ""},
+		"empty": {"", ""},
+		"gzip":  {"\x1f\x8b\x08 and more", "decompress it with `gzip -d`"},
+		"zstd":  {"\x28\xb5\x2f\xfd and more", "`zstd -d`"},
+		"xz":    {"\xfd7zXZ\x00 and more", "`xz -d`"},
+		"bzip2": {"BZh91AY&SY and more", "`bzip2 -d`"},
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(test.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkArchive(path); (err == nil) != (test.wrong == "") || err != nil && !strings.Contains(err.Error(), test.wrong) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "missing")} {
+		if err := checkArchive(path); exitCode(err) != exitNotFound {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

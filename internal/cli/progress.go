@@ -162,6 +162,12 @@ func (a *app) report(e event, text string) {
 	}
 }
 
+// warn reports a problem in spite of which the command continues.
+func (a *app) warn(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	a.report(event{State: eventWarning, Message: text}, text+"\n")
+}
+
 // step reports the next step of a command whose steps become known one by one.
 func (a *app) step(format string, args ...any) {
 	name, text := fmt.Sprintf(format, args...), ""

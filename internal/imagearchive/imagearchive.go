@@ -72,6 +72,22 @@ func Name(annotations map[string]string) string {
 	return name
 }
 
+// MagicBytes is the number of bytes at the start of a file that CheckCompression needs.
+const MagicBytes = 10
+
+// compressions are the first bytes of files by the program that compresses, as it does by default.
+var compressions = map[string]string{"gzip": "\x1f\x8b", "zstd": "\x28\xb5\x2f\xfd", "xz": "\xfd7zXZ\x00", "bzip2": "BZh91AY&SY"}
+
+// CheckCompression returns an error if a file with this start is compressed. Machines import uncompressed archives only.
+func CheckCompression(start []byte) error {
+	for program, magic := range compressions {
+		if strings.HasPrefix(string(start), magic) {
+			return fmt.Errorf("expected an uncompressed tar archive of images, found a file of %s: decompress it with `%s -d`", program, program)
+		}
+	}
+	return nil
+}
+
 // Names returns the sorted names of the images in an archive. It reads the headers of its files, and skips their content.
 func Names(archive io.ReadSeeker) ([]string, error) {
 	files, err := lists(archive)

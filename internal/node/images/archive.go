@@ -3,7 +3,6 @@ package images
 import (
 	"archive/tar"
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -45,8 +44,9 @@ var errStopped = errors.New("the reader of the archive has stopped")
 
 func copyChecked(out io.Writer, archive io.Reader) error {
 	in := bufio.NewReader(archive)
-	if magic, _ := in.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
-		return errors.New("expected an uncompressed tar archive, found a gzip file: decompress it")
+	start, _ := in.Peek(imagearchive.MagicBytes) // An error occurs again.
+	if err := imagearchive.CheckCompression(start); err != nil {
+		return err
 	}
 	files := tar.NewReader(io.TeeReader(in, out))
 	for n := 0; ; n++ {

@@ -44,7 +44,7 @@ func TestInspect(t *testing.T) {
 		"absolute":               {archiveOf(t, tar.Header{Name: "/etc/passwd", Size: 1}), `found "/etc/passwd"`},
 		"link to parent folder":  {archiveOf(t, tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "../a"}), "links inside"},
 		"absolute link":          {archiveOf(t, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "/etc/shadow"}), "links inside"},
-		"gzip":                   {[]byte("\x1f\x8b\x08..."), "decompress it"},
+		"gzip":                   {[]byte("\x1f\x8b\x08..."), "`gzip -d`"},
 		"garbage":                {bytes.Repeat([]byte("garbage "), 1000), "expected a tar archive"},
 		"cut off":                {good[:40_000], "unexpected EOF"},
 		"too many files":         {many, "at most 10000 files"},
