@@ -98,7 +98,7 @@ func (a *app) backupTarget(target embedded.BackupTarget, file string) (embedded.
 	if err == nil {
 		err = target.Check(a.layout())
 	}
-	return target, err
+	return target, usage(err)
 }
 
 func (a *app) restoreCommand() *cobra.Command {
@@ -118,6 +118,9 @@ Never run the original plane and the restored plane at the same time: both would
 			o.Archive.To, o.Archive.Exact = args[0], true
 			if err := o.Archive.Absolute(); err != nil {
 				return err
+			}
+			if err := o.Archive.CheckArchive(); err != nil {
+				return usage(missingFile(err))
 			}
 			restored, err := embedded.Restore(ctx, o)
 			if err != nil {

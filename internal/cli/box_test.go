@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -253,5 +254,15 @@ func TestCheckArchiveOfPipe(t *testing.T) {
 	}
 	if err := checkArchive(pipe); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	invalid := fmt.Errorf("cannot start: %w", embedded.InvalidOptions{})
+	if code := exitCode(usage(invalid)); code != exitUsage {
+		t.Errorf("invalid options: exit code %d", code)
+	}
+	if code := exitCode(usage(embedded.ErrNotRoot)); code != exitFailed {
+		t.Errorf("another user: exit code %d", code)
 	}
 }

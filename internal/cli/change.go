@@ -50,7 +50,7 @@ For a cluster of a ClusterClass, the command changes the topology of the Cluster
 		c.Flags().IntVar(&to.workers, "workers", unchanged, "number of worker machines (default: unchanged)")
 		c.Flags().StringVar(&to.group, groupFlag, "", "MachineDeployment or MachinePool of the workers; only needed if the cluster has several")
 		c.MarkFlagsOneRequired("control-plane-machines", "workers")
-		c.PreRunE = func(*cobra.Command, []string) error { return to.checkSizes(c.Flags().Changed) }
+		c.PreRunE = func(*cobra.Command, []string) error { return checkControlPlanes(to.controlPlanes) }
 	}))
 }
 
@@ -68,13 +68,10 @@ An interrupted command can be repeated. The strategies of the objects decide how
 	}))
 }
 
-// checkSizes checks the numbers of the command line. given reports whether it contains a flag.
-func (t target) checkSizes(given func(flag string) bool) error {
-	if given("control-plane-machines") && (t.controlPlanes < 1 || t.controlPlanes%2 == 0) {
-		return coded{fmt.Errorf("expected an odd number of control plane machines, found %d: etcd needs a majority", t.controlPlanes), exitUsage}
-	}
-	if given("workers") && t.workers < 0 {
-		return coded{fmt.Errorf("expected a number of workers, found %d", t.workers), exitUsage}
+// checkControlPlanes checks the number of control plane machines of the command line. It can be unchanged.
+func checkControlPlanes(n int) error {
+	if n != unchanged && n%2 == 0 {
+		return coded{fmt.Errorf("expected an odd number of control plane machines, found %d: etcd needs a majority", n), exitUsage}
 	}
 	return nil
 }

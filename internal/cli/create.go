@@ -173,11 +173,8 @@ func (o *clusterOptions) check() error {
 	if problems := validation.IsDNS1123Label(o.namespace); len(problems) > 0 {
 		return coded{fmt.Errorf("expected a namespace of lower case letters, digits and dashes, found %q: %s", o.namespace, problems[0]), exitUsage}
 	}
-	if o.controlPlanes < 1 || o.controlPlanes%2 == 0 {
-		return coded{fmt.Errorf("expected an odd number of control plane machines, found %d: etcd needs a majority", o.controlPlanes), exitUsage}
-	}
-	if o.workers < 0 {
-		return coded{fmt.Errorf("expected a number of workers, found %d", o.workers), exitUsage}
+	if err := checkControlPlanes(o.controlPlanes); err != nil {
+		return err
 	}
 	if o.kubernetesVersion == "" {
 		return nil
@@ -191,7 +188,7 @@ func (o *clusterOptions) check() error {
 func parseVersion(text string) (string, error) {
 	v := "v" + strings.TrimPrefix(text, "v")
 	if !semver.IsValid(v) || strings.Count(v, ".") < 2 {
-		return "", coded{fmt.Errorf("expected a Kubernetes version such as v1.36.3, found %q", v), exitUsage}
+		return "", coded{fmt.Errorf("expected a Kubernetes version such as v1.36.3, found %q", text), exitUsage}
 	}
 	return v, nil
 }
@@ -246,7 +243,11 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 	case "-":
 		return io.ReadAll(stdin)
 	}
-	return os.ReadFile(o.from)
+	data, err := os.ReadFile(o.from)
+	if err != nil {
+		return nil, missingFile(fmt.Errorf("expected a template: %w", err))
+	}
+	return data, nil
 }
 
 // process replaces the variables of a template as `clusterctl generate cluster` does.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -21,6 +22,12 @@ with their causes, and events. The page changes with the objects.
 
 The page only reads, with the rights of your kubeconfig. Only this box can reach it, at the address that the command prints. The
 address contains a secret: do not publish it. The page ends with the command.`,
+		PreRunE: func(*cobra.Command, []string) error {
+			if o.Port > math.MaxUint16 {
+				return coded{fmt.Errorf("expected --port up to %d, found %d", math.MaxUint16, o.Port), exitUsage}
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			m, err := a.management()
 			if err != nil {

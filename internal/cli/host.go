@@ -18,6 +18,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/joining"
 )
 
 func (a *app) hostCommand() *cobra.Command {
@@ -79,8 +80,8 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	if problems := validation.IsDNS1123Subdomain(o.name); len(problems) > 0 {
-		return nil, coded{fmt.Errorf("expected a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0]), exitUsage}
+	if err := o.check(); err != nil {
+		return nil, coded{err, exitUsage}
 	}
 	if err := os.MkdirAll(filepath.Dir(o.dir), 0o711); err != nil {
 		return nil, fmt.Errorf("expected a folder for the certificates: %w; run the command with sudo, or set --dir", err)
@@ -110,6 +111,22 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 		Data:       c.Data(),
 	}
 	return asUnstructured(secret, host)
+}
+
+// check checks the values that the API of the management cluster would refuse later.
+func (o hostOptions) check() error {
+	if problems := validation.IsDNS1123Subdomain(o.name); len(problems) > 0 {
+		return fmt.Errorf("expected a name of lower case letters, digits, dots and dashes, found %q: %s", o.name, problems[0])
+	}
+	for _, namespace := range append([]string{o.secretNamespace}, o.allowed...) {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			return fmt.Errorf("expected names of namespaces for --secret-namespace and --allow-namespace, found %q: %s", namespace, problems[0])
+		}
+	}
+	if o.validity < joining.MinValidity || o.validity > joining.MaxValidity {
+		return fmt.Errorf("expected --valid-for from %s to %s, found %s", joining.MinValidity, joining.MaxValidity, o.validity)
+	}
+	return nil
 }
 
 // server is the name in the certificate: the part of the address without the port, or the name of a host that dials.

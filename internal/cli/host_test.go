@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -68,14 +67,21 @@ func TestHostCredentialsOfDialling(t *testing.T) {
 }
 
 func TestHostCredentialsAreRefused(t *testing.T) {
-	for _, o := range []hostOptions{
-		{name: "a", address: "10.0.0.5"}, {name: "a", address: ":7443"}, {name: "a", address: "x:0"}, {name: "a", address: "x:http"},
-		{name: "A_B", address: "x:1"},
+	for want, changes := range map[string][]func(*hostOptions){
+		"expected --address host:port": {
+			func(o *hostOptions) { o.address = "10.0.0.5" }, func(o *hostOptions) { o.address = ":7443" },
+			func(o *hostOptions) { o.address = "x:0" }, func(o *hostOptions) { o.address = "x:http" },
+		},
+		"expected a name of":           {func(o *hostOptions) { o.name = "A_B" }, func(o *hostOptions) { o.name = "" }},
+		"expected names of namespaces": {func(o *hostOptions) { o.secretNamespace = "" }, func(o *hostOptions) { o.allowed = []string{"a", "b c"} }},
+		"expected --valid-for from":    {func(o *hostOptions) { o.validity = time.Second }, func(o *hostOptions) { o.validity = 1 << 62 }},
 	} {
-		o.dir, o.validity = t.TempDir(), time.Hour
-		var c coded
-		if _, err := o.make(time.Now()); !errors.As(err, &c) || c.code != exitUsage {
-			t.Errorf("%+v: %v", o, err)
+		for _, change := range changes {
+			o := hostOptions{name: "a", address: "x:1", secretNamespace: "ns", allowed: []string{"a"}, validity: time.Hour, dir: t.TempDir()}
+			change(&o)
+			if _, err := o.make(time.Now()); exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
+				t.Errorf("expected %q for %+v, found %v", want, o, err)
+			}
 		}
 	}
 }

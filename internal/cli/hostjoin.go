@@ -90,7 +90,7 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	}
 	t, err := o.readToken()
 	if err != nil {
-		return coded{err, exitUsage}
+		return err
 	}
 	claims, err := t.Claims()
 	if err != nil {
@@ -126,11 +126,15 @@ func (o joinOptions) readToken() (joining.Token, error) {
 		}
 		data, err := os.ReadFile(name)
 		if err != nil {
-			return joining.Token{}, err
+			return joining.Token{}, missingFile(fmt.Errorf("expected a file with the token: %w", err))
 		}
 		text = string(data)
 	}
-	return joining.ParseToken(text)
+	t, err := joining.ParseToken(text)
+	if err != nil {
+		err = coded{err, exitUsage}
+	}
+	return t, err
 }
 
 // request returns the properties of this host.

@@ -62,6 +62,9 @@ host: pass it on a safe way.
 The command needs the right to create Secrets in the provider's namespace and tokens of its service account
 ` + infrav1.HostJoinServiceAccount + `.`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.begin(time.Now()); err != nil {
+				return err
+			}
 			m, err := a.management()
 			if err != nil {
 				return err
@@ -70,9 +73,6 @@ The command needs the right to create Secrets in the provider's namespace and to
 			server, err := a.joinServer(m.config.Host, o.server)
 			if err != nil {
 				return coded{err, exitUsage}
-			}
-			if err := o.begin(time.Now()); err != nil {
-				return err
 			}
 			t, name, err := createToken(c.Context(), m, namespace, o)
 			if err != nil {

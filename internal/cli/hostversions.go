@@ -62,6 +62,11 @@ trust: the programs run as root in machines. The command can be interrupted and 
 			if err != nil {
 				return coded{err, exitUsage}
 			}
+			if version != "" {
+				if err := checkVersion(version); err != nil {
+					return err
+				}
+			}
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
 			return a.addVersion(ctx, versions.Request{Sources: sources, Version: version})
@@ -91,6 +96,13 @@ func versionSources(locations, sums []string, caFile string) (out []versions.Sou
 	return out, err
 }
 
+func checkVersion(name string) error {
+	if !versions.Valid(name) {
+		return coded{fmt.Errorf("expected a version such as v1.36.3, found %q", name), exitUsage}
+	}
+	return nil
+}
+
 func (a *app) hostVersionsRemoveCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
@@ -101,7 +113,8 @@ this host use, and names them. Do not remove files of a Debian package in this w
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return a.completeVersions(args), cobra.ShellCompDirectiveNoFileComp
 		},
-		RunE: func(_ *cobra.Command, args []string) error { return a.removeVersion(args[0], force) },
+		PreRunE: func(_ *cobra.Command, args []string) error { return checkVersion(args[0]) },
+		RunE:    func(_ *cobra.Command, args []string) error { return a.removeVersion(args[0], force) },
 	}
 	c.Flags().BoolVar(&force, "force", false, "remove the version although it is used. Machines that use it fail at their next restart")
 	return c
@@ -134,7 +147,7 @@ func (a *app) addVersion(ctx context.Context, r versions.Request) error {
 	}
 	v, added, err := store.Add(ctx, r)
 	if err != nil {
-		return err
+		return missingFile(err)
 	}
 	if a.structured() {
 		return a.print(v)

@@ -35,7 +35,7 @@ func (a *app) upCommand() *cobra.Command {
 			}
 			status, err := a.up(c.Context(), o, timeout)
 			if err != nil {
-				return err
+				return usage(err)
 			}
 			if a.structured() {
 				return a.print(status)
@@ -56,6 +56,14 @@ func (a *app) upCommand() *cobra.Command {
 	scheduleFlags(c.Flags(), &o.Backup)
 	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time without progress of a component; 0 for no limit. The start continues after it")
 	return c
+}
+
+// usage gives an error about options the exit code of an invalid command line.
+func usage(err error) error {
+	if errors.As(err, &embedded.InvalidOptions{}) {
+		return coded{err, exitUsage}
+	}
+	return err
 }
 
 // up starts the plane and shows the progress of each component. It gives up after the limit without progress; 0 is no limit.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
@@ -138,6 +140,14 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
+// missingFile gives the error of a file that does not exist its exit code.
+func missingFile(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return coded{err, exitNotFound}
+	}
+	return err
+}
+
 const longHelp = `Capstan runs Kubernetes clusters on plain Linux hosts, with Cluster API.
 
   capstan quickstart          create a management plane and a first cluster
@@ -178,8 +188,32 @@ func (a *app) command() *cobra.Command {
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	a.completeFlags(c)
+	strictDefaults(c)
 	nameArguments(c)
 	return c
+}
+
+// strictDefaults adds the commands help and completion of cobra, which would succeed for the name of an unknown command or shell.
+func strictDefaults(c *cobra.Command) {
+	c.InitDefaultHelpCmd()
+	c.InitDefaultCompletionCmd()
+	for _, sub := range c.Commands() {
+		switch sub.Name() {
+		case "help":
+			sub.Run, sub.RunE = nil, help
+		case "completion":
+			sub.Args, sub.RunE = cobra.ArbitraryArgs, runGroup
+		}
+	}
+}
+
+// help shows the help of the command that the arguments name.
+func help(c *cobra.Command, args []string) error {
+	about, rest, err := c.Root().Find(args)
+	if err != nil || len(rest) > 0 {
+		return errors.Join(err, unknownCommand(about, rest[0]))
+	}
+	return about.Help()
 }
 
 // setUpLogs sets up the logs of libraries. Without a flag for them, only the daemon writes them: elsewhere client-go's warnings
@@ -198,10 +232,26 @@ func (a *app) setUpLogs(c *cobra.Command) error {
 // daemon is the annotation of a command that writes logs.
 const daemon = "daemon"
 
-// checkFlags checks which flags must or must not be set together. cobra would check it later, and with the exit code of a failure.
+// checkFlags checks the values of flags, and which must or must not be set together. cobra would check that later, and with the exit
+// code of a failure.
 func checkFlags(c *cobra.Command) error {
-	if err := errors.Join(c.ValidateRequiredFlags(), c.ValidateFlagGroups()); err != nil {
+	err := errors.Join(c.ValidateRequiredFlags(), c.ValidateFlagGroups())
+	c.Flags().Visit(func(f *pflag.Flag) { err = errors.Join(err, checkValue(f)) })
+	if err != nil {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
+	}
+	return nil
+}
+
+// checkValue refuses values that no flag has: negative numbers and times, and the empty text of an unset variable of the shell if
+// the flag is required or has a default.
+func checkValue(f *pflag.Flag) error {
+	_, required := f.Annotations[cobra.BashCompOneRequiredFlag]
+	switch value := f.Value.String(); {
+	case value == "" && (required || f.DefValue != ""):
+		return fmt.Errorf("expected a value for --%s, found an empty one", f.Name)
+	case strings.HasPrefix(value, "-") && slices.Contains([]string{"int", "int32", "duration"}, f.Value.Type()):
+		return fmt.Errorf("expected at least 0 for --%s, found %s", f.Name, value)
 	}
 	return nil
 }
@@ -218,21 +268,26 @@ func (a *app) checkOutput() error {
 
 // group is a command that consists of subcommands.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{
-		Use: use, Short: short, Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return c.Help()
-			}
-			err := fmt.Errorf("unknown command %q; see `%s --help`", args[0], c.CommandPath())
-			if similar := c.SuggestionsFor(args[0]); len(similar) > 0 {
-				err = fmt.Errorf("%w; similar: %v", err, similar)
-			}
-			return coded{err, exitUsage}
-		},
-	}
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: runGroup}
 	c.AddCommand(commands...)
 	return c
+}
+
+// runGroup runs a group without a subcommand that exists.
+func runGroup(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return c.Help()
+	}
+	return unknownCommand(c, args[0])
+}
+
+// unknownCommand is the error for a subcommand that does not exist.
+func unknownCommand(c *cobra.Command, name string) error {
+	err := fmt.Errorf("unknown command %q; see `%s --help`", name, c.CommandPath())
+	if similar := c.SuggestionsFor(name); len(similar) > 0 {
+		err = fmt.Errorf("%w; similar: %v", err, similar)
+	}
+	return coded{err, exitUsage}
 }
 
 func (a *app) versionCommand() *cobra.Command {
@@ -271,23 +326,37 @@ func (a *app) print(v any) error {
 	return err
 }
 
-// nameArguments makes commands refuse a wrong number of arguments with their usage, which names the arguments, and with the exit code of
-// an invalid command line.
+// nameArguments makes commands refuse a wrong number of arguments, and empty ones, with their usage, which names the arguments, and with
+// the exit code of an invalid command line.
 func nameArguments(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			err := check(c, args)
-			if err == nil || errors.As(err, &coded{}) {
+			found, err := fmt.Sprintf("%d arguments", len(args)), check(c, args)
+			if errors.As(err, &coded{}) {
 				return err
 			}
+			if err == nil {
+				if !slices.Contains(ownArguments(c, args), "") {
+					return nil
+				}
+				found = "an empty argument"
+			}
 			_, expected, _ := strings.Cut(c.Use, " ")
-			return coded{fmt.Errorf("expected `%s`, found %d arguments; see `%s --help`",
-				strings.TrimSpace(c.CommandPath()+" "+expected), len(args), c.CommandPath()), exitUsage}
+			return coded{fmt.Errorf("expected `%s`, found %s; see `%s --help`",
+				strings.TrimSpace(c.CommandPath()+" "+expected), found, c.CommandPath()), exitUsage}
 		}
 	}
 	for _, sub := range c.Commands() {
 		nameArguments(sub)
 	}
+}
+
+// ownArguments are the arguments without those after --, which are of a command in a machine and can be empty.
+func ownArguments(c *cobra.Command, args []string) []string {
+	if n := c.ArgsLenAtDash(); n >= 0 {
+		return args[:n]
+	}
+	return args
 }
 
 func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {

@@ -41,6 +41,7 @@ addresses: contents of files, commands, arguments, variables and foreign annotat
 user can read, and texts that look like keys, tokens or passwords, are removed from logs, messages and events. A removed value is replaced
 by the name of its Secret. If a Secret contains words of logs and no secret, name it with --keep. Read the archive before you publish
 it: it contains names, addresses and logs.`,
+		PreRunE: func(*cobra.Command, []string) error { return checkKeep(keep) },
 		RunE: func(c *cobra.Command, _ []string) error {
 			if file == "" {
 				file = "capstan-support-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
@@ -66,6 +67,16 @@ it: it contains names, addresses and logs.`,
 	c.Flags().StringArrayVar(&keep, "keep", nil, "NAMESPACE/NAME of a Secret whose values are no secrets and stay in the archive; can be repeated")
 	c.Flags().StringVar(&file, "file", "", "path of the archive; it must not exist (default: capstan-support-TIME.tar.gz)")
 	return c
+}
+
+// checkKeep checks the names of Secrets in --keep.
+func checkKeep(keep []string) error {
+	for _, name := range keep {
+		if namespace, rest, _ := strings.Cut(name, "/"); namespace == "" || rest == "" || strings.Contains(rest, "/") {
+			return coded{fmt.Errorf("expected --keep NAMESPACE/NAME, found %q", name), exitUsage}
+		}
+	}
+	return nil
 }
 
 // oftenRemoved is the number of removals from which a Secret probably contains words of logs.

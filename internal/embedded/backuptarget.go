@@ -121,25 +121,49 @@ func (s S3) credentials() (credentials.Value, error) {
 // Check returns an error for an invalid target. It does not connect to the store.
 func (t BackupTarget) Check(l Layout) error {
 	if t.Keep < 0 {
-		return fmt.Errorf("expected a number of backups to keep, found %d", t.Keep)
+		return invalid("expected a number of backups to keep, found %d", t.Keep)
+	}
+	if t.inS3() {
+		return t.checkS3()
 	}
 	folder, _ := t.split()
-	if !t.inS3() {
-		if !filepath.IsAbs(folder) || strings.Contains(folder, "://") {
-			return fmt.Errorf("expected an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
-		}
-		if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
-			return fmt.Errorf("expected a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
-		}
+	if !filepath.IsAbs(folder) || strings.Contains(folder, "://") {
+		return invalid("expected an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
+	}
+	if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
+		return invalid("expected a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
+	}
+	return nil
+}
+
+// CheckArchive returns an error if the target, with Exact, cannot be an existing backup. It does not connect to the store.
+func (t BackupTarget) CheckArchive() error {
+	if t.inS3() {
+		return t.checkS3()
+	}
+	info, err := os.Stat(t.To)
+	if err != nil {
+		return fmt.Errorf("expected a backup, found no file: %w", err)
+	}
+	if info.IsDir() {
+		return invalid("expected the file of a backup, found the folder %s", t.To)
+	}
+	return nil
+}
+
+func (t BackupTarget) checkS3() error {
+	bucket, key, _ := strings.Cut(strings.TrimPrefix(t.To, s3Scheme), "/")
+	switch {
+	case t.Exact && (bucket == "" || key == ""):
+		return invalid("expected s3://BUCKET/KEY, found %q", t.To)
+	case bucket == "":
+		return invalid("expected s3://BUCKET/PREFIX, found %q", t.To)
+	case t.S3.Endpoint == "":
 		return nil
 	}
-	if bucket, _, _ := strings.Cut(strings.TrimPrefix(folder, s3Scheme), "/"); bucket == "" {
-		return fmt.Errorf("expected s3://BUCKET/PREFIX, found %q", folder)
-	}
-	if endpoint := t.S3.Endpoint; endpoint != "" {
-		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.User != nil {
-			return fmt.Errorf("expected the S3 endpoint as http(s)://HOST[:PORT], found %q", endpoint)
-		}
+	u, err := url.Parse(t.S3.Endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.User != nil {
+		return invalid("expected the S3 endpoint as http(s)://HOST[:PORT], found %q", t.S3.Endpoint)
 	}
 	return nil
 }

@@ -26,13 +26,13 @@ func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 		name, value, _ := strings.Cut(strings.TrimSpace(gate), "=")
 		enabled, err := strconv.ParseBool(value)
 		if err != nil {
-			return nil, fmt.Errorf("expected --core-feature-gates Name=true or Name=false, separated by commas, found %q", gate)
+			return nil, invalid("expected --core-feature-gates Name=true or Name=false, separated by commas, found %q", gate)
 		}
 		out[name] = enabled
 	}
 	// A copy, because the gates of this process must not change.
 	if err := feature.MutableGates.DeepCopy().SetFromMap(out); err != nil {
-		return nil, fmt.Errorf("expected feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
+		return nil, invalid("expected feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
 	}
 	return out, nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -50,10 +49,10 @@ func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSc
 		CredentialsFile: cmp.Or(asked.S3.CredentialsFile, out.S3.CredentialsFile), CAFile: cmp.Or(asked.S3.CAFile, out.S3.CAFile),
 	}
 	if out.To == "" {
-		return nil, errors.New("expected --backup-to with the other flags for backups: set it to a folder, or to s3://BUCKET/PREFIX")
+		return nil, invalid("expected --backup-to with the other flags for backups: set it to a folder, or to s3://BUCKET/PREFIX")
 	}
 	if out.Every.Duration < minBackupEvery {
-		return nil, fmt.Errorf("expected --backup-every of at least %s, found %s", minBackupEvery, out.Every.Duration)
+		return nil, invalid("expected --backup-every of at least %s, found %s", minBackupEvery, out.Every.Duration)
 	}
 	if err := out.Check(l); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -69,22 +70,30 @@ func (s State) apiHost() string {
 	return host
 }
 
+// InvalidOptions is the error of options that cannot be used as they are written.
+type InvalidOptions struct{ error }
+
+// Unwrap returns the error without its type.
+func (e InvalidOptions) Unwrap() error { return e.error }
+
+func invalid(format string, args ...any) error { return InvalidOptions{fmt.Errorf(format, args...)} }
+
 // checkAPIAddress returns an error if other boxes cannot reach the management API at the address.
 func checkAPIAddress(s State) error {
 	if s.APIAddress == "" {
 		return nil
 	}
 	host, port, err := splitAddress(s.APIAddress)
-	if err != nil {
-		return fmt.Errorf("expected --api-address host:port, or none, found %q: %w", s.APIAddress, err)
+	if err != nil || host == "" {
+		return invalid("expected --api-address host:port, or none, found %q: %w", s.APIAddress, cmp.Or(err, errors.New("the host is empty")))
 	}
 	if port < 1024 {
-		return fmt.Errorf("expected a port from 1024 for --api-address, found %d: the API server is an unprivileged process", port)
+		return invalid("expected a port from 1024 for --api-address, found %d: the API server is an unprivileged process", port)
 	}
 	if ip := net.ParseIP(host); ip != nil && ip.To4() == nil {
-		return fmt.Errorf("expected an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
+		return invalid("expected an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
 	} else if ip != nil && !ip.IsGlobalUnicast() {
-		return fmt.Errorf("expected an address of this box that other boxes reach for --api-address, found %s", host)
+		return invalid("expected an address of this box that other boxes reach for --api-address, found %s", host)
 	}
 	return nil
 }
@@ -94,24 +103,25 @@ func checkHostListenAddress(s State) error {
 	if s.HostListenAddress == "" {
 		return nil
 	}
-	_, port, err := net.SplitHostPort(s.HostListenAddress)
+	_, port, err := splitAddress(s.HostListenAddress)
 	if err != nil {
-		return fmt.Errorf("expected --host-listen-address host:port, or none, found %q: %w", s.HostListenAddress, err)
+		return invalid("expected --host-listen-address host:port, or none, found %q: %w", s.HostListenAddress, err)
 	}
-	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number < 1024 {
-		return fmt.Errorf("expected a port from 1024 for --host-listen-address, found %q: the manager is an unprivileged process", port)
+	if port < 1024 {
+		return invalid("expected a port from 1024 for --host-listen-address, found %d: the manager is an unprivileged process", port)
 	}
 	return nil
 }
 
+// splitAddress returns the parts of an address host:port. The host can be empty.
 func splitAddress(address string) (host string, port int, err error) {
 	host, text, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", 0, err
 	}
 	number, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || number == 0 || host == "" {
-		return "", 0, errors.New("the host is empty, or the port is not a number from 1 to 65535")
+	if err != nil || number == 0 {
+		return "", 0, errors.New("the port is not a number from 1 to 65535")
 	}
 	return host, int(number), nil
 }
@@ -130,16 +140,24 @@ func listenOf(have, asked string) string {
 	return asked
 }
 
-// checkListen returns an error if the host cannot serve remote managers.
-func checkListen(l Layout, s State) error {
+// checkListen returns an error if the address for remote managers is invalid.
+func checkListen(s State) error {
 	if s.Listen == "" {
 		return nil
 	}
 	if len(s.Hosts) != 1 {
-		return fmt.Errorf("expected one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
+		return invalid("expected one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
 	}
-	if _, _, err := net.SplitHostPort(s.Listen); err != nil {
-		return fmt.Errorf("expected --listen host:port, or none, found %q: %w", s.Listen, err)
+	if _, _, err := splitAddress(s.Listen); err != nil {
+		return invalid("expected --listen host:port, or none, found %q: %w", s.Listen, err)
+	}
+	return nil
+}
+
+// checkListenCertificates returns an error if the host has no certificates for remote managers. The address is valid.
+func checkListenCertificates(l Layout, s State) error {
+	if s.Listen == "" {
+		return nil
 	}
 	dir := filepath.Join(l.HostRoot(s.Hosts[0]), "tls")
 	if _, err := os.Stat(filepath.Join(dir, "server.crt")); err != nil {
@@ -148,19 +166,25 @@ func checkListen(l Layout, s State) error {
 	return nil
 }
 
+// maxHosts bounds the hosts of a box. Each is a process, and none can be removed.
+const maxHosts = 100
+
 // decideState combines the stored state with the options. It adds hosts and never removes one, because a host can have
 // machines.
 func decideState(l Layout, assets string, o Options) (State, error) {
-	hosts := o.Hosts
 	s, err := LoadState(l)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return State{}, err
 	}
+	hosts := o.Hosts
 	if s.ID == "" {
 		if hosts == 0 {
 			hosts = 1
 		}
 		s.ID = strings.ToLower(rand.Text()[:8])
+	}
+	if hosts > maxHosts {
+		return State{}, invalid("expected at most %d for --hosts, found %d", maxHosts, hosts)
 	}
 	s.Assets = assets
 	// The version does not change when the assets contain a newer one: an upgrade is an explicit step.
@@ -172,16 +196,27 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 	for i := len(s.Hosts); i < hosts; i++ {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
+	if err := s.set(l, o); err != nil {
+		return State{}, err
+	}
+	return s, checkListenCertificates(l, s)
+}
+
+// set changes what the options set, besides the hosts, and checks the result.
+func (s *State) set(l Layout, o Options) (err error) {
 	s.Listen, s.APIAddress = listenOf(s.Listen, o.Listen), listenOf(s.APIAddress, o.APIAddress)
 	s.HostListenAddress = listenOf(s.HostListenAddress, o.HostListenAddress)
+	s.Tracing = tracingOf(s.Tracing, o.Tracing)
 	if s.CoreFeatureGates, err = gatesOf(s.CoreFeatureGates, o.CoreFeatureGates); err != nil {
-		return State{}, err
+		return err
 	}
 	if s.Backup, err = scheduleOf(s.Backup, o.Backup, l); err != nil {
-		return State{}, err
+		return err
 	}
-	s.Tracing = tracingOf(s.Tracing, o.Tracing)
-	return s, errors.Join(checkListen(l, s), checkAPIAddress(s), checkHostListenAddress(s), s.Tracing.Check())
+	if err := s.Tracing.Check(); err != nil {
+		return InvalidOptions{err}
+	}
+	return errors.Join(checkListen(*s), checkAPIAddress(*s), checkHostListenAddress(*s))
 }
 
 // hostName returns the name of the i-th host of a box.

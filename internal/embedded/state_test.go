@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 func testAssets(t *testing.T, versions ...string) string {
@@ -110,7 +114,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("--listen %q: arguments of capstand: %s", test.asked, args)
 		}
 	}
-	for asked, want := range map[string]string{":7444": "", "10.0.0.5:7444": "", "none": "", "7444": "host:port", ":444": "from 1024", ":x": "from 1024"} {
+	for asked, want := range map[string]string{":7444": "", "10.0.0.5:7444": "", "none": "", "7444": "host:port", ":444": "from 1024", ":x": "from 1 to 65535"} {
 		s, err := decideState(l, assets, Options{Hosts: 1, HostListenAddress: asked})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("--host-listen-address %q: %v", asked, err)
@@ -298,6 +302,52 @@ func TestTrimLogs(t *testing.T) {
 		old, _ := os.ReadFile(path + ".1")
 		if string(now) != test.log || string(old) != test.old {
 			t.Errorf("after %q: %q and %q, want %q and %q", test.write, now, old, test.log, test.old)
+		}
+	}
+}
+
+// Users can correct invalid options. They are distinguished from problems of the box.
+func TestInvalidOptions(t *testing.T) {
+	l, assets, dir := Layout{Root: t.TempDir()}, testAssets(t, "v1.36.3"), t.TempDir()
+	for name, test := range map[string]struct {
+		options Options
+		invalid bool
+	}{
+		"hosts":                {Options{Hosts: maxHosts + 1}, true},
+		"listen":               {Options{Listen: "foo"}, true},
+		"port of listen":       {Options{Listen: ":foo"}, true},
+		"no certificates":      {Options{Listen: ":7443"}, false},
+		"host listen address":  {Options{HostListenAddress: ":80"}, true},
+		"API address":          {Options{APIAddress: ":6443"}, true},
+		"feature gate":         {Options{CoreFeatureGates: "Unheard=true"}, true},
+		"collector":            {Options{Tracing: collector.Flags{Endpoint: "foo"}}, true},
+		"backup without every": {Options{Backup: BackupSchedule{BackupTarget: BackupTarget{To: dir}}}, true},
+		"every without place":  {Options{Backup: BackupSchedule{Every: metav1.Duration{Duration: time.Hour}}}, true},
+		"no folder":            {Options{Backup: BackupSchedule{BackupTarget: BackupTarget{To: dir + "/no"}, Every: metav1.Duration{Duration: time.Hour}}}, false},
+	} {
+		if _, err := decideState(l, assets, test.options); err == nil || errors.As(err, &InvalidOptions{}) != test.invalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := decideState(l, assets, Options{Hosts: maxHosts}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckArchive(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plane.tar.gz")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for to, want := range map[string]string{
+		file: "", "s3://bucket/key": "", filepath.Dir(file): "expected the file", file + "x": "found no file", "s3://bucket": "s3://BUCKET/KEY", "s3://": "s3://BUCKET/KEY",
+	} {
+		err := BackupTarget{To: to, Exact: true}.CheckArchive()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", to, err)
+		}
+		if missing := to == file+"x"; errors.Is(err, os.ErrNotExist) != missing || errors.As(err, &InvalidOptions{}) != (want != "" && !missing) {
+			t.Errorf("%s: %v", to, err)
 		}
 	}
 }
