@@ -102,14 +102,8 @@ func (a *app) changeCommand(to *target, c *cobra.Command, flags func(*cobra.Comm
 }
 
 func (a *app) change(ctx context.Context, m *management, key client.ObjectKey, to target, wait bool) error {
-	if to.version != "" {
-		hosts, err := m.hosts(ctx)
-		if err != nil {
-			return err
-		}
-		if err := (&clusterOptions{kubernetesVersion: to.version}).chooseVersion(hosts); err != nil {
-			return err
-		}
+	if err := a.checkHosts(ctx, m, key, to); err != nil {
+		return err
 	}
 	changed, err := m.write(ctx, key, to, parts.controlPlaneObjects)
 	if err != nil {
@@ -129,6 +123,26 @@ func (a *app) change(ctx context.Context, m *management, key client.ObjectKey, t
 	}
 	to.workers = changed.totalWorkers()
 	return a.settle(ctx, m, key, progress, func(v view) []step { return settledSteps(v, to) })
+}
+
+// checkHosts refuses a version that no host can run, and warns of new machines that the hosts have no memory for.
+func (a *app) checkHosts(ctx context.Context, m *management, key client.ObjectKey, to target) error {
+	hosts, err := m.hosts(ctx)
+	if err != nil {
+		return err
+	}
+	if to.version != "" {
+		return (&clusterOptions{kubernetesVersion: to.version}).chooseVersion(hosts)
+	}
+	before, err := m.parts(ctx, key)
+	if err != nil {
+		return err
+	}
+	after, err := before.changed(to)
+	if err == nil {
+		a.warnOfMemory(after.machines()-before.machines(), hosts)
+	}
+	return err
 }
 
 // settle waits until all steps are done.
@@ -338,6 +352,18 @@ func (p parts) totalWorkers() int {
 			return unchanged
 		}
 		total += int(n)
+	}
+	return total
+}
+
+// machines is the number of machines of the cluster. Groups without a number do not count.
+func (p parts) machines() int {
+	total := max(p.totalWorkers(), 0)
+	for _, o := range p.controlPlaneObjects() {
+		for _, path := range [][]string{{"spec", "replicas"}, {"spec", "topology", "controlPlane", "replicas"}} {
+			n, _, _ := unstructured.NestedInt64(o.Object, path...)
+			total += int(n)
+		}
 	}
 	return total
 }

@@ -59,7 +59,7 @@ func (m *management) hostsWithVersions(ctx context.Context, waiting func()) ([]i
 	defer w.Stop()
 	for event := range w.ResultChan() {
 		if h, ok := event.Object.(*infrav1.CapstanHost); ok && len(h.Status.Versions) > 0 {
-			return []infrav1.CapstanHost{*h}, nil
+			return m.hosts(ctx)
 		}
 	}
 	return nil, nil

@@ -162,7 +162,31 @@ func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) 
 	if err != nil {
 		return err
 	}
+	a.warnOfMemory(o.controlPlanes+o.workers, hosts)
 	return o.chooseVersion(hosts)
+}
+
+// smallestMachine is the memory that each machine has at least.
+const smallestMachine = 512 << 20
+
+// warnOfMemory warns of new machines that the hosts have no memory for.
+func (a *app) warnOfMemory(machines int, hosts []infrav1.CapstanHost) {
+	if room, known := roomFor(hosts); known && machines > room {
+		a.warn("%d new machines do not fit: the hosts have memory for %d of the smallest ones, with %d MiB each. The other machines wait for more hosts", machines, room, smallestMachine>>20)
+	}
+}
+
+// roomFor returns the number of the smallest machines for which the hosts have memory. It is unknown without hosts, and if one of them
+// does not report its memory.
+func roomFor(hosts []infrav1.CapstanHost) (machines int, known bool) {
+	for i := range hosts {
+		memory, reported := hosts[i].Status.Allocatable[corev1.ResourceMemory]
+		if !reported {
+			return 0, false
+		}
+		machines += int(memory.Value() / smallestMachine)
+	}
+	return machines, len(hosts) > 0
 }
 
 // check checks the options that the command line sets.
