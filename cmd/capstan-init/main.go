@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"syscall"
 	"text/tabwriter"
@@ -21,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/agent"
+	"capstan.dev/capstan/internal/node/blockvolume"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -35,6 +37,9 @@ const gcPercent = 25
 
 func main() {
 	root := command(inherited(machine.MetadataPath))
+	if filepath.Base(os.Args[0]) == blockvolume.Program {
+		root = losetupCommand()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if failed, err := root.ExecuteContextC(ctx); err != nil {
@@ -52,7 +57,7 @@ func main() {
 
 // logs reports whether a command writes logs: PID 1 and the services of a machine. Users and capstand read the output of others.
 func logs(c *cobra.Command) bool {
-	return !c.HasParent() || c.Name() == nodeCommand || c.Parent().Name() == nodeCommand
+	return c.Name() != blockvolume.Program && (!c.HasParent() || c.Name() == nodeCommand || c.Parent().Name() == nodeCommand)
 }
 
 // nodeCommand has the commands that are services of a machine.
@@ -111,6 +116,27 @@ func command(logs *logging.Flags) *cobra.Command {
 	})
 	root.AddCommand(node, serviceCommand(), statusCommand(), imagesCommand())
 	return root
+}
+
+// losetupCommand returns the part of the program losetup that the kubelet uses for block volumes. It sees only devices of this machine.
+func losetupCommand() *cobra.Command {
+	file, loop := "", ""
+	cmd := &cobra.Command{
+		Use: blockvolume.Program + " {-f DEVICE | -d LOOPDEVICE}", Short: "Hold a block device open with a loop device, or end that",
+		Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			init := initapi.NewClient(initapi.Socket)
+			if file != "" {
+				return init.HoldDevice(cmd.Context(), file)
+			}
+			return init.ReleaseDevice(cmd.Context(), loop)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "find", "f", "", "path of a block device")
+	cmd.Flags().StringVarP(&loop, "detach", "d", "", "loop device of a block device that is held")
+	cmd.MarkFlagsOneRequired("find", "detach")
+	cmd.MarkFlagsMutuallyExclusive("find", "detach")
+	return cmd
 }
 
 func serviceCommand() *cobra.Command {

@@ -148,6 +148,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 		return nil, err
 	}
 	setSysctls("/proc/sys", log)
+	writeUdevRules(udevFolder, log)
 	if err := p.forgetOtherBoot(); err != nil {
 		return nil, err
 	}

@@ -14,6 +14,9 @@ import (
 	"time"
 )
 
+// BlockVolumesFolder is the folder with the files of a machine's block volumes. Programs of the host ignore loop devices with them.
+const BlockVolumesFolder = "/var/lib/capstan/block-volumes"
+
 // CDIFolder is the folder with CDI specifications of the machine's devices, in the folder that capstand and the machine share.
 const CDIFolder = "cdi"
 

@@ -36,7 +36,9 @@ type volumes struct {
 	*agent
 	client  dynamic.Interface
 	folders localvolume.Folders
-	// init sets the limits of volumes: the agent lacks CAP_SYS_ADMIN.
+	// blocks are the folders of block volumes.
+	blocks localvolume.Folders
+	// init sets the limits of volumes and attaches block volumes: the agent lacks CAP_SYS_ADMIN.
 	init *initapi.Client
 	// controlPlane machines also remove the volumes of Nodes that are gone.
 	controlPlane           bool
@@ -63,7 +65,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	}
 	wake := wakeup.New()
 	v := &volumes{
-		agent: a, client: client, folders: localvolume.OfMachine, init: initapi.NewClient(initapi.Socket),
+		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
 		reported:     map[string]reportedEvent{},
 		controlPlane: a.config.Role != nodeconfig.RoleWorker,
 	}
@@ -137,7 +139,7 @@ func (v *volumes) has(claim *corev1.PersistentVolumeClaim) bool {
 	return found
 }
 
-// provide creates the folder first: a volume without its folder would make its pods fail.
+// provide creates the folder or the device first: a volume without it would make its pods fail.
 func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeClaim, promised int64) error {
 	disk, err := v.folders.Disk()
 	if err != nil {
@@ -146,7 +148,11 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := localvolume.Check(claim, disk, promised); err != nil {
 		return err
 	}
-	if err := v.create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
+	create := v.create
+	if localvolume.Block(claim.Spec.VolumeMode) {
+		create = v.init.ProvideDevice
+	}
+	if err := create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
 		return err
 	}
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(localvolume.Volume(claim, v.name))
@@ -199,9 +205,21 @@ func (v *volumes) removeFolder(ctx context.Context, name string) error {
 	return v.folders.Remove(name)
 }
 
+// removeBlock removes the data of a block volume after its device.
+func (v *volumes) removeBlock(ctx context.Context, name string) error {
+	if err := v.init.WithdrawDevice(ctx, name); err != nil {
+		return err
+	}
+	return v.blocks.Remove(name)
+}
+
 // remove removes the folder first: the volume is the record that the folder remains.
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
-	if err := v.removeFolder(ctx, volume.Name); err != nil {
+	removeData := v.removeFolder
+	if localvolume.Block(volume.Spec.VolumeMode) {
+		removeData = v.removeBlock
+	}
+	if err := removeData(ctx, volume.Name); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
 		v.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"capstan.dev/capstan/internal/machineapi"
@@ -123,6 +124,26 @@ func (c *Client) LimitVolume(ctx context.Context, name string, size int64) error
 // UnlimitVolume removes the limits of the folder of a local volume that goes.
 func (c *Client) UnlimitVolume(ctx context.Context, name string) error {
 	return c.post(ctx, "/v1/volumes/"+name+"/unlimit")
+}
+
+// ProvideDevice makes a block volume of size bytes and its device.
+func (c *Client) ProvideDevice(ctx context.Context, name string, size int64) error {
+	return c.post(ctx, fmt.Sprintf("/v1/block-volumes/%s/provide?bytes=%d", name, size))
+}
+
+// WithdrawDevice releases the device of a block volume that goes.
+func (c *Client) WithdrawDevice(ctx context.Context, name string) error {
+	return c.post(ctx, "/v1/block-volumes/"+name+"/withdraw")
+}
+
+// HoldDevice keeps the block device at a path open in the kernel with a loop device.
+func (c *Client) HoldDevice(ctx context.Context, path string) error {
+	return c.post(ctx, "/v1/held-devices/hold?path="+url.QueryEscape(path))
+}
+
+// ReleaseDevice ends the hold that has a loop device.
+func (c *Client) ReleaseDevice(ctx context.Context, loop string) error {
+	return c.post(ctx, "/v1/held-devices/release?path="+url.QueryEscape(loop))
 }
 
 // WaitReady waits until all the named services are ready, or until ctx ends.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/clearfolder"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // Folders are the folders of the volumes in the folder Dir. Only root can enter that folder. Every operation can be repeated.
@@ -21,8 +22,11 @@ type Folders struct {
 	Top string
 }
 
-// OfMachine are the folders of volumes of this machine.
-var OfMachine = Folders{Dir: Root, Top: "/"}
+// OfMachine are the folders of volumes of this machine. Blocks are those of its block volumes, whose content no pod can write.
+var (
+	OfMachine = Folders{Dir: Root, Top: "/"}
+	Blocks    = Folders{Dir: machineapi.BlockVolumesFolder, Top: "/"}
+)
 
 // Disk returns the size of the disk.
 func (f Folders) Disk() (Disk, error) {
@@ -54,6 +58,76 @@ func (f Folders) Create(name string) error {
 		return fmt.Errorf("expected the folder %s, found another file; remove it", filepath.Join(f.Dir, name))
 	}
 	return root.Chmod(name, 0o777) // the process has a umask
+}
+
+// imageName is the file in the folder of a block volume that has its data.
+const imageName = "disk"
+
+// CreateImage creates the folder of a block volume with its file of size bytes, unless it exists. The blocks of the file are reserved, so
+// that a full disk does not refuse writes to the volume, if the file system can reserve blocks. The file has its name only when
+// it is complete.
+func (f Folders) CreateImage(name string, size int64) error {
+	if size <= 0 {
+		return fmt.Errorf("expected a size larger than 0, found %d", size)
+	}
+	if err := f.Create(name); err != nil {
+		return err
+	}
+	root, folder, err := f.openVolume(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = root.Close(), folder.Close() }()
+	const unfinished = imageName + ".new"
+	at := int(folder.Fd())
+	if err := unix.Faccessat(at, imageName, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	image, err := openImage(folder, unfinished, unix.O_CREAT|unix.O_TRUNC)
+	if err != nil {
+		return err
+	}
+	err = unix.Fallocate(int(image.Fd()), 0, 0, size)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = image.Truncate(size)
+	}
+	if err = errors.Join(err, image.Sync(), image.Close()); err != nil {
+		return fmt.Errorf("reserving %d bytes for the volume: %w", size, err)
+	}
+	if err := unix.Renameat(at, unfinished, at, imageName); err != nil {
+		return err
+	}
+	return unix.Syncfs(at)
+}
+
+// OpenImage opens the file of a block volume.
+func (f Folders) OpenImage(name string) (*os.File, error) {
+	root, folder, err := f.openVolume(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _, _ = root.Close(), folder.Close() }()
+	return openImage(folder, imageName, 0)
+}
+
+func openImage(folder *os.File, name string, flags int) (*os.File, error) {
+	fd, err := unix.Openat(int(folder.Fd()), name, flags|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the file of the block volume: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// Images returns the names of the block volumes.
+func (f Folders) Images() ([]string, error) {
+	paths, err := filepath.Glob(filepath.Join(f.Dir, "*", imageName))
+	var volumes []string
+	for _, path := range paths {
+		if name := filepath.Base(filepath.Dir(path)); checkName(name) == nil {
+			volumes = append(volumes, name)
+		}
+	}
+	return volumes, err
 }
 
 // maxEmptying is the time of one attempt to empty a volume. A pod that was deleted with force can still write.

@@ -23,6 +23,8 @@ const (
 	Provisioner = "capstan.dev/local-volumes"
 	// Root is the folder of all volumes of a machine. The admission policy in the workload cluster has the same path.
 	Root = "/var/lib/capstan/volumes"
+	// Devices is the folder with the device nodes of all block volumes. The admission policy has this path too.
+	Devices = "/run/block-volumes"
 
 	// SelectedNode is the annotation in which the scheduler names the node of a claim.
 	SelectedNode = "volume.kubernetes.io/selected-node"
@@ -61,9 +63,6 @@ func Check(claim *corev1.PersistentVolumeClaim, disk Disk, promised int64) error
 	spec := claim.Spec
 	if err := checkName(Name(claim)); err != nil {
 		return err
-	}
-	if spec.VolumeMode != nil && *spec.VolumeMode != corev1.PersistentVolumeFilesystem {
-		return fmt.Errorf("expected volumeMode Filesystem, found %s: local volumes are folders; use another StorageClass", *spec.VolumeMode)
 	}
 	for _, mode := range spec.AccessModes {
 		if mode != corev1.ReadWriteOnce && mode != corev1.ReadWriteOncePod {
@@ -110,9 +109,25 @@ func bytes(n int64) string {
 	return resource.NewQuantity(n, resource.BinarySI).String()
 }
 
+// Block returns whether a volume, or the volume of a claim, is a block volume.
+func Block(mode *corev1.PersistentVolumeMode) bool {
+	return mode != nil && *mode == corev1.PersistentVolumeBlock
+}
+
+// path returns the path of a volume in the machine.
+func path(name string, mode *corev1.PersistentVolumeMode) string {
+	if Block(mode) {
+		return Devices + "/" + name
+	}
+	return Root + "/" + name
+}
+
 // Volume returns the PersistentVolume of a claim on a node. The admission policy of the workload cluster requires this form.
 func Volume(claim *corev1.PersistentVolumeClaim, node string) *corev1.PersistentVolume {
 	mode := corev1.PersistentVolumeFilesystem
+	if Block(claim.Spec.VolumeMode) {
+		mode = corev1.PersistentVolumeBlock
+	}
 	return &corev1.PersistentVolume{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
 		ObjectMeta: metav1.ObjectMeta{Name: Name(claim), Annotations: map[string]string{ProvisionedBy: Provisioner}},
@@ -122,7 +137,7 @@ func Volume(claim *corev1.PersistentVolumeClaim, node string) *corev1.Persistent
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			StorageClassName:              Class,
 			VolumeMode:                    &mode,
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: Root + "/" + Name(claim)}},
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path(Name(claim), &mode)}},
 			ClaimRef: &corev1.ObjectReference{
 				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 			},
@@ -140,7 +155,7 @@ func Volume(claim *corev1.PersistentVolumeClaim, node string) *corev1.Persistent
 func Node(volume *corev1.PersistentVolume) string {
 	spec := volume.Spec
 	if volume.Annotations[ProvisionedBy] != Provisioner || spec.StorageClassName != Class || checkName(volume.Name) != nil ||
-		spec.Local == nil || spec.Local.Path != Root+"/"+volume.Name || spec.NodeAffinity == nil || spec.NodeAffinity.Required == nil {
+		spec.Local == nil || spec.Local.Path != path(volume.Name, spec.VolumeMode) || spec.NodeAffinity == nil || spec.NodeAffinity.Required == nil {
 		return ""
 	}
 	terms := spec.NodeAffinity.Required.NodeSelectorTerms

@@ -70,7 +70,8 @@ func TestCheck(t *testing.T) {
 		{"more than a number holds", claim("10E", nil), 0, "expected at most 6Gi"},
 		{"nothing", claim("0", nil), 0, "larger than 0"},
 		{"a path as UID", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.UID = "../../../../etc" }), 0, "pvc-UID"},
-		{"block", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, "volumeMode"},
+		{"block", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, ""},
+		{"large block", claim("7Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, "expected at most 6Gi"},
 		{"shared", claim("1Gi", func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		}), 0, "ReadWriteMany"},
@@ -92,13 +93,15 @@ func TestCheck(t *testing.T) {
 // TestNode: only volumes that an agent can have created have a node. Others are never removed.
 func TestNode(t *testing.T) {
 	for name, change := range map[string]func(*corev1.PersistentVolume){
-		"another path":    func(v *corev1.PersistentVolume) { v.Spec.Local.Path = "/etc" },
-		"path of another": func(v *corev1.PersistentVolume) { v.Name = "pvc-" + strings.Repeat("0", 8) + uid[8:] },
-		"another name":    func(v *corev1.PersistentVolume) { v.Name, v.Spec.Local.Path = "..", Root+"/.." },
-		"another class":   func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = "x" },
-		"not provisioned": func(v *corev1.PersistentVolume) { v.Annotations = nil },
-		"not local":       func(v *corev1.PersistentVolume) { v.Spec.Local = nil },
-		"no affinity":     func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil },
+		"another path":           func(v *corev1.PersistentVolume) { v.Spec.Local.Path = "/etc" },
+		"path of another":        func(v *corev1.PersistentVolume) { v.Name = "pvc-" + strings.Repeat("0", 8) + uid[8:] },
+		"path of a block volume": func(v *corev1.PersistentVolume) { v.Spec.Local.Path = Devices + "/" + v.Name },
+		"another mode":           func(v *corev1.PersistentVolume) { *v.Spec.VolumeMode = corev1.PersistentVolumeBlock },
+		"another name":           func(v *corev1.PersistentVolume) { v.Name, v.Spec.Local.Path = "..", Root+"/.." },
+		"another class":          func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = "x" },
+		"not provisioned":        func(v *corev1.PersistentVolume) { v.Annotations = nil },
+		"not local":              func(v *corev1.PersistentVolume) { v.Spec.Local = nil },
+		"no affinity":            func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil },
 		"several terms": func(v *corev1.PersistentVolume) {
 			terms(v, func(t []corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm { return append(t, t[0]) })
 		},
@@ -112,8 +115,15 @@ func TestNode(t *testing.T) {
 			t.Errorf("%s: the node is %q", name, node)
 		}
 	}
-	if node := Node(Volume(claim("1Gi", nil), "n")); node != "n" {
-		t.Errorf("the node is %q", node)
+	block := corev1.PersistentVolumeBlock
+	for _, change := range []func(*corev1.PersistentVolumeClaim){nil, func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }} {
+		volume := Volume(claim("1Gi", change), "n")
+		if node := Node(volume); node != "n" {
+			t.Errorf("the node of %s is %q", volume.Spec.Local.Path, node)
+		}
+		if Block(volume.Spec.VolumeMode) != (volume.Spec.Local.Path == Devices+"/pvc-"+uid) {
+			t.Errorf("the volume %s has the mode %s", volume.Spec.Local.Path, *volume.Spec.VolumeMode)
+		}
 	}
 }
 
@@ -286,4 +296,47 @@ func listed(t *testing.T, dir string) []string {
 	names, err := open.Readdirnames(-1)
 	must(t, errors.Join(err, open.Close()))
 	return names
+}
+
+// TestImages: the file of a block volume has its name only when it is complete, and no link leads to another file.
+func TestImages(t *testing.T) {
+	dir := t.TempDir()
+	f, name := Folders{Dir: filepath.Join(dir, "blocks"), Top: "/"}, "pvc-"+uid
+	folder := filepath.Join(f.Dir, name)
+	precious := filepath.Join(dir, "precious")
+	must(t, os.WriteFile(precious, []byte("data"), 0o600))
+	must(t, os.MkdirAll(folder, 0o700))
+	must(t, os.Symlink(precious, filepath.Join(folder, "disk.new")))
+	if err := f.CreateImage(name, 1<<20); err == nil {
+		t.Error("a link is the file of a volume")
+	}
+	must(t, os.Remove(filepath.Join(folder, "disk.new")))
+	if err := f.CreateImage(name, 1<<60); err == nil {
+		t.Error("a volume is larger than the disk")
+	}
+	if names, err := f.Images(); err != nil || len(names) != 0 {
+		t.Errorf("incomplete volumes: %v, %v", names, err)
+	}
+	must(t, f.CreateImage(name, 1<<20))
+	must(t, f.CreateImage(name, 1<<30)) // It exists.
+	image, err := f.OpenImage(name)
+	must(t, err)
+	var st unix.Stat_t
+	must(t, errors.Join(unix.Fstat(int(image.Fd()), &st), image.Close()))
+	if st.Size != 1<<20 || st.Blocks*512 < 1<<20 || st.Mode != unix.S_IFREG|0o600 {
+		t.Errorf("the file has %d bytes, %d blocks and the mode %o", st.Size, st.Blocks, st.Mode)
+	}
+	must(t, os.MkdirAll(filepath.Join(f.Dir, "other", "disk"), 0o700))
+	if names, err := f.Images(); err != nil || len(names) != 1 || names[0] != name {
+		t.Errorf("the volumes are %v, %v", names, err)
+	}
+	must(t, os.Remove(filepath.Join(folder, "disk")))
+	must(t, os.Symlink(precious, filepath.Join(folder, "disk")))
+	if _, err := f.OpenImage(name); err == nil {
+		t.Error("a link is the file of a volume")
+	}
+	must(t, f.Remove(name))
+	if data, err := os.ReadFile(precious); err != nil || string(data) != "data" {
+		t.Errorf("a file outside has %q, %v", data, err)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/node/blockvolume"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/localvolume"
 )
@@ -22,6 +23,7 @@ func (m *manager) routes() http.Handler {
 	mux.HandleFunc("POST "+machineapi.StopPodsPath, m.postStopPods)
 	mux.HandleFunc("POST "+machineapi.StalledPath, m.postStalled)
 	VolumeRoutes(mux)
+	BlockVolumeRoutes(mux, m.blocks)
 	actions := map[string]func(string) error{
 		"start": m.supervisor.Start, "stop": m.supervisor.Stop,
 		"restart": m.supervisor.Restart, "reload": m.supervisor.Reload,
@@ -61,12 +63,37 @@ func VolumeRoutes(mux *http.ServeMux) {
 }
 
 func postLimit(w http.ResponseWriter, r *http.Request) {
+	if size, ok := sizeOf(w, r); ok {
+		answer(w, localvolume.OfMachine.Limit(r.PathValue("volume"), size))
+	}
+}
+
+// sizeOf returns the size in a request. Without one, it answers with an error.
+func sizeOf(w http.ResponseWriter, r *http.Request) (size int64, ok bool) {
 	size, err := strconv.ParseInt(r.URL.Query().Get("bytes"), 10, 64)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("bytes is %q, expected a number", r.URL.Query().Get("bytes")), http.StatusBadRequest)
-		return
+		return 0, false
 	}
-	answer(w, localvolume.OfMachine.Limit(r.PathValue("volume"), size))
+	return size, true
+}
+
+// BlockVolumeRoutes serves the devices of block volumes to the node agent, and to the kubelet by the program losetup.
+func BlockVolumeRoutes(mux *http.ServeMux, devices *blockvolume.Devices) {
+	mux.HandleFunc("POST /v1/block-volumes/{volume}/provide", func(w http.ResponseWriter, r *http.Request) {
+		if size, ok := sizeOf(w, r); ok {
+			answer(w, devices.Provide(r.PathValue("volume"), size))
+		}
+	})
+	mux.HandleFunc("POST /v1/block-volumes/{volume}/withdraw", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, devices.Withdraw(r.PathValue("volume")))
+	})
+	mux.HandleFunc("POST /v1/held-devices/hold", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, devices.Hold(r.URL.Query().Get("path")))
+	})
+	mux.HandleFunc("POST /v1/held-devices/release", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, devices.Release(r.URL.Query().Get("path")))
+	})
 }
 
 // maxReason bounds the reason of a stalled bootstrap in bytes.

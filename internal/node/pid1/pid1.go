@@ -23,6 +23,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/node/blockvolume"
 	"capstan.dev/capstan/internal/node/bootstrap"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -63,7 +64,9 @@ func Run(log *slog.Logger) {
 		supervisor: supervisor.New(reaper, machine.LogDir, log),
 		bootstrap:  initapi.Status{Bootstrap: initapi.Waiting, Updates: true, Times: machineapi.Times{Started: started}},
 		changed:    make(chan struct{}),
+		blocks:     blockvolume.OfMachine(),
 	}
+	complain(log, "block volumes", m.blocks.Prepare())
 	ctx, cancel := context.WithCancel(context.Background())
 	complain(log, "socket", m.serve(initapi.Socket))
 	complain(log, "services", m.reload())
@@ -89,6 +92,7 @@ func complain(log *slog.Logger, step string, err error) {
 type manager struct {
 	log        *slog.Logger
 	supervisor *supervisor.Supervisor
+	blocks     *blockvolume.Devices
 
 	// reloading serialises changes to the set of services.
 	reloading sync.Mutex

@@ -123,6 +123,7 @@ func testHostileVolumes(t *testing.T, cp, worker *host) {
 	for _, c := range []struct{ what, name, path, node, message string }{
 		{"another node", name, volumesFolder + name, "cp", "of its own node"},
 		{"another path", name, "/etc", "worker", "in /var/lib/capstan/volumes"},
+		{"the path of a block volume", name, "/run/block-volumes/" + name, "worker", "in /var/lib/capstan/volumes"},
 		{"the path of another volume", name, volumesFolder + other, "worker", "in /var/lib/capstan/volumes"},
 		{"another name", "mine", volumesFolder + "mine", "worker", "named pvc-UID"},
 		{"the name of another claim", other, volumesFolder + other, "worker", "not that of its claim"},

@@ -140,6 +140,8 @@ type host struct {
 	images string
 	// memory limit in bytes.
 	memory int64
+	// devices of the host in the machine.
+	devices []specs.LinuxDevice
 }
 
 // newMachine creates a machine with its network and disk. It does not start it.
@@ -220,7 +222,7 @@ func (h *host) spec() *specs.Spec {
 	p := runc.Params{
 		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: filepath.Join(h.dir, "views", h.name),
 		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory, PidsLimit: 16384,
-		Capabilities: capabilities, System: runc.HostSystem(), ContainerImages: h.images,
+		Capabilities: capabilities, System: runc.HostSystem(), ContainerImages: h.images, Devices: h.devices,
 	}
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
 	must(h.t, err)

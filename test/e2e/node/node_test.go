@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -36,6 +37,9 @@ func TestMachines(t *testing.T) {
 	cp, worker, foreign := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3"), w.newMachine("foreign", "10.77.0.4")
 
 	worker.images = hostImages(t, w)
+	loopControl, err := devices.Node("/dev/loop-control")
+	must(t, err)
+	worker.devices = append(worker.devices, loopControl)
 	bootCluster(t, c, o, cp, worker)
 	for _, part := range []struct {
 		name string
@@ -47,6 +51,7 @@ func TestMachines(t *testing.T) {
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
 		{"local volumes", testLocalVolumes},
+		{"block volumes", testBlockVolumes},
 		{"CNI plugins", testPlugins},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"accounts", testAccounts},
@@ -56,6 +61,7 @@ func TestMachines(t *testing.T) {
 		{"CIS benchmark", testCIS},
 		{"kill every service", testKillServices},
 		{"restart without bootstrap data", testRestart},
+		{"block volume after a restart", testBlockVolumeAfterRestart},
 		{"up again changes nothing", testUpAgain},
 		{"pods stop in order", testStopPods},
 		{"shutdown", testShutdown},
@@ -307,8 +313,12 @@ func testKillServices(t *testing.T, cp, worker *host) {
 
 // testRestart: a machine whose PID 1 dies starts again from its disk, also if all files on the disk belong to root.
 func testRestart(t *testing.T, cp, worker *host) {
+	volume := volumeOf(cp, "block")
 	for _, h := range []*host{worker, cp} {
 		h.kill()
+		if h == worker {
+			must(t, loops(t, volume, 0))
+		}
 		chownToRoot(h)
 		h.start(nil)
 		s := h.until("ready", time.Minute, allReady)
