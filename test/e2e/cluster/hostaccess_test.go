@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -27,14 +28,21 @@ import (
 // fuse is a kind of CDI devices. Its device has the numbers of /dev/fuse, which a pod cannot open by default.
 const fuse = "example.com/fuse"
 
+// loopControl is the device for block volumes, and blockVolume is the name of one.
+const (
+	loopControl = "/dev/loop-control"
+	blockVolume = "pvc-89abcdef-0123-4567-89ab-cdef01234567"
+)
+
 // checkHostAccess adds a worker with a folder and a CDI device of the host. It waits until the host allows them. Then a pod without
-// privileges reads the folder, and opens the device that it requests by a device plugin; another pod cannot.
+// privileges reads the folder, and opens the device that it requests by a device plugin; another pod cannot. The worker also has
+// the device for block volumes.
 func checkHostAccess(t *testing.T, c *harness.Cluster) {
 	ctx := t.Context()
 	folder := describeDevice(t)
 	addWorker(t, c, "access", func(spec *infrav1.CapstanMachineSpec) {
 		spec.HostMounts = []infrav1.HostMount{{Source: folder, Path: "/mnt/models"}}
-		spec.Devices = []infrav1.MachineDevice{{Name: fuse}}
+		spec.Devices = []infrav1.MachineDevice{{Name: fuse}, {Name: loopControl}}
 	})
 	machine := machineOf(t, c, "access")
 	for _, allowed := range []struct {
@@ -45,7 +53,7 @@ func checkHostAccess(t *testing.T, c *harness.Cluster) {
 			spec.AllowedMounts = []infrav1.AllowedMount{{Path: filepath.Dir(folder), AllowedNamespaces: names}}
 		}},
 		{"does not allow namespace " + c.Namespace + " to have the device " + fuse, func(spec *infrav1.CapstanHostSpec, names infrav1.AllowedNamespaces) {
-			spec.AllowedDevices = []infrav1.AllowedDevice{{Name: fuse, AllowedNamespaces: names}}
+			spec.AllowedDevices = []infrav1.AllowedDevice{{Name: fuse, AllowedNamespaces: names}, {Name: loopControl, AllowedNamespaces: names}}
 		}},
 	} {
 		waitsFor(t, machine, allowed.message)
@@ -80,6 +88,35 @@ func checkHostAccess(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	checkKernelAccess(t, c, machine)
+	checkLoopDevice(t, machine)
+}
+
+// checkLoopDevice: the machine has a block volume on its disk, and its kubelet finds the program that holds devices. The machine is
+// deleted with the volume.
+func checkLoopDevice(t *testing.T, machine *infrav1.CapstanMachine) {
+	t.Helper()
+	init := initapi.NewClient(filepath.Join(plane.Root, "hosts", "local", "run", machine.Spec.ID, "init.sock"))
+	must(t, init.ProvideDevice(t.Context(), blockVolume, 16<<20))
+	const script = "path=/run/block-volumes/" + blockVolume + `; echo precious | dd of=$path conv=fsync 2>/dev/null; head -c 8 $path; readlink $(PATH=/run/programs:$PATH which losetup)`
+	if out := inMachine(t, machine.Name, "sh", "-c", script); out != "precious/opt/capstan/capstan-init\n" {
+		t.Errorf("the machine says %q", out)
+	}
+	if got := blockVolumes(t); len(got) != 1 {
+		t.Errorf("loop devices of the host have %v, want the block volume", got)
+	}
+}
+
+// blockVolumes returns the files of loop devices of the host that belong to the block volume.
+func blockVolumes(t *testing.T) (files []string) {
+	t.Helper()
+	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	must(t, err)
+	for _, path := range paths {
+		if file, err := os.ReadFile(path); err == nil && strings.Contains(string(file), blockVolume) {
+			files = append(files, string(file))
+		}
+	}
+	return files
 }
 
 // kernelAccess does what Calico and Cilium do in a privileged pod: it mounts the file system of BPF, creates a map and loads a program,

@@ -49,6 +49,11 @@ func TestImages(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(images, "empty"), 0o755))
 	checkStatus(t)
 
+	t.Cleanup(func() {
+		if left := blockVolumes(t); len(left) > 0 {
+			t.Errorf("loop devices of the host have %v after the cluster is gone", left)
+		}
+	})
 	c := plane.CreateCluster(t, "default", "images", "--workers", "0")
 	for _, name := range []string{"folder", "archive"} {
 		addWorker(t, c, name, func(spec *infrav1.CapstanMachineSpec) { spec.Image = name })
