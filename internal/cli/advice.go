@@ -40,6 +40,7 @@ var adviceByReason = map[string]advice{
 	"HostNotFound":           {"create the CapstanHost again, or delete the Machine", "a-host-is-lost"},
 	"HostNotAllowed":         {"allow the namespace in spec.allowedNamespaces of the host", "no-host-for-a-machine"},
 	"HostUnreachable":        {"repair the connection of the host: `capstan describe host NAME`", "a-host-is-not-connected"},
+	"WaitingForTurn":         {"restart capstand on the host that the message names, or look for the cause in its log", "a-machine-waits-for-its-host"},
 	"HostMismatch":           {"restore the host with its state, or abandon the machine as docs/host-loss.md describes", "a-host-is-lost"},
 	"NetworkInvalid":         {"choose a machineCIDR that the message permits", "the-network-of-a-cluster"},
 	"NoFreeNetwork":          {"set spec.network.machineCIDR of the CapstanCluster, or give the hosts more networks", "the-network-of-a-cluster"},

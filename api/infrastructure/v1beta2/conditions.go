@@ -178,6 +178,9 @@ const (
 	MachineLostReason = "MachineLost"
 	// MachineRefusedReason: the host refused the machine. The message contains the cause.
 	MachineRefusedReason = "MachineRefused"
+	// WaitingForTurnReason: calls to the host for other machines occupy all workers that one host can have, for ten seconds or longer. A
+	// host that hangs causes it. Deleting of a machine can have the same reason.
+	WaitingForTurnReason = "WaitingForTurn"
 	// MachineFencedReason: the host stopped the machine, because it was cut off. The machine starts when a manager confirms it.
 	MachineFencedReason = "MachineFenced"
 	// HostFencedReason of an event: the machine is removed without an answer of its host, which has stopped it.

@@ -70,6 +70,8 @@ type Reconciler struct {
 	chosen choices
 	// turns are those of hosts, by their names.
 	turns *reconciling.Turns
+	// waiting are the machines without a turn.
+	waiting turnWaits
 }
 
 // scope contains the objects of one reconcile. machine and cluster may be nil while the object is being deleted.
@@ -116,6 +118,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	m := &infrav1.CapstanMachine{}
 	if err := r.Client.Get(ctx, req.NamespacedName, m); err != nil {
 		r.unplaced.Delete(req.NamespacedName)
+		r.waiting.end(req.NamespacedName)
 		if apierrors.IsNotFound(err) {
 			expiry.Forget(machineKind, req.Namespace, req.Name)
 		}

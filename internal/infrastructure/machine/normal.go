@@ -194,19 +194,6 @@ func (r *Reconciler) report(ctx context.Context, s *scope, observed *hostpb.Mach
 	}
 }
 
-// turn begins calls to a host, and returns the function that ends them. Root on a host can let all calls wait. Without a turn the
-// reconcile is repeated, so that other hosts have workers.
-func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host) (end func(), err error) {
-	done, again := r.turns.Take(host.Name())
-	if done == nil {
-		ctrl.LoggerFrom(ctx).V(4).Info("Other calls to the host have to end first", "CapstanHost", klog.KRef("", host.Name()), "again", again)
-		s.again = again
-		return nil, errWaiting
-	}
-	start := time.Now()
-	return func() { done(time.Since(start)) }, nil
-}
-
 // claim records on the host that the machine's object is here, if it came with a move or is older than this record. It also
 // confirms a machine that waits after an absence of its host, unless the machine is being replaced.
 func (r *Reconciler) claim(ctx context.Context, s *scope, host *connections.Host, observed *hostpb.Machine) error {

@@ -3,14 +3,17 @@ package machine
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -103,11 +106,16 @@ func TestHungHost(t *testing.T) {
 			late := start("hung")
 			select {
 			case err := <-results:
-				if !errors.Is(err, errWaiting) || late.again <= 0 || conditions.Has(late.capstan, infrav1.MachineRunningCondition) {
+				if !errors.Is(err, errWaiting) || late.again <= 0 || len(late.capstan.Status.Conditions) > 0 {
 					t.Errorf("expected another attempt, found one after %s, %v", late.again, err)
 				}
 			case <-calls:
 				t.Fatal("a third worker waits for the host")
+			}
+			r.waiting.since[client.ObjectKeyFromObject(late.capstan)] = attempts{first: time.Now().Add(-longWait), last: time.Now()}
+			longer := start("hung")
+			if err := <-results; !errors.Is(err, errWaiting) || conditions.GetReason(longer.capstan, infrav1.MachineRunningCondition) != infrav1.WaitingForTurnReason {
+				t.Errorf("the conditions after a longer wait are %v, %v", longer.capstan.Status.Conditions, err)
 			}
 			start("other")
 			if host := <-calls; host != "other" {
@@ -118,5 +126,50 @@ func TestHungHost(t *testing.T) {
 			<-results
 			<-results
 		})
+	}
+}
+
+// A condition shows a longer wait, and the wait ends with a turn, or if the machine waits for something else.
+func TestWaits(t *testing.T) {
+	var w turnWaits
+	begun, machine, other := time.Now(), client.ObjectKey{Name: "m"}, client.ObjectKey{Name: "other"}
+	attempt := func(key client.ObjectKey, after time.Duration, want bool) {
+		t.Helper()
+		if got := w.long(key, begun.Add(after)); got != want {
+			t.Errorf("after %s: %t, want %t", after, got, want)
+		}
+	}
+	attempt(machine, 0, false)
+	attempt(machine, longWait/2, false)
+	attempt(other, longWait, false)
+	attempt(machine, longWait, true)
+	attempt(machine, longWait+longWait/2, true)
+	w.end(machine)
+	attempt(machine, longWait+longWait/2, false)
+	attempt(machine, 3*longWait, false)
+	attempt(machine, 4*longWait-1, false)
+}
+
+// The condition is that of the step which waits. Its text does not change, so attempts write nothing. The conditions of a machine that has
+// run come from reports of its host.
+func TestShowWait(t *testing.T) {
+	now := metav1.Now()
+	for name, test := range map[string]struct {
+		capstan   infrav1.CapstanMachine
+		condition string
+	}{
+		"new":      {infrav1.CapstanMachine{}, infrav1.MachineRunningCondition},
+		"has run":  {infrav1.CapstanMachine{Spec: infrav1.CapstanMachineSpec{ProviderID: "capstan://m"}}, ""},
+		"deleting": {infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Spec: infrav1.CapstanMachineSpec{ProviderID: "capstan://m"}}, clusterv1.DeletingCondition},
+	} {
+		s := &scope{capstan: &test.capstan}
+		showWait(s, "h")
+		first := s.capstan.DeepCopy()
+		showWait(s, "h")
+		if found := s.capstan.Status.Conditions; !equality.Semantic.DeepEqual(found, first.Status.Conditions) || len(found) > 1 || (len(found) == 1) != (test.condition != "") {
+			t.Errorf("%s: %v, then %v", name, first.Status.Conditions, found)
+		} else if len(found) == 1 && (found[0].Type != test.condition || found[0].Reason != infrav1.WaitingForTurnReason || !strings.Contains(found[0].Message, "host h ")) {
+			t.Errorf("%s: %v", name, found)
+		}
 	}
 }
