@@ -22,8 +22,12 @@ import (
 )
 
 // policyPause is the least time between two updates of the rules: in a large cluster pods change all the time, and each update
-// compares all pods with all policies.
+// compares pods with all policies.
 const policyPause = 200 * time.Millisecond
+
+// pauseAfterUpdate returns the time until the next update. Users of the cluster decide how long an update takes: the agent uses a fifth of a
+// processor for them at most.
+func pauseAfterUpdate(took time.Duration) time.Duration { return max(policyPause, 4*took) }
 
 // enforcePolicies keeps the rules of NetworkPolicies for the pods of this node. Rules stay in force while the API server is away or
 // the agent restarts.
@@ -40,7 +44,15 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	wake.Send()
 	var enforced []networkpolicy.Chain
 	var reported []string
+	var pause <-chan time.Time // nil before the first update
 	for first := true; ; {
+		if pause != nil {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-pause:
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -49,11 +61,13 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 		if err := stores.complete(ctx, client, wake.Send); err != nil {
 			return err
 		}
+		begun := time.Now()
 		chains, tooLarge := networkpolicy.Chains(stores.cluster(), a.name)
 		if len(tooLarge) > 0 && !slices.Equal(tooLarge, reported) {
 			a.log.Error("NetworkPolicies of some namespaces are too large for this node: their pods are isolated, and these policies allow nothing", "policies", len(tooLarge), "first", tooLarge[0])
 		}
 		reported = tooLarge
+		pause = time.After(pauseAfterUpdate(time.Since(begun)))
 		if !first && reflect.DeepEqual(chains, enforced) {
 			continue
 		}
@@ -66,11 +80,7 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 			a.log.Info("NetworkPolicies enforced", "chains", len(chains))
 		}
 		enforced, first = chains, false
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(policyPause):
-		}
+		pause = time.After(pauseAfterUpdate(time.Since(begun)))
 	}
 }
 

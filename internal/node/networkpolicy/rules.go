@@ -47,16 +47,26 @@ const (
 // namespace write them: a policy of one megabyte could need more memory than the machine has.
 const maxElements = 500_000
 
+// maxComparisons is how many requirements of selectors, and names of ports, the rules of a namespace can compare with pods, in each direction.
+// Those that match nothing have no elements, and cost time at each change of a pod. This number takes about a second.
+const maxComparisons = 10_000_000
+
+// budget is the rest of these limits for a namespace.
+type budget struct{ elements, comparisons int }
+
+func (b *budget) exhausted() bool { return b.elements < 0 || b.comparisons < 0 }
+
 // Chains returns the rules for the pods of a node, in an order that depends on the names of objects only. It returns nil if no
-// policy selects a pod of the node. tooLarge are the policies, by namespace and name, that allow nothing because of maxElements.
+// policy selects a pod of the node. tooLarge are the policies, by namespace and name, that allow nothing because of maxElements or
+// maxComparisons.
 func Chains(c Cluster, node string) (chains []Chain, tooLarge []string) {
-	all := pods(c)
+	all := indexed(pods(c), node)
 	policies := slices.SortedFunc(slices.Values(c.Policies), func(a, b *networkingv1.NetworkPolicy) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	var base, rest []Chain
 	for _, d := range []direction{ingress, egress} {
-		isolated, chains, refused := isolate(d, policies, all, node)
+		isolated, chains, refused := isolate(d, policies, all)
 		tooLarge = append(tooLarge, refused...)
 		if len(isolated) > 0 {
 			base = append(base, Chain{Name: d.name, Rules: baseRules(d, isolated)})
@@ -134,33 +144,57 @@ func pods(c Cluster) []pod {
 	return all
 }
 
+// index of the pods of a cluster. Its numbers are those of pods in all.
+type index struct {
+	all []pod
+	// byNamespace are the pods of each namespace, and local those of the node.
+	byNamespace, local map[string][]int
+	// labels are those of the namespaces with pods.
+	labels map[string]labels.Set
+}
+
+func indexed(all []pod, node string) index {
+	ix := index{all, map[string][]int{}, map[string][]int{}, map[string]labels.Set{}}
+	for i, p := range all {
+		ix.byNamespace[p.namespace] = append(ix.byNamespace[p.namespace], i)
+		ix.labels[p.namespace] = p.namespaceLabels
+		if p.node == node {
+			ix.local[p.namespace] = append(ix.local[p.namespace], i)
+		}
+	}
+	return ix
+}
+
 // isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies. A policy
 // that is too large isolates its pods, and allows nothing.
-func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, node string) (_ map[netip.Addr]string, _ []Chain, tooLarge []string) {
+func isolate(d direction, policies []*networkingv1.NetworkPolicy, ix index) (_ map[netip.Addr]string, _ []Chain, tooLarge []string) {
 	isolated, chains := map[netip.Addr]string{}, map[string]Chain{}
-	left := map[string]int{}                // elements, by namespace
-	selecting := make([][]string, len(all)) // for each pod the chains of the policies that select it
+	left := map[string]budget{}                // by namespace
+	selecting := make([][]string, len(ix.all)) // for each pod the chains of the policies that select it
 	for _, policy := range policies {
 		if !applies(policy, d.policyType) {
 			continue
 		}
 		var selected []int
 		selects := compiled(&policy.Spec.PodSelector)
-		for i, p := range all {
-			if p.node == node && p.namespace == policy.Namespace && selects.Matches(p.labels) {
+		for _, i := range ix.local[policy.Namespace] {
+			if selects.Matches(ix.all[i].labels) {
 				selected = append(selected, i)
 			}
 		}
 		if len(selected) == 0 {
 			continue
 		}
-		if _, seen := left[policy.Namespace]; !seen {
-			left[policy.Namespace] = maxElements
+		have, seen := left[policy.Namespace]
+		if !seen {
+			have = budget{maxElements, maxComparisons}
 		}
-		rules, size, fits := policyRules(d, policy, all, selected, left[policy.Namespace])
-		if left[policy.Namespace] -= size; !fits {
+		rules, rest := policyRules(d, policy, ix, selected, have)
+		if rest.exhausted() { // Smaller policies of the namespace keep their effect. The time has passed.
 			tooLarge = append(tooLarge, policy.Namespace+"/"+policy.Name)
+			rest = budget{have.elements, max(0, rest.comparisons)}
 		}
+		left[policy.Namespace] = rest
 		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: rules}
 		chains[chain.Name] = chain
 		for _, i := range selected {
@@ -178,7 +212,7 @@ func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, nod
 		}
 		chain.Rules = append(chain.Rules, "drop")
 		chains[chain.Name] = chain
-		for _, address := range all[i].addresses {
+		for _, address := range ix.all[i].addresses {
 			isolated[address] = chain.Name
 		}
 	}
@@ -214,21 +248,21 @@ func baseRules(d direction, isolated map[netip.Addr]string) []string {
 	return rules
 }
 
-// policyRules accept the packets that the policy allows to the pods with the indexes selected, and have a size in elements. fits is false if
-// the size is above most; there are no rules then.
-func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, selected []int, most int) (rules []string, size int, fits bool) {
+// policyRules accept the packets that the policy allows to the pods with the indexes selected. They stop when they have used up the budget,
+// and return the rest of it.
+func policyRules(d direction, policy *networkingv1.NetworkPolicy, ix index, selected []int, b budget) (rules []string, rest budget) {
 	// A named port is one of the packet's destination.
-	destinations := all
+	destinations := ix.all
 	if d.policyType == networkingv1.PolicyTypeIngress {
 		destinations = nil
 		for _, i := range selected {
-			destinations = append(destinations, all[i])
+			destinations = append(destinations, ix.all[i])
 		}
 	}
 	for _, r := range d.rules(policy.Spec) {
-		peers, ports := peerMatches(d, policy.Namespace, r.peers, all), portMatches(r.ports, destinations)
-		if size += elements(peers, ports); size > most {
-			return nil, 0, false
+		peers, ports := peerMatches(d, policy.Namespace, r.peers, ix, &b), portMatches(r.ports, destinations, &b)
+		if b.elements -= elements(peers, ports); b.exhausted() {
+			return nil, b
 		}
 		for _, peer := range peers {
 			for _, port := range ports {
@@ -238,7 +272,7 @@ func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, sel
 			}
 		}
 	}
-	return rules, size, true
+	return rules, b
 }
 
 // match of a packet in nft's syntax. A family, "ip" or "ip6", excludes packets of the other one.
@@ -260,7 +294,7 @@ func elements(peers, ports []match) (sum int) {
 }
 
 // peerMatches returns one match for each alternative; the empty match for all peers.
-func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPolicyPeer, all []pod) []match {
+func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPolicyPeer, ix index, b *budget) []match {
 	if len(peers) == 0 {
 		return []match{{}}
 	}
@@ -271,14 +305,13 @@ func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPoli
 			alternatives = append(alternatives, blockMatch(d, peer.IPBlock)...)
 			continue
 		}
-		selects := selector(peer, namespace)
-		for _, p := range all {
-			if !selects(p) {
-				continue
-			}
-			for _, address := range p.addresses {
+		for _, i := range selectedBy(peer, namespace, ix, b) {
+			for _, address := range ix.all[i].addresses {
 				found[address] = true
 			}
+		}
+		if b.exhausted() {
+			return nil
 		}
 	}
 	addresses := map[string][]string{}
@@ -293,15 +326,38 @@ func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPoli
 	return alternatives
 }
 
-// selector returns the function that reports whether a peer selects a pod. The peer has selectors, and no ipBlock.
-func selector(peer networkingv1.NetworkPolicyPeer, namespace string) func(pod) bool {
-	selectsPod, selectsNamespace := compiled(peer.PodSelector), compiled(peer.NamespaceSelector)
-	return func(p pod) bool {
-		if peer.NamespaceSelector == nil {
-			return p.namespace == namespace && selectsPod.Matches(p.labels)
+// selectedBy returns the pods that a peer selects. The peer has selectors, and no ipBlock. Only pods of namespaces that it selects are compared.
+func selectedBy(peer networkingv1.NetworkPolicyPeer, namespace string, ix index, b *budget) (selected []int) {
+	namespaces := []string{namespace}
+	if peer.NamespaceSelector != nil {
+		if !b.compare(peer.NamespaceSelector, len(ix.labels)) {
+			return nil
 		}
-		return selectsNamespace.Matches(p.namespaceLabels) && (peer.PodSelector == nil || selectsPod.Matches(p.labels))
+		selects := compiled(peer.NamespaceSelector)
+		namespaces = slices.DeleteFunc(slices.Collect(maps.Keys(ix.labels)), func(name string) bool { return !selects.Matches(ix.labels[name]) })
 	}
+	selects := compiled(peer.PodSelector)
+	for _, name := range namespaces {
+		if !b.compare(peer.PodSelector, len(ix.byNamespace[name])) {
+			return nil
+		}
+		for _, i := range ix.byNamespace[name] {
+			if peer.PodSelector == nil && peer.NamespaceSelector != nil || selects.Matches(ix.all[i].labels) {
+				selected = append(selected, i)
+			}
+		}
+	}
+	return selected
+}
+
+// compare takes the cost of a selector that is compared with n objects, and returns whether the budget had it.
+func (b *budget) compare(selector *metav1.LabelSelector, n int) bool {
+	cost := 1
+	if selector != nil {
+		cost += len(selector.MatchLabels) + len(selector.MatchExpressions)
+	}
+	b.comparisons -= cost * (1 + n)
+	return !b.exhausted()
 }
 
 // blockMatch returns no match for a block with an exception that cannot be enforced: nft would refuse the rules of all policies, or the
@@ -324,7 +380,7 @@ func blockMatch(d direction, block *networkingv1.IPBlock) []match {
 }
 
 // portMatches returns one match for each alternative; the empty match for all ports of all protocols.
-func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod) []match {
+func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod, b *budget) []match {
 	if len(ports) == 0 {
 		return []match{{}}
 	}
@@ -336,7 +392,7 @@ func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod) []m
 		case port.Port == nil:
 			alternatives = append(alternatives, match{text: "meta l4proto " + protocol, size: 1})
 		case port.Port.StrVal != "":
-			if name := protocol + "/" + port.Port.StrVal; !named[name] {
+			if name := protocol + "/" + port.Port.StrVal; !named[name] && b.compare(nil, 2*len(destinations)) {
 				named[name] = true
 				alternatives = append(alternatives, namedPort(protocol, port.Port.StrVal, destinations)...)
 			}
@@ -351,10 +407,11 @@ func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod) []m
 
 // namedPort matches the port that each destination has under the name.
 func namedPort(protocol, name string, destinations []pod) (alternatives []match) {
+	key := protocol + "/" + name
 	for _, family := range []string{"ip", "ip6"} {
 		var pairs []string
 		for _, p := range destinations {
-			number, found := p.ports[protocol+"/"+name]
+			number, found := p.ports[key]
 			for _, address := range p.addresses {
 				if found && familyOf(address) == family {
 					pairs = append(pairs, fmt.Sprintf("%s . %d", address, number))

@@ -93,6 +93,14 @@ func TestChains(t *testing.T) {
 			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {matchLabels: {team: b}}, podSelector: {matchLabels: {app: db}}}]}]"},
 			ingress: []string{},
 		},
+		"all namespaces": {
+			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {}}]}]"},
+			ingress: []string{"ip saddr { 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.1.1 } accept", "ip6 saddr { fd00::1, fd00::1:1 } accept"},
+		},
+		"an own pod by its namespace": {
+			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}, podSelector: {matchLabels: {app: db}}}]}]"},
+			ingress: []string{"ip saddr { 10.0.0.2 } accept"},
+		},
 		"a selector without matches is not an empty list of peers": {
 			specs:   []string{web + "ingress: [{from: [{podSelector: {matchLabels: {app: none}}}]}]"},
 			ingress: []string{},
@@ -219,11 +227,23 @@ func TestTooLarge(t *testing.T) {
 	}
 	everyPod := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}
 	named := []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromString("main"))}}
+	var nothing []networkingv1.NetworkPolicyPeer
+	var names []networkingv1.NetworkPolicyPort
+	expressions := &metav1.LabelSelector{}
+	for i := range 6000 {
+		expression := metav1.LabelSelectorRequirement{Key: fmt.Sprint("absent-", i), Operator: metav1.LabelSelectorOpDoesNotExist}
+		expressions.MatchExpressions = append(expressions.MatchExpressions, expression)
+		nothing = append(nothing, networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(i)}}})
+		names = append(names, networkingv1.NetworkPolicyPort{Port: ptr.To(intstr.FromString(fmt.Sprint("p", i)))})
+	}
 	for name, ingress := range map[string][]networkingv1.NetworkPolicyIngressRule{
-		"blocks and ports":         rules(1, networkingv1.NetworkPolicyIngressRule{From: blocks, Ports: ports}),
-		"rules for all pods":       rules(1000, networkingv1.NetworkPolicyIngressRule{From: everyPod}),
-		"rules for a named port":   rules(1000, networkingv1.NetworkPolicyIngressRule{Ports: named}),
-		"all pods, for many ports": rules(1, networkingv1.NetworkPolicyIngressRule{From: everyPod, Ports: ports}),
+		"selectors without matches":    rules(1, networkingv1.NetworkPolicyIngressRule{From: nothing}),
+		"a selector with requirements": rules(1, networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: expressions}}}),
+		"names that no port has":       rules(1, networkingv1.NetworkPolicyIngressRule{Ports: names}),
+		"blocks and ports":             rules(1, networkingv1.NetworkPolicyIngressRule{From: blocks, Ports: ports}),
+		"rules for all pods":           rules(1000, networkingv1.NetworkPolicyIngressRule{From: everyPod}),
+		"rules for a named port":       rules(1000, networkingv1.NetworkPolicyIngressRule{Ports: named}),
+		"all pods, for many ports":     rules(1, networkingv1.NetworkPolicyIngressRule{From: everyPod, Ports: ports}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := policies(t, "podSelector: {matchLabels: {app: db}}", "podSelector: {}\ningress: [{ports: [{port: 2}]}]")
