@@ -592,7 +592,7 @@ func (m *machine) remove(ctx context.Context) error {
 	err := errors.Join(
 		m.disk().Detach(ctx),
 		m.detachVolumes(ctx),
-		m.host.store.discard(m.runDir()),
+		m.host.store.removeRunDir(m.spec.Id),
 		m.host.box.Unplug(m.spec.Id),
 		m.host.box.UnleaseAll(m.spec.Id),
 	)

@@ -32,6 +32,7 @@ func recorded(t *testing.T) *Host {
 	if _, err := h.store.open(); err != nil {
 		t.Fatal(err)
 	}
+	unmountAfter(t, h.store)
 	spec := goodSpec()
 	h.networks.byID[spec.Network.Id] = spec.Network
 	h.machines.add(spec)

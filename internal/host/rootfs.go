@@ -17,6 +17,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/boundedfolder"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machineimage"
 	"capstan.dev/capstan/internal/host/runc"
@@ -140,16 +141,19 @@ func alternatives(root string) map[string]string {
 	return links
 }
 
+// runDirLimits bound what a machine can write into its folder. The bootstrap data and the data of an update have a few MiB at most.
+var runDirLimits = boundedfolder.Limits{Bytes: 32 << 20, Files: 1024}
+
 // makeRunDir creates the folder that capstand shares with a machine. It contains the machine's metadata, the host's current
 // resolver configuration if it exists, and the bootstrap data until the machine has used it. The machine has written into the folder
 // of its last start, so its content does not delay this start.
 func (s store) makeRunDir(id string, metadata machineapi.Metadata, bootstrapData, resolvConf []byte) error {
 	dir := s.path(runDir, id)
-	if err := s.discard(dir); err != nil {
+	if err := s.removeRunDir(id); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
+	if err := boundedfolder.Make(dir, 0, runDirLimits); err != nil {
+		return fmt.Errorf("creating the folder that the machine shares with capstand: %w", err)
 	}
 	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata, 0o644); err != nil {
 		return err
@@ -163,6 +167,15 @@ func (s store) makeRunDir(id string, metadata machineapi.Metadata, bootstrapData
 		return nil
 	}
 	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
+}
+
+// removeRunDir removes the folder that capstand shares with a machine. That of a machine which an earlier version started is on the disk.
+func (s store) removeRunDir(id string) error {
+	dir := s.path(runDir, id)
+	if err := boundedfolder.Unmount(dir); err != nil {
+		return err
+	}
+	return s.discard(dir)
 }
 
 // metadata returns the machine's metadata.

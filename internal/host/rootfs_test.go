@@ -44,39 +44,69 @@ func TestResolvConf(t *testing.T) {
 }
 
 // TestRunDirOfMachine: what root in a machine makes of the folder that it shares with capstand prevents neither the next start nor the
-// removal of the machine: many folders in each other, and folders that cannot be changed.
+// removal of the machine: many folders in each other, and folders that cannot be changed. It fills neither the disk nor the memory of
+// the host. All of it holds for the folder of a machine that an earlier version has started, which is on the disk, except for its size.
 func TestRunDirOfMachine(t *testing.T) {
-	s := newStore(t)
-	dir := s.path(runDir, "m-1")
-	renew := func() {
-		t.Helper()
-		if err := s.makeRunDir("m-1", metadata(goodSpec(), 0), nil, nil); err != nil {
-			t.Fatal(err)
-		}
+	for name, start := range map[string]func(s store) error{
+		"in memory":   func(s store) error { return s.makeRunDir("m-1", metadata(goodSpec(), 0), nil, nil) },
+		"on the disk": func(s store) error { return os.Mkdir(s.path(runDir, "m-1"), 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			dir := s.path(runDir, "m-1")
+			if err := start(s); err != nil {
+				t.Fatal(err)
+			}
+			if err := nest(dir, 700); err != nil {
+				t.Fatal(err)
+			}
+			if name == "in memory" {
+				if err := os.WriteFile(filepath.Join(dir, "large"), make([]byte, runDirLimits.Bytes+1), 0o600); !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("the machine could write more than its limit: %v", err)
+				}
+			}
+			if out, err := exec.CommandContext(t.Context(), "chattr", "+i", dir).CombinedOutput(); err != nil {
+				t.Logf("without a folder that cannot be changed: %s", out)
+			}
+			if err := s.makeRunDir("m-1", metadata(goodSpec(), 0), nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+				t.Errorf("the folder of the next start contains %v, %v", entries, err)
+			}
+			withoutManyFiles(t)
+			if err := errors.Join(s.removeRunDir("m-1"), s.emptyTrash(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			for _, folder := range []string{s.path(trashDir), s.path(runDir)} {
+				if left, err := os.ReadDir(folder); err != nil || len(left) != 0 {
+					t.Errorf("%s contains %v, %v", folder, left, err)
+				}
+			}
+		})
 	}
-	renew()
+}
+
+// nest makes folders in each other.
+func nest(dir string, depth int) error {
 	root, err := os.OpenRoot(dir)
-	for range 700 {
+	for range depth {
 		if err == nil {
 			err = root.Mkdir("x", 0o700)
 		}
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		inner, errOpen := root.OpenRoot("x")
 		err = errors.Join(errOpen, root.Close())
 		root = inner
 	}
-	if err := errors.Join(err, root.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), "chattr", "+i", dir).CombinedOutput(); err != nil {
-		t.Logf("without a folder that cannot be changed: %s", out)
-	}
-	renew()
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("the folder of the next start contains %v, %v", entries, err)
-	}
+	return errors.Join(err, root.Close())
+}
+
+// withoutManyFiles lets the test open 300 files at most.
+func withoutManyFiles(t *testing.T) {
+	t.Helper()
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -84,13 +114,7 @@ func TestRunDirOfMachine(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 300, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
-	if err := errors.Join(s.discard(dir), s.emptyTrash(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	if left, err := os.ReadDir(s.path(trashDir)); err != nil || len(left) != 0 {
-		t.Errorf("the trash contains %v, %v", left, err)
-	}
+	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 }
 
 // capstan-init has the logs of capstand.

@@ -36,7 +36,7 @@ import (
 //	machines/<id>/update.json         its last update in place: both specs and the result
 //	machines/<id>/update-data         until the update has ended
 //	machines/<id>/{rootfs,bundle,views,init.log}
-//	run/<id>/                         shared with the machine, created at each start
+//	run/<id>/                         shared with the machine, in memory and created at each start
 //	runc/                             runc's own state
 //	volumes/<id>/spec.json            a volume that outlives machines
 //	volumes/<id>/{disk.img,content}   its file system, and where it is mounted

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/host/boundedfolder"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -19,7 +20,23 @@ func newStore(t *testing.T) store {
 	if _, err := s.open(); err != nil {
 		t.Fatal(err)
 	}
+	unmountAfter(t, s)
 	return s
+}
+
+// unmountAfter ends the folders that the store shares with machines when the test ends.
+func unmountAfter(t *testing.T, s store) {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, dir := range []string{s.path(runDir, "*"), s.path(balancersDir, "*", "shared")} {
+			paths, _ := filepath.Glob(dir)
+			for _, path := range paths {
+				if err := boundedfolder.Unmount(path); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
 }
 
 func specs(t *testing.T, s store) []*hostpb.MachineSpec {

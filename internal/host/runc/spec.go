@@ -182,7 +182,7 @@ func mounts(p Params) []specs.Mount {
 		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
 		// The kubelet watches the kernel's log for out-of-memory kills.
 		bind("/dev/kmsg", "/dev/kmsg", "rw"),
-		bind(p.Run, "/run/capstan", "rw"),
+		bind(p.Run, "/run/capstan", "rw", "nosuid", "nodev", "noexec"),
 		bind(p.Assets, "/opt/capstan", "ro", "nosuid", "nodev"),
 	}
 	// containerd loads its profile for pods and applies it if it sees AppArmor here, unless the machine has no apparmor_parser. A
