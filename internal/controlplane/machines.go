@@ -110,13 +110,14 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 	if left := last.after.Sub(s.Now); left > 0 {
 		return result{blocked: last.why, requeueAfter: left}, nil
 	}
-	err := r.tryMachine(ctx, s, role, &last)
+	machine, parts, err := r.tryMachine(ctx, s, role, &last)
 	missing := missingTemplateError("")
 	switch {
 	case errors.As(err, &missing):
 		return blocked(err.Error()), nil // Its creation is an event.
 	case err == nil:
 		r.trials.forget(client.ObjectKeyFromObject(s.Object))
+		return result{}, r.afterCreation(ctx, s, machine, parts)
 	case !apierrors.IsConflict(err):
 		last = last.failed(advise(err), s.Now)
 		r.trials.set(s.Object, last)
@@ -127,34 +128,37 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 // tryMachine creates a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig is created first and
 // the Machine last. After a crash in between, the config without a Machine is found, and the other objects are created under
 // its name, so that none is left over or created twice.
-func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) error {
+func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) (machine *clusterv1.Machine, parts []client.Object, err error) {
 	infraTemplate, err := r.infrastructure.template(ctx, s)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	config, err := r.nextConfig(ctx, s, role, last)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if err := r.createInfraMachine(ctx, infraMachine); err != nil {
-		return fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
+		return nil, nil, fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
 	}
-	machine := desiredMachine(s, r.freshMachine(s, infraMachine))
+	machine = desiredMachine(s, r.freshMachine(s, infraMachine))
 	if err := r.apply(ctx, machine); err != nil {
-		return fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
+		return nil, nil, fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
 	}
 	s.Machines.Insert(machine)
-	if err := r.handOver(ctx, machine, config, infraMachine); err != nil {
-		return err
-	}
+	return machine, []client.Object{config, infraMachine}, nil
+}
+
+// afterCreation does the rest for a Machine that exists. Its errors are no failed creations: the next attempt is for another
+// Machine. Core hands the objects over if this fails, and forgetReplaced ends the remediation.
+func (r *machines) afterCreation(ctx context.Context, s *scope, machine *clusterv1.Machine, parts []client.Object) error {
 	created.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
 	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Created Machine %s", machine.Name)
 	ctrl.LoggerFrom(ctx).Info("Created Machine", "Machine", klog.KObj(machine), "failureDomain", machine.Spec.FailureDomain)
-	return r.finishRemediation(ctx, s)
+	return errors.Join(r.handOver(ctx, machine, parts...), r.finishRemediation(ctx, s))
 }
 
 // createInfraMachine creates an infrastructure machine, or finds the existing one.
@@ -185,7 +189,7 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, role bootstrapv1.Ro
 	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
 		config = unfinished[i]
 	}
-	if config == nil && last.name == "" {
+	if config == nil && (last.name == "" || s.Machines[last.name] != nil) { // A failed attempt may have created the Machine.
 		if last.name, err = machineName(s); err != nil {
 			return nil, err
 		}
