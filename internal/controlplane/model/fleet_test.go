@@ -25,7 +25,8 @@ import (
 //	f found unhealthy by a MachineHealthCheck   i known by no name yet
 //	r must be Ready for some time   R has been Ready for this time
 //	W outdated, the change can be made in place   N outdated, the change needs another machine
-//	M an update is recorded and not written   P written, not accepted   U running   F failed   B rolled back   D done
+//	M an update is recorded and not written   P written, not accepted   C no capacity for it   U running   F failed   B rolled back   D done
+//	L the host of the update, whose letter comes before, is lost
 func build(words string) Fleet {
 	f := Fleet{Stacked: true}
 	for n, word := range strings.Fields(words) {
@@ -80,17 +81,22 @@ func anInstance(name, letters string, n int) Instance {
 }
 
 func update(i *Instance, letter rune) {
-	phases := map[rune]infrav1.UpdatePhase{'M': "", 'P': "", 'U': infrav1.UpdateRunning, 'F': infrav1.UpdateFailed, 'B': infrav1.UpdateRolledBack, 'D': infrav1.UpdateSucceeded}
+	phases := map[rune]infrav1.UpdatePhase{'M': "", 'P': "", 'C': "", 'U': infrav1.UpdateRunning, 'F': infrav1.UpdateFailed, 'B': infrav1.UpdateRolledBack, 'D': infrav1.UpdateSucceeded}
 	phase, updates := phases[letter]
 	switch {
 	case letter == 'W':
 		i.Changes = append(i.Changes, inplace.Change{Path: "spec.version", Verdict: inplace.Restart})
+	case letter == 'L':
+		i.Update.unattended = true
 	case letter == 'N':
 		i.Changes = append(i.Changes, inplace.Change{Path: "spec.config.preCommands", Verdict: inplace.Replace, Why: "it is so"})
 	case !updates:
 		return
 	default:
 		i.Update = &Update{Written: letter != 'M', begun: letter != 'M', Phase: phase, step: "kubelet", message: "busy"}
+		if letter == 'C' {
+			i.Update.refused = "the host has no memory"
+		}
 	}
 	i.Outdated = []string{"it is old"}
 }

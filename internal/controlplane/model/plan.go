@@ -69,11 +69,8 @@ func PlanMachines(f Fleet, w Target) Plan {
 	if len(outdated) > 0 {
 		return f.rollOut(active, outdated, w)
 	}
-	switch missing := w.Replicas - len(active); {
-	case missing > 0:
-		return f.add(missing)
-	case missing < 0:
-		return f.drop(f.victim(active, w.domains))
+	if len(active) != w.Replicas {
+		return f.resize(active, w)
 	}
 	return Plan{}
 }

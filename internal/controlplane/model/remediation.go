@@ -81,7 +81,7 @@ func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized b
 		out.Reason, out.Message = controlplanev1.CannotBeRemediatedReason, fmt.Sprintf(format, args...)
 		return out
 	}
-	if machine.Update != nil && !machine.Update.Failed() {
+	if machine.Update.defersRemediation() {
 		return deferred("it is being updated in place, and its update has a deadline of its own")
 	}
 	if last := ReadRemediationRecord(machine.Machine, controlplanev1.RemediationForAnnotation); last != nil && now.Sub(last.Time.Time) < seconds(spec.MinHealthyPeriodSeconds, controlplanev1.DefaultMinHealthyPeriodSeconds) {

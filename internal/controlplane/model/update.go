@@ -27,7 +27,10 @@ type Update struct {
 	// Phase is the host's report about the present objects; "" before there is one.
 	Phase infrav1.UpdatePhase
 	// refused is the reason why the host does not begin.
-	refused       string
+	refused string
+	// unattended: the host does not answer or has lost the machine, or an object of the Machine is missing. Nothing ends the
+	// update then, not even its deadline.
+	unattended    bool
 	step, message string
 }
 
@@ -36,8 +39,9 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	if !Updates(machine) {
 		return nil
 	}
-	out := &Update{}
+	out := &Update{unattended: config == nil || isUnattended(machine, infraMachine)}
 	if config == nil || infraMachine == nil {
+		out.begun = true // Perhaps.
 		return out
 	}
 	out.begun = annotated(machine) && annotated(config) && annotated(infraMachine)
@@ -50,6 +54,16 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 		out.refused = c.Message
 	}
 	return out
+}
+
+// isUnattended reports whether no host carries out the update of a Machine. An object that cannot be read at the moment is not missing.
+func isUnattended(machine *clusterv1.Machine, infraMachine *infrav1.CapstanMachine) bool {
+	if infraMachine == nil {
+		reason := conditions.GetReason(machine, clusterv1.MachineInfrastructureReadyCondition)
+		return reason == clusterv1.MachineInfrastructureDeletedReason || reason == clusterv1.MachineInfrastructureDoesNotExistReason
+	}
+	running := conditions.Get(infraMachine, infrav1.MachineRunningCondition)
+	return running != nil && (running.Status == metav1.ConditionUnknown || running.Reason == infrav1.MachineLostReason)
 }
 
 // Updates reports whether an update in place of a Machine was recorded and is not finished.
@@ -75,6 +89,14 @@ func (u *Update) Failed() bool {
 	return u != nil && (u.Phase == infrav1.UpdateFailed || u.Phase == infrav1.UpdateRolledBack)
 }
 
+// defersRemediation reports whether the update will end soon by itself. The deletion of an unhealthy Machine waits for this.
+func (u *Update) defersRemediation() bool {
+	return u != nil && u.begun && !u.Failed() && !u.waits() && !u.unattended
+}
+
+// waits reports whether the host has not begun, and does not begin by itself soon.
+func (u *Update) waits() bool { return u.Phase == "" && u.refused != "" }
+
 // running reports whether the host or the machine carries out the update: its objects must not change now.
 func (u *Update) running() bool {
 	return u.Phase == infrav1.UpdateRunning || u.Phase == infrav1.UpdatePending
@@ -84,13 +106,15 @@ func (u *Update) running() bool {
 func (u *Update) String() string {
 	detail := strings.Trim(u.step+": "+u.message, ": ")
 	switch {
+	case u.running() && u.unattended:
+		return "The update in place is interrupted: the host of the machine does not answer, or has lost it"
 	case u.Phase == infrav1.UpdateRolledBack:
 		return "The update in place was rolled back: " + cmp.Or(detail, "the host reports no cause")
 	case u.Phase == infrav1.UpdateFailed:
 		return "The update in place failed: " + cmp.Or(detail, "the host reports no cause")
 	case u.Phase == infrav1.UpdateSucceeded:
 		return "The update in place is done"
-	case u.Phase == "" && u.refused != "":
+	case u.waits():
 		return "The update in place waits: " + u.refused
 	case detail != "":
 		return "The update in place is running: " + detail
@@ -209,59 +233,69 @@ func ReadUpdate(controlPlane *controlplanev1.CapstanControlPlane, machine *clust
 func (f Fleet) updateInPlace(active []*Instance, w Target) (p Plan, decided bool) {
 	for _, i := range active {
 		if i.Update != nil {
-			return f.continueUpdate(i, w)
+			return f.continueUpdate(i, active, w)
 		}
 	}
 	if !w.updates() {
 		return Plan{}, false
 	}
-	var outdated, updatable []*Instance
+	var updatable, others []*Instance
 	for _, i := range active {
-		if len(i.Outdated) == 0 {
-			continue
-		}
-		if outdated = append(outdated, i); len(inplace.Blocking(i.Changes)) == 0 {
+		switch {
+		case len(i.Outdated) == 0:
+		case len(inplace.Blocking(i.Changes)) == 0:
 			updatable = append(updatable, i)
-		} else if w.inPlace == controlplanev1.InPlaceOnly {
-			return waitFor(needsReplacement(i)), true
+		default:
+			others = append(others, i)
 		}
 	}
-	if len(updatable) == 0 {
+	stops := len(others) > 0 && w.inPlace == controlplanev1.InPlaceOnly
+	switch {
+	case len(updatable) == 0 && !stops:
 		return Plan{}, false
-	}
-	switch missing := w.Replicas - len(active); {
-	case missing > 0:
-		return f.add(missing), true
-	case missing < 0:
-		return f.drop(f.victim(outdated, w.domains)), true
+	case len(active) != w.Replicas:
+		return f.resize(active, w), true
+	case stops:
+		return waitFor(needsReplacement(others[0])), true
 	case w.held != "":
 		return waitFor(w.held), true
 	}
 	return f.startUpdate(f.victim(updatable, w.domains)), true
 }
 
+// resize adds the missing Machines, or drops one of too many: updates in place do not delay this.
+func (f Fleet) resize(active []*Instance, w Target) Plan {
+	if missing := w.Replicas - len(active); missing > 0 {
+		return f.add(missing)
+	}
+	return f.drop(f.victim(active, w.domains))
+}
+
 func (w Target) updates() bool {
 	return w.inPlace == controlplanev1.InPlacePrefer || w.inPlace == controlplanev1.InPlaceOnly
 }
 
-// continueUpdate decides about an update that was recorded.
-func (f Fleet) continueUpdate(i *Instance, w Target) (Plan, bool) {
+// continueUpdate decides about an update that was recorded. It may rest for long: it waits for capacity or was refused, it has
+// failed, or its host is lost. Only a running one delays the replacement of lost Machines and a scaling, because it ends soon.
+func (f Fleet) continueUpdate(i *Instance, active []*Instance, w Target) (Plan, bool) {
 	u := i.Update
 	switch {
 	case u.Phase == infrav1.UpdateSucceeded:
 		return Plan{Update: i}, true
-	case u.running():
+	case u.running() && !u.unattended:
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
 	case !w.updates():
 		return Plan{}, false // The user wants a replacement now.
-	case len(inplace.Blocking(i.Changes)) > 0 && w.inPlace == controlplanev1.InPlaceOnly:
-		return waitFor(needsReplacement(i)), true
-	case len(inplace.Blocking(i.Changes)) > 0:
+	case len(inplace.Blocking(i.Changes)) > 0 && w.inPlace == controlplanev1.InPlacePrefer:
 		return Plan{}, false
+	case len(active) != w.Replicas:
+		return f.resize(active, w), true
+	case len(inplace.Blocking(i.Changes)) > 0:
+		return waitFor(needsReplacement(i)), true
 	case u.Written && u.Failed():
 		return waitFor(fmt.Sprintf("Machine %s: %s. Nothing else is updated until this is solved: change the spec, set the annotation %s of its CapstanMachine to another value to try again, or set rollout.strategy.inPlace to Never to replace the machine",
 			i.Name(), u, infrav1.MachineUpdateAttemptAnnotation)), true
-	case u.Written:
+	case u.Written || u.running(): // A lost host may return and continue.
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
 	}
 	return f.startUpdate(i), true

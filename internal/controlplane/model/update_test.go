@@ -72,6 +72,24 @@ func TestPlanUpdates(t *testing.T) {
 		{what: "rolled back: the others stop", policy: only, replicas: 3, machines: "a:vB b:vW c:vW", want: "wait", why: "rolled back: kubelet: busy"},
 		{what: "failed, and the user wants replacements", policy: never, replicas: 3, machines: "a:uF b:vW c:vW", want: "wait", why: "a is not healthy"},
 		{what: "rolled back, and the user wants replacements", policy: never, replicas: 3, machines: "a:vB b:vW c:vW", want: "create 1"},
+
+		{what: "rolled back, one is missing", policy: only, replicas: 3, machines: "a:vB b:vW", want: "create 1"},
+		{what: "rolled back, one is missing, and the spec changes", policy: only, replicas: 3, machines: "a:vWB b:vW", want: "create 1"},
+		{what: "rolled back, one is missing, and the spec needs a machine", policy: only, replicas: 3, machines: "a:vNB b:vN", want: "create 1"},
+		{what: "rolled back, one is being deleted", policy: only, replicas: 3, machines: "a:vB b:vd c:vW", want: "wait", why: "b is being deleted"},
+		{what: "failed, one is missing", policy: prefer, replicas: 3, machines: "a:vF b:vW", want: "create 1"},
+		{what: "failed, one is missing, and etcd takes no member", policy: prefer, replicas: 3, machines: "a:uF b:vW", want: "wait", why: "a"},
+		{what: "no capacity, one is missing", policy: only, replicas: 3, machines: "a:vC b:vW", want: "create 1"},
+		{what: "recorded, one is missing", policy: only, replicas: 3, machines: "a:vWM b:vW", want: "create 1"},
+		{what: "the spec needs a machine, one is missing", policy: only, replicas: 3, machines: "a:vN b:vN", want: "create 1"},
+		{what: "rolled back, scaled up", policy: only, replicas: 5, machines: "a:vB b:vW c:vW", want: "create 2"},
+		{what: "rolled back, scaled down", policy: only, replicas: 1, machines: "a:vB b:v c:v", want: "remove a"},
+		{what: "no capacity, scaled down", policy: prefer, replicas: 1, machines: "a:v b:vC c:v", want: "remove b"},
+		{what: "the spec needs a machine, scaled down", policy: only, replicas: 1, machines: "a:v b:vN c:v", want: "remove b"},
+		{what: "its host is lost", policy: only, replicas: 3, machines: "a:sUL b:vW c:vW", want: "wait", why: "a: The update in place is interrupted"},
+		{what: "its host is lost, and the spec changes", policy: only, replicas: 3, machines: "a:sWUL b:vW c:vW", want: "wait", why: "interrupted"},
+		{what: "its host is lost, and the user wants replacements", policy: never, replicas: 3, machines: "a:sUL b:vW c:vW", want: "remove a"},
+		{what: "the new one joins before anything is updated", policy: only, replicas: 3, machines: "a:vWM b:vW c:l", want: "wait", why: "c has not joined"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			got := PlanMachines(build(c.machines), Target{Replicas: c.replicas, maxSurge: 1, initialized: true, inPlace: c.policy, held: c.held})
@@ -107,9 +125,13 @@ func TestPlanChangedUpdates(t *testing.T) {
 	}
 }
 
-// TestUpdatesDeferRemediation: a MachineHealthCheck does not delete a Machine in the middle of its update.
+// TestUpdatesDeferRemediation: a MachineHealthCheck does not delete a Machine in the middle of its update. An update that nothing
+// ends delays no repair.
 func TestUpdatesDeferRemediation(t *testing.T) {
-	for machines, acts := range map[string]bool{"a:vfU b:v c:v": false, "a:vfM b:v c:v": false, "a:vfB b:v c:v": true, "a:vf b:v c:v": true} {
+	for machines, acts := range map[string]bool{
+		"a:vfU b:v c:v": false, "a:vfM b:v c:v": true, "a:vfP b:v c:v": false, "a:vfB b:v c:v": true, "a:vfF b:v c:v": true, "a:vf b:v c:v": true,
+		"a:sfUL b:v c:v": true, "a:sfPL b:v c:v": true, "a:sfML b:v c:v": true, "a:vfC b:v c:v": true,
+	} {
 		if p := planRemediation(build(machines), controlplanev1.RemediationSpec{}, true, nil, time.Unix(5000, 0)); p.Act != acts || p.Machine == nil {
 			t.Errorf("%s: remediates %v (%s), expected %v", machines, p.Act, p.Message, acts)
 		}
@@ -168,6 +190,43 @@ func TestReports(t *testing.T) {
 	delete(m.Annotations, controlplanev1.UpdateFromAnnotation)
 	if u := NewUpdate(m, config, i, nil); u != nil {
 		t.Error("an update without a record")
+	}
+}
+
+// TestUnattended: an update has no end if its host does not answer, or has lost the machine.
+func TestUnattended(t *testing.T) {
+	missing := func(reason string) *clusterv1.Machine {
+		m, _, _ := updating(infrav1.UpdateRunning)
+		m.Status.Conditions = []metav1.Condition{{Type: clusterv1.MachineInfrastructureReadyCondition, Status: metav1.ConditionFalse, Reason: reason}}
+		return m
+	}
+	for reason, want := range map[string]bool{
+		clusterv1.MachineInfrastructureDeletedReason: true, clusterv1.MachineInfrastructureDoesNotExistReason: true, clusterv1.InternalErrorReason: false, "": false,
+	} {
+		if u := NewUpdate(missing(reason), &bootstrapv1.CapstanConfig{}, nil, nil); u.unattended != want {
+			t.Errorf("without a CapstanMachine, %q: %v", reason, u.unattended)
+		}
+	}
+	if u := NewUpdate(missing(""), nil, &infrav1.CapstanMachine{}, nil); !u.unattended {
+		t.Error("without a CapstanConfig")
+	}
+	for name, test := range map[string]struct {
+		status metav1.ConditionStatus
+		reason string
+		want   bool
+	}{
+		"runs":                {metav1.ConditionTrue, infrav1.MachineRunningReason, false},
+		"restarts":            {metav1.ConditionFalse, infrav1.MachineRestartingReason, false},
+		"failed":              {metav1.ConditionFalse, infrav1.MachineFailedReason, false},
+		"its host is away":    {metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason, true},
+		"its host is another": {metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, true},
+		"its disk is lost":    {metav1.ConditionFalse, infrav1.MachineLostReason, true},
+	} {
+		m, config, infra := updating(infrav1.UpdateRunning)
+		infra.Status.Conditions = []metav1.Condition{{Type: infrav1.MachineRunningCondition, Status: test.status, Reason: test.reason}}
+		if u := NewUpdate(m, config, infra, nil); u.unattended != test.want {
+			t.Errorf("%s: %v", name, u.unattended)
+		}
 	}
 }
 
