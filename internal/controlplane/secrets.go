@@ -36,7 +36,9 @@ func (r *secrets) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.
 
 // ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it. As
 // with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
-// one. A Secret with another controller does not change.
+// one. A Secret with another controller does not change. With the admission plugin OwnerReferencesPermissionEnforcement, as on
+// OpenShift, the right to delete all Secrets would be necessary. The provider does not have it: there, a Secret of a user keeps its
+// owners, works without ours, and remains after the deletion of the cluster.
 func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secret) error {
 	ref := controllerRef(s.Object)
 	if existing.Type != clusterv1.ClusterSecretType || util.HasExactOwnerRef(existing.OwnerReferences, ref) {
@@ -45,7 +47,7 @@ func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secr
 	if metav1.GetControllerOfNoCopy(existing) != nil && !model.IsController(s.Object, existing) {
 		return nil
 	}
-	if err := own(ctx, r.Client, existing, ref); err != nil {
+	if err := own(ctx, r.Client, existing, ref); err != nil && !apierrors.IsForbidden(err) {
 		return fmt.Errorf("cannot adopt the secret %s: %w", existing.Name, err)
 	}
 	return nil

@@ -71,6 +71,8 @@ type Options struct {
 	AddToScheme []func(*k8sruntime.Scheme) error
 	// Webhooks are folders with webhook configurations, relative to the repository.
 	Webhooks []string
+	// AdmissionPlugins of the API server, in addition to those that are enabled by default.
+	AdmissionPlugins []string
 }
 
 // Run starts an API server, runs the tests of a package and stops it. For TestMain:
@@ -129,7 +131,7 @@ func Start(opts Options) (*Env, error) {
 	var env *envtest.Environment
 	var config *rest.Config
 	for try := 1; ; try++ {
-		if env, err = environment(root, assets, scheme, crds, opts.Webhooks); err != nil {
+		if env, err = environment(root, assets, scheme, crds, opts); err != nil {
 			return nil, err
 		}
 		if config, err = env.Start(); err == nil {
@@ -157,7 +159,7 @@ func Start(opts Options) (*Env, error) {
 }
 
 // environment is an API server that was not started yet.
-func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks []string) (*envtest.Environment, error) {
+func environment(root, assets string, scheme *k8sruntime.Scheme, crds []string, opts Options) (*envtest.Environment, error) {
 	env := &envtest.Environment{
 		Scheme:                   scheme,
 		BinaryAssetsDirectory:    assets,
@@ -168,8 +170,11 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks 
 		ControlPlaneStopTimeout:  Patience,
 	}
 	// Services of both address families.
-	env.ControlPlane.GetAPIServer().Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112")
-	if len(webhooks) == 0 {
+	flags := env.ControlPlane.GetAPIServer().Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112")
+	if len(opts.AdmissionPlugins) > 0 {
+		flags.Append("enable-admission-plugins", opts.AdmissionPlugins...)
+	}
+	if len(opts.Webhooks) == 0 {
 		return env, nil
 	}
 	// Managers that serve the webhooks are killed and started again, so their port must be reserved.
@@ -178,7 +183,7 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks 
 		return nil, err
 	}
 	env.WebhookInstallOptions = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: Patience}
-	for _, w := range webhooks {
+	for _, w := range opts.Webhooks {
 		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
 	}
 	return env, nil

@@ -40,7 +40,7 @@ import (
 // StartManager runs a provider against a test API server, with no more rights than its role in
 // config/<provider>/rbac gives it. stop ends it and waits.
 func StartManager(env *testenv.Env, provider reconciling.Provider) (stop func(), err error) {
-	restConfig, err := restricted(env, provider.Name)
+	restConfig, err := Restricted(env, provider.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -73,8 +73,8 @@ func StartManager(env *testenv.Env, provider reconciling.Provider) (stop func(),
 	return func() { cancel(); <-done }, nil
 }
 
-// restricted returns the configuration of a user with the role of a provider.
-func restricted(env *testenv.Env, provider string) (*rest.Config, error) {
+// Restricted returns the configuration of a user with the role of a provider.
+func Restricted(env *testenv.Env, provider string) (*rest.Config, error) {
 	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", provider, "rbac", "role.yaml"))
 	if err != nil {
 		return nil, err
