@@ -42,9 +42,16 @@ type prober struct {
 }
 
 type probe struct {
-	server   string
-	cancel   context.CancelFunc
-	answered bool
+	connection connection
+	cancel     context.CancelFunc
+	answered   bool
+}
+
+// connection has all fields on which the answer to a probe depends. A user can correct each of them.
+type connection struct{ server, serverName, authority, certificate, key, token string }
+
+func connectionOf(c *rest.Config) connection {
+	return connection{c.Host, c.ServerName, string(c.CAData), string(c.CertData), string(c.KeyData), c.BearerToken}
 }
 
 func newProber() *prober {
@@ -60,24 +67,24 @@ func (p *prober) Start(ctx context.Context) error {
 }
 
 // answeredOrAsk reports whether the API server of a control plane has answered. Otherwise it starts a probe, unless one
-// is running. An event follows.
+// with the same connection is running. An event follows.
 func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, config *rest.Config) (bool, error) {
 	http, err := kubeconfig.Client(config, probeTimeout)
 	if err != nil {
 		return false, err
 	}
-	key := client.ObjectKeyFromObject(controlPlane)
+	key, wanted := client.ObjectKeyFromObject(controlPlane), connectionOf(config)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if running := p.probes[key]; running != nil {
-		if running.server == config.Host {
+		if running.connection == wanted {
 			return running.answered, nil
 		}
 		running.cancel()
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
-	started := &probe{server: config.Host, cancel: cancel}
+	started := &probe{connection: wanted, cancel: cancel}
 	p.probes[key] = started
 	go p.ask(ctx, started, http, controlPlane.DeepCopy())
 	return false, nil
@@ -94,8 +101,8 @@ func (p *prober) forget(key client.ObjectKey) {
 }
 
 func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlPlane *controlplanev1.CapstanControlPlane) {
-	pause := firstProbePause
-	for ready, _, err := readyz(ctx, c, probe.server); !ready; ready, _, err = readyz(ctx, c, probe.server) {
+	pause, server := firstProbePause, probe.connection.server
+	for ready, _, err := readyz(ctx, c, server); !ready; ready, _, err = readyz(ctx, c, server) {
 		next := min(2*pause, longestProbePause)
 		if err == nil {
 			pause, next = probePauseReady, firstProbePause
