@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -56,6 +57,20 @@ func (r *machines) checkName(ctx context.Context, s *scope, name string) error {
 	_, labelled := m.Labels[clusterv1.MachineControlPlaneLabel]
 	if why := model.WhyNotOwned(s.Object, s.Cluster, m); why != "" || !labelled && !model.IsController(s.Object, m) {
 		return fmt.Errorf("the name %s is taken by a Machine that does not belong to this control plane: delete that Machine, or remove the annotation %s", name, controlplanev1.FirstMachineAnnotation)
+	}
+	return nil
+}
+
+// checkData makes sure that no bootstrap data of a former machine has the name. The bootstrap provider compares only the names of owners,
+// because UIDs change with a move or a restore. The new CapstanConfig would therefore get the data of the former one, if it came before
+// the garbage collector.
+func (r *machines) checkData(ctx context.Context, s *scope, name string) error {
+	data := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name}, data); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if owner := metav1.GetControllerOfNoCopy(data); owner != nil {
+		return fmt.Errorf("the Secret %s still has the bootstrap data of a former %s: the garbage collector has to delete it first", name, owner.Kind)
 	}
 	return nil
 }

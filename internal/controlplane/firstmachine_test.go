@@ -8,6 +8,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -197,6 +198,33 @@ func TestForeignName(t *testing.T) {
 	if err := cluster.Get(worker); err != nil || worker.ResourceVersion != before {
 		t.Errorf("the worker was changed: %v", err)
 	}
+}
+
+// TestFormerData: a first Machine that is created again waits until the garbage collector has deleted the bootstrap data of the former one.
+func TestFormerData(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	former := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("first")}
+	former.UID = "former"
+	data := &corev1.Secret{ObjectMeta: cluster.Meta("first")}
+	data.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(former, bootstrapv1.GroupVersion.WithKind("CapstanConfig"))}
+	cluster.Create(data)
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: `{"name":"first"}`}
+	})
+	becomes(t, cluster, cp, "it waits", func() bool {
+		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the Secret first still has the bootstrap data of a former CapstanConfig")
+	})
+	if err := cluster.Get(former); !apierrors.IsNotFound(err) {
+		t.Errorf("the CapstanConfig exists too early: %v", err)
+	}
+	if err := env.Client.Delete(t.Context(), data); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, "the first Machine exists", func() bool {
+		machines := machinesOf(t, cluster)
+		return len(machines) == 1 && machines[0].Name == "first"
+	})
 }
 
 // refusals counts the create requests, and refuses them.

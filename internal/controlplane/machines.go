@@ -237,7 +237,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 			return c, nil
 		}
 	}
-	return nil, nil
+	return nil, r.checkData(ctx, s, name)
 }
 
 // unfinishedConfigs returns the CapstanConfigs whose Machines do not exist.
