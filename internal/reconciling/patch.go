@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -46,7 +47,7 @@ func (p *Patch) WriteStatus(ctx context.Context, obj Object) error {
 }
 
 // writeSpec needs no resourceVersion: a reconciler is the only writer of the lists in the spec of its kind, and the API
-// server refuses new finalizers during a deletion.
+// server refuses new finalizers during a deletion. It needs the UID: another object with the same name keeps its finalizers.
 func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
 	change, err := p.changes(obj)
 	if err != nil {
@@ -56,6 +57,7 @@ func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
 	if len(change) == 0 {
 		return nil
 	}
+	requireUID(change, obj.GetUID())
 	answer := obj.DeepCopyObject().(Object)
 	patch, err := rawPatch(change)
 	if err != nil {
@@ -92,7 +94,8 @@ func shortenMessages(obj conditions.Setter) {
 }
 
 // writeStatus writes the status. A merge patch replaces the list of conditions, so the patch has a resourceVersion. If the
-// stored object is newer, the changed conditions are applied to it, and conditions of other writers stay.
+// stored object is newer, the changed conditions are applied to it, and conditions of other writers stay. The API server ignores a UID
+// in a patch of the status. Another object with the same name has another resourceVersion, and its UID is compared here.
 func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	setObservedGeneration(obj)
 	shortenMessages(obj)
@@ -104,19 +107,22 @@ func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	if !ok {
 		return nil
 	}
-	change = map[string]any{"status": status}
-	if _, ok := status["conditions"]; !ok {
-		return p.patchStatus(ctx, obj, change)
+	_, withConditions := status["conditions"]
+	if withConditions {
+		logConditions(ctx, p.before, obj)
 	}
-	logConditions(ctx, p.before, obj)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		status["conditions"] = mergeConditions(p.before, obj, p.latest)
-		change["metadata"] = map[string]any{"uid": obj.GetUID(), "resourceVersion": p.latest.GetResourceVersion()}
-		conflict := p.patchStatus(ctx, obj, change)
+		if withConditions {
+			status["conditions"] = mergeConditions(p.before, obj, p.latest)
+		}
+		conflict := p.patchStatus(ctx, obj, map[string]any{"status": status, "metadata": map[string]any{"resourceVersion": p.latest.GetResourceVersion()}})
 		if apierrors.IsConflict(conflict) {
 			p.latest = obj.DeepCopyObject().(Object)
 			if err := p.live.Get(ctx, client.ObjectKeyFromObject(obj), p.latest); err != nil {
 				return err
+			}
+			if p.latest.GetUID() != obj.GetUID() {
+				return apierrors.NewNotFound(schema.GroupResource{}, obj.GetName())
 			}
 		}
 		return conflict
@@ -130,6 +136,19 @@ func (p *Patch) patchStatus(ctx context.Context, obj Object, change map[string]a
 		return err
 	}
 	return p.live.Status().Patch(ctx, obj.DeepCopyObject().(client.Object), patch)
+}
+
+// requireUID makes the API server refuse a patch if its object has another UID. Objects of unit tests have none.
+func requireUID(change map[string]any, uid types.UID) {
+	if uid == "" {
+		return
+	}
+	metadata, ok := change["metadata"].(map[string]any)
+	if !ok {
+		metadata = map[string]any{}
+		change["metadata"] = metadata
+	}
+	metadata["uid"] = uid
 }
 
 func rawPatch(change map[string]any) (client.Patch, error) {
