@@ -49,7 +49,7 @@ func (i *interruptions) Patch(ctx context.Context, obj client.Object, patch clie
 	return i.Client.Patch(ctx, obj, patch, opts...)
 }
 
-// TestInterruptedCreation: an error during or after the creation of a Machine does not stop the creation of the next one.
+// TestInterruptedCreation (CP-03): an error during or after the creation of a Machine does not stop the creation of the next one.
 func TestInterruptedCreation(t *testing.T) {
 	s := newStaleControlPlane(t)
 	s.interrupted(3, &interruptions{Client: env.Client, stored: true})

@@ -125,7 +125,7 @@ func TestPlanChangedUpdates(t *testing.T) {
 	}
 }
 
-// TestUpdatesDeferRemediation: a MachineHealthCheck does not delete a Machine in the middle of its update. An update that nothing
+// TestUpdatesDeferRemediation (CP-10): a MachineHealthCheck does not delete a Machine in the middle of its update. An update that nothing
 // ends delays no repair.
 func TestUpdatesDeferRemediation(t *testing.T) {
 	for machines, acts := range map[string]bool{
