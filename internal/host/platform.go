@@ -68,7 +68,7 @@ func (p *platform) forgetOtherBoot() error {
 	if string(previous) == current {
 		return nil
 	}
-	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.discardAll(runDir)); err != nil {
+	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.removeRunDirs()); err != nil {
 		return err
 	}
 	return atomicfile.WriteFile(path, []byte(current), 0o644)

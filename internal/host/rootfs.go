@@ -178,6 +178,16 @@ func (s store) removeRunDir(id string) error {
 	return s.discard(dir)
 }
 
+// removeRunDirs removes the folders of all machines. After a reboot, those on the disk are left, and nothing is mounted on the others. That
+// is not so if only the record of the boot was lost.
+func (s store) removeRunDirs() error {
+	entries, err := os.ReadDir(s.path(runDir))
+	for _, entry := range entries {
+		err = errors.Join(err, s.removeRunDir(entry.Name()))
+	}
+	return err
+}
+
 // metadata returns the machine's metadata.
 func (m *machine) metadata(spec *hostpb.MachineSpec) machineapi.Metadata {
 	data := metadata(spec, m.diskSize(spec))

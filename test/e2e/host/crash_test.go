@@ -113,10 +113,10 @@ func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
 		host(t, "umount -l /run/capstan/netns/"+hash(k.machine(n).Id))
 		check(t, os.Remove("/run/capstan/netns/"+hash(k.machine(n).Id)))
 		host(t, "umount "+filepath.Join(c.root, "machines", k.machine(n).Id, "rootfs"))
+		host(t, "umount "+filepath.Join(c.root, "run", k.machine(n).Id))
 	}
 	check(t, os.RemoveAll("/run/capstan/networks/"+hash(k.id)))
 	host(t, "nft delete table inet capstan-"+hash(k.id))
-	check(t, os.RemoveAll(filepath.Join(c.root, "run")))
 	check(t, os.WriteFile(filepath.Join(c.root, "boot-id"), []byte("another boot"), 0o644))
 }
 
