@@ -210,6 +210,9 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, role bootstrapv1.Ro
 	if config != nil {
 		return config, nil
 	}
+	if err := r.checkData(ctx, s, last.name); err != nil {
+		return nil, err
+	}
 	config = desiredConfig(s, last.name, role)
 	if err := r.Client.Create(ctx, config); err != nil {
 		return nil, fmt.Errorf("cannot make the CapstanConfig %s: %w", config.Name, err)
@@ -237,7 +240,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 			return c, nil
 		}
 	}
-	return nil, r.checkData(ctx, s, name)
+	return nil, nil
 }
 
 // unfinishedConfigs returns the CapstanConfigs whose Machines do not exist.
