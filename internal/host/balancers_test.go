@@ -1,9 +1,12 @@
 package host
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/balancer"
+	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 )
@@ -130,5 +134,56 @@ func TestFailedChangeOfBalancer(t *testing.T) {
 		default:
 			t.Error("the load balancer does not run")
 		}
+	}
+}
+
+// The process of a balancer cannot fill the disk of the host. Its folder is made anew when none of its processes runs, so a full one does not
+// stay full, and one that an earlier version made on the disk goes. A running process keeps its folder.
+func TestSharedOfBalancer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	h := recorded(t)
+	h.id, h.config.BalancerUID = fmt.Sprint("test-", os.Getpid()), 65534
+	lb := h.balancers.byID["n-1"]
+	full := filepath.Join(lb.shared(), "full")
+	if err := os.MkdirAll(lb.shared(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, full, "on the disk")
+	renewed := func(want bool) {
+		t.Helper()
+		if err := lb.renewShared(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(full); (err != nil) != want {
+			t.Fatalf("the folder is new: %t, want %t", err != nil, want)
+		}
+	}
+	renewed(true)
+	if err := os.WriteFile(full, make([]byte, 2*sharedLimits.Bytes), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("the folder has no limit: %v", err)
+	}
+	process := exec.CommandContext(t.Context(), "sleep", "600")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lb.cgroup().Add(process.Process.Pid); err != nil {
+		t.Skip("without cgroups: ", err)
+	}
+	t.Cleanup(func() { _ = cgroup.Group("/capstan/" + h.id).Remove(context.Background()) })
+	renewed(false)
+	write(t, lb.startMark(), "")
+	_, _ = process.Process.Kill(), process.Wait()
+	renewed(false) // A process that was started and then got no cgroup may still run.
+	if err := os.Remove(lb.startMark()); err != nil {
+		t.Fatal(err)
+	}
+	renewed(true)
+	if err := lb.removeShared(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(lb.shared()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder remains: %v", err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/balancer"
+	"capstan.dev/capstan/internal/host/boundedfolder"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/foreignfile"
@@ -112,6 +113,38 @@ func (lb *loadBalancer) writeConfig(spec *hostpb.LoadBalancer, listen []string) 
 	return atomicfile.WriteJSON(filepath.Join(lb.shared(), balancer.ConfigFile), config, 0o644)
 }
 
+// sharedLimits bound what the process of a balancer can write into its folder: its configuration, its status, and three sockets.
+var sharedLimits = boundedfolder.Limits{Bytes: 1 << 20, Files: 64}
+
+// renewShared makes the folder of the process anew while no process of the balancer runs. A process keeps its folder, because the processes of
+// a balancer hand over their connections through it.
+func (lb *loadBalancer) renewShared() error {
+	lb.cgroup().RemoveEmpty()
+	if atomicfile.Exists(lb.startMark()) || lb.cgroup().Exists() {
+		return nil
+	}
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	if err := lb.removeShared(); err != nil {
+		return err
+	}
+	return boundedfolder.Make(lb.shared(), lb.host.config.BalancerUID, sharedLimits)
+}
+
+// startMark exists from the start of a process until its cgroup shows it. If capstand is killed in between, the process may run.
+func (lb *loadBalancer) startMark() string { return filepath.Join(lb.dir, "starting") }
+
+// removeShared removes the folder of the process. That of a process which an earlier version started is on the disk.
+func (lb *loadBalancer) removeShared() error {
+	if err := boundedfolder.Unmount(lb.shared()); err != nil {
+		return err
+	}
+	if err := os.Remove(lb.shared()); ignoreNotExist(err) == nil {
+		return nil
+	}
+	return lb.host.store.discard(lb.shared())
+}
+
 // runWhenDescribed runs the load balancer, after its owner has described it. The channel is nil if its record was readable.
 func (lb *loadBalancer) runWhenDescribed(ctx context.Context, described <-chan struct{}) {
 	if described != nil {
@@ -161,6 +194,14 @@ func (lb *loadBalancer) live(life context.Context) error {
 	if err := lb.serve(); err != nil {
 		return err
 	}
+	process, err := lb.find()
+	if errors.Is(err, proc.ErrGone) {
+		process, err = nil, lb.renewShared()
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = process.Close() }()
 	if err := lb.configure(); err != nil {
 		return err
 	}
@@ -173,16 +214,11 @@ func (lb *loadBalancer) live(life context.Context) error {
 	}
 	_ = log.Close() // It was only created for the watch.
 	go capLog(ctx, lb.logPath(), lb.log)
-	process, err := lb.find()
-	if err == nil {
+	if process != nil {
 		process = lb.renew(life, process, changed)
-	} else if errors.Is(err, proc.ErrGone) {
-		process, err = lb.start()
-	}
-	if err != nil {
+	} else if process, err = lb.start(); err != nil {
 		return err
 	}
-	defer func() { _ = process.Close() }()
 	lb.setMessage("")
 	lb.readStatus()
 	ended := make(chan error, 1)
@@ -300,6 +336,9 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 		Credential:  &syscall.Credential{Uid: uid, Gid: uid},
 		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
 	}
+	if err := os.WriteFile(lb.startMark(), nil, 0o600); err != nil {
+		return nil, err
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the balancer process: %w", err)
 	}
@@ -310,6 +349,8 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 	}
 	if err := lb.cgroup().Add(ref.PID); err != nil {
 		lb.log.Warn("The balancer process has no cgroup of its own", "error", err)
+	} else if err := os.Remove(lb.startMark()); err != nil {
+		lb.log.Warn("The folder of the balancer is not made anew", "error", err)
 	}
 	lb.log.Info("Balancer process started", "pid", ref.PID)
 	return ref.Open()
@@ -336,6 +377,9 @@ func (lb *loadBalancer) remove(ctx context.Context) error {
 		return err
 	}
 	if err := lb.host.networks.unserve(ctx, lb.currentSpec()); err != nil {
+		return err
+	}
+	if err := lb.removeShared(); err != nil {
 		return err
 	}
 	if err := lb.host.store.discard(lb.dir); err != nil {

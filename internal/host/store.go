@@ -28,7 +28,7 @@ import (
 //	networks/<id>/spec.json
 //	networks/<id>/peers.json          its machines on other hosts
 //	networks/<id>/services.json       the Services of the cluster that the host publishes
-//	balancers/<id>/spec.json          and the balancer's own folder, shared/
+//	balancers/<id>/spec.json          and the balancer's own folder in memory, shared/
 //	machines/<id>/spec.json           the desired machine
 //	machines/<id>/state.json          its state
 //	machines/<id>/bootstrap-data      until it was used

@@ -142,5 +142,10 @@ func (h *Handle) Signal(sig unix.Signal) error {
 	return errors.Join(err, sent)
 }
 
-// Close releases the handle. The process continues.
-func (h *Handle) Close() error { return h.file.Close() }
+// Close releases the handle, if there is one. The process continues.
+func (h *Handle) Close() error {
+	if h == nil {
+		return nil
+	}
+	return h.file.Close()
+}
