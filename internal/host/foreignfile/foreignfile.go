@@ -1,4 +1,4 @@
-// Package foreignfile opens files in folders that a less privileged process can write to: root in a machine, or a balancer. Such a
+// Package foreignfile reads and replaces files in folders that a less privileged process can write to: root in a machine, or a balancer. Such a
 // process can put a link, a pipe, a device or a file of any size in the place of a file. No other code of capstand reads such files.
 //
 // Layer: host. Allowed imports: api, library, contract.
@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,10 @@ func Open(folder, path string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
+	return open(root, path, os.O_RDONLY)
+}
+
+func open(root *os.Root, path string, flags int) (*os.File, error) {
 	place, err := root.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0) // This descriptor gives no access to the content.
 	if err != nil {
 		return nil, err
@@ -36,7 +41,7 @@ func Open(folder, path string) (*os.File, error) {
 		return nil, &fs.PathError{Op: "open", Path: place.Name(), Err: fmt.Errorf("expected a regular file, found one of mode %s", info.Mode())}
 	}
 	// Without O_NONBLOCK, a lease of the owner (F_SETLEASE) delays this call.
-	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place.Fd()), flags|unix.O_NONBLOCK, 0)
 }
 
 // Read returns the content of a file as Open opens it. More than most bytes are an error.
@@ -62,4 +67,21 @@ func ReadJSON(folder, path string, most int64, v any) error {
 		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	return nil
+}
+
+// Write gives a file the content data, and creates it with its folders if it does not exist. Like Open, it changes only a regular file below
+// the root. The file stays the same one, because it can be bound into a machine.
+func Write(root *os.Root, path string, data []byte, mode fs.FileMode) error {
+	if err := root.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	file, err := root.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if errors.Is(err, fs.ErrExist) {
+		file, err = open(root, path, os.O_WRONLY|os.O_TRUNC)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	return errors.Join(err, file.Close())
 }

@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 func params() Params {
@@ -204,5 +206,45 @@ func TestViews(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, viewCPUInfo)); !os.IsNotExist(err) {
 		t.Error("the old views still exist")
+	}
+}
+
+// Root in a machine can make its views writable. What it puts there leads capstand to no file of the host, and does not let it wait.
+func TestHostileViews(t *testing.T) {
+	cpuinfo := strings.Repeat("processor\t: 0\ncore id\t: 0\n\n", 2)
+	for name, hostile := range map[string]func(view, outside string) error{
+		"a link":      func(v, outside string) error { return errors.Join(os.Remove(v), os.Symlink(outside, v)) },
+		"a pipe":      func(v, _ string) error { return errors.Join(os.Remove(v), unix.Mkfifo(v, 0o600)) },
+		"a huge file": func(v, _ string) error { return os.Truncate(v, 1<<40) },
+		"a folder that is a link": func(v, outside string) error {
+			return errors.Join(os.RemoveAll(filepath.Dir(v)), os.Symlink(filepath.Dir(outside), filepath.Dir(v)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := Params{Views: filepath.Join(t.TempDir(), "views"), CPUs: 2, MemoryBytes: 1 << 30}
+			if err := WriteViews(p, cpuinfo); err != nil {
+				t.Fatal(err)
+			}
+			// The folder of the host has the names of the view.
+			outside := filepath.Join(t.TempDir(), "online")
+			processor := filepath.Join(filepath.Dir(outside), "cpu7")
+			if err := errors.Join(os.WriteFile(outside, []byte("host"), 0o600), os.Mkdir(processor, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			if err := hostile(filepath.Join(p.Views, viewCPUs, "online"), outside); err != nil {
+				t.Fatal(err)
+			}
+			p.CPUs = 1
+			err := UpdateViews(p, cpuinfo)
+			if (err == nil) != (name == "a huge file") {
+				t.Errorf("the result of the update is %v", err)
+			}
+			if data, err := os.ReadFile(outside); err != nil || string(data) != "host" {
+				t.Errorf("a file of the host is %q, %v", data, err)
+			}
+			if _, err := os.Stat(processor); err != nil {
+				t.Error("a folder of the host was removed")
+			}
+		})
 	}
 }

@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"capstan.dev/capstan/internal/host/foreignfile"
 )
 
 // noCPUShares is the kernel's default for a group without a CPU limit.
@@ -61,7 +64,8 @@ func reclaim(p Params) {
 }
 
 // UpdateViews changes the views of a running machine to other limits. It keeps the files, because they are bound into the machine.
-// A machine that started without a CPU limit has only the view of its memory until it starts again.
+// A machine that started without a CPU limit has only the view of its memory until it starts again. Root in the machine can make the views
+// writable, and put links and pipes into their folders.
 func UpdateViews(p Params, cpuinfo string) error {
 	cpus, dir := p.CPUs, p.Views
 	if cpus == 0 {
@@ -69,37 +73,34 @@ func UpdateViews(p Params, cpuinfo string) error {
 	}
 	files := map[string]string{viewMeminfo: meminfo(p), viewCPUInfo: limitCPUInfo(cpuinfo, cpus)}
 	cpuTree(files, cpus, p.MemoryBytes)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
 	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if now, err := os.ReadFile(path); err == nil && string(now) == content {
+		if now, err := foreignfile.Read(dir, name, int64(len(content))); err == nil && string(now) == content {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, []byte(content), 0o444); err != nil {
+		if err := foreignfile.Write(root, name, []byte(content), 0o444); err != nil {
 			return err
 		}
 	}
-	return removeProcessors(dir, files)
+	return removeProcessors(root, files)
 }
 
 // removeProcessors removes the folders of processors that the machine does not have any more.
-func removeProcessors(dir string, files map[string]string) error {
+func removeProcessors(root *os.Root, files map[string]string) error {
 	for _, parent := range []string{viewCPUs, filepath.Join(viewNodes, "node0")} {
-		folders, err := filepath.Glob(filepath.Join(dir, parent, "cpu[0-9]*"))
+		folders, err := fs.Glob(root.FS(), filepath.Join(parent, "cpu[0-9]*"))
 		if err != nil {
 			return err
 		}
 		for _, folder := range folders {
-			name, err := filepath.Rel(dir, folder)
-			if err != nil {
-				return err
-			}
-			if _, wanted := files[filepath.Join(name, "topology", "core_id")]; wanted {
+			if _, wanted := files[filepath.Join(folder, "topology", "core_id")]; wanted {
 				continue
 			}
-			if err := os.RemoveAll(folder); err != nil {
+			if err := root.RemoveAll(folder); err != nil {
 				return err
 			}
 		}
