@@ -258,7 +258,7 @@ func (c *Cluster) Secret(name string) *corev1.Secret {
 // Eventually waits until a condition is true.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(testenv.Patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < testenv.Patience; time.Sleep(testenv.Pause(time.Since(start))) {
 		if holds() {
 			return
 		}
