@@ -56,6 +56,16 @@ func (t *Turns) Take(namespace string) (end func(waited time.Duration), again ti
 	return func(waited time.Duration) { t.end(namespace, waited) }, 0
 }
 
+// TakeTimed is Take for a turn that waits from its begin to its end.
+func (t *Turns) TakeTimed(namespace string) (end func(), again time.Duration) {
+	done, again := t.Take(namespace)
+	if done == nil {
+		return nil, again
+	}
+	start := t.now()
+	return func() { done(t.now().Sub(start)) }, 0
+}
+
 func (t *Turns) end(namespace string, waited time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,12 +98,11 @@ func (t *Turns) takenBySlow() (sum int) {
 func Fair(workers int, r reconcile.Reconciler) reconcile.Reconciler {
 	turns := FairTurns(workers)
 	return reconcile.Func(func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-		end, again := turns.Take(request.Namespace)
+		end, again := turns.TakeTimed(request.Namespace)
 		if end == nil {
 			return ctrl.Result{RequeueAfter: again}, nil
 		}
-		start := time.Now()
-		defer func() { end(time.Since(start)) }()
+		defer end()
 		return r.Reconcile(ctx, request)
 	})
 }

@@ -77,6 +77,28 @@ func TestSlowNamespaces(t *testing.T) {
 	must(t, turns, "hostile-9", 5)
 }
 
+// The duration of a turn decides whether its namespace is slow.
+func TestTakeTimed(t *testing.T) {
+	now := time.Now()
+	turns := NewTurns(4, 3)
+	turns.now = func() time.Time { return now }
+	for _, test := range []struct {
+		takes time.Duration
+		slow  bool
+	}{{slow, false}, {slow + 1, true}} {
+		end, _ := turns.TakeTimed("a")
+		now = now.Add(test.takes)
+		end()
+		if found := turns.isSlow("a"); found != test.slow {
+			t.Errorf("after a turn of %s the namespace is slow: %v", test.takes, found)
+		}
+	}
+	must(t, turns, "a", 2)
+	if end, again := turns.TakeTimed("a"); end != nil || again < slowPause {
+		t.Errorf("a turn more than half of the workers, or another attempt after %s", again)
+	}
+}
+
 // The objects of a namespace leave workers to others, and are reconciled later.
 func TestFair(t *testing.T) {
 	started, release := make(chan string, 100), make(chan struct{})

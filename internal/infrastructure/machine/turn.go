@@ -55,8 +55,8 @@ func (w *turnWaits) end(key client.ObjectKey) {
 // reconcile is repeated, so that other hosts have workers.
 func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host) (end func(), err error) {
 	key := client.ObjectKeyFromObject(s.capstan)
-	done, again := r.turns.Take(host.Name())
-	if done == nil {
+	end, again := r.turns.TakeTimed(host.Name())
+	if end == nil {
 		ctrl.LoggerFrom(ctx).V(4).Info("Other calls to the host have to end first", "CapstanHost", klog.KRef("", host.Name()), "again", again)
 		if r.waiting.long(key, time.Now()) {
 			showWait(s, host.Name())
@@ -65,8 +65,7 @@ func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host)
 		return nil, errWaiting
 	}
 	r.waiting.end(key)
-	start := time.Now()
-	return func() { done(time.Since(start)) }, nil
+	return end, nil
 }
 
 // showWait sets a condition of a machine that is not complete yet, or is being deleted. The text is the same for each attempt, so only the
