@@ -71,6 +71,12 @@ func dataOf(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Caps
 	if s == nil || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, config) || len(s.Data) != 1 || s.Type != clusterv1.ClusterSecretType {
 		t.Fatalf("BC-02: secret %v", s)
 	}
+	return filesOf(t, s)
+}
+
+// filesOf reads bootstrap data, or the data of an update, as a machine reads it.
+func filesOf(t *testing.T, s *corev1.Secret) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
+	t.Helper()
 	parsed, err := cloudconfig.Parse(s.Data["value"], nil)
 	if err != nil {
 		t.Fatal(err)

@@ -13,28 +13,9 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
-	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv"
 )
-
-// updateFiles reads the data of an update as a machine reads it.
-func updateFiles(t *testing.T, s *corev1.Secret) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
-	t.Helper()
-	parsed, err := cloudconfig.Parse(s.Data["value"], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := map[string]cloudconfig.File{}
-	for _, f := range parsed.Files {
-		files[f.Path] = f
-	}
-	node, err := nodeconfig.Parse(files[nodeconfig.Path].Content)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return files, node
-}
 
 // setUpdating sets or removes Cluster API's annotation of an update in progress.
 func setUpdating(o metav1.Object, on bool) {
@@ -74,7 +55,7 @@ func TestUpdateData_ALL17(t *testing.T) {
 		s.Annotations[bootstrapv1.UpdateIDAnnotation] != config.Status.Update.ID {
 		t.Fatalf("secret %+v of %+v", s, config.Status.Update)
 	}
-	files, node := updateFiles(t, s)
+	files, node := filesOf(t, s)
 	if _, once := files["/etc/once"]; once || string(files["/etc/again"].Content) != "old" {
 		t.Errorf("files %v", files)
 	}
@@ -99,7 +80,7 @@ func TestUpdateData_ALL17(t *testing.T) {
 	becomes(t, cluster, config, "data of the new version", func() bool {
 		return config.Status.Update.ID != second && config.Status.Update.KubernetesVersion == "v1.36.3"
 	})
-	if files, node := updateFiles(t, cluster.Secret("worker-update")); string(files["/etc/again"].Content) != "new" || node.KubernetesVersion != "v1.36.3" {
+	if files, node := filesOf(t, cluster.Secret("worker-update")); string(files["/etc/again"].Content) != "new" || node.KubernetesVersion != "v1.36.3" {
 		t.Errorf("node %+v, files %v", node, files)
 	}
 	if string(cluster.Secret("worker").Data["value"]) != before {
