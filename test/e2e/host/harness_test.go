@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const version = "v1.36.3"
@@ -36,43 +37,7 @@ const patience = 2 * time.Minute
 
 var programs string // folder with capstand and testinit
 
-func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Println("these tests make containers and networks: run them as root")
-		os.Exit(1)
-	}
-	dir, err := os.MkdirTemp("", "capstan-e2e-bin-")
-	if err == nil {
-		programs = dir
-		err = build(dir)
-	}
-	code := 1
-	if err != nil {
-		fmt.Println(err)
-	} else {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
-
-func build(dir string) error {
-	for name, pkg := range map[string]string{"capstand": "../../../cmd/capstand", "testinit": "./testinit"} {
-		if err := goBuild(filepath.Join(dir, name), pkg); err != nil {
-			return err
-		}
-	}
-	return os.Chmod(dir, 0o755)
-}
-
-func goBuild(out, pkg string, flags ...string) error {
-	cmd := exec.Command("go", append(append([]string{"build", "-o", out}, flags...), pkg)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
-	}
-	return nil
-}
+func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
 // assets creates an assets folder with testinit as capstan-init and the real runc.
 func assets(t *testing.T) string {

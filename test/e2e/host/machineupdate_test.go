@@ -29,6 +29,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const (
@@ -149,7 +150,7 @@ func newUpdated(t *testing.T) *updated {
 	c := newCapstand(t)
 	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes ../../../bin/images "+c.assets)
 	check(t, os.Remove(filepath.Join(c.assets, "capstan-init")))
-	check(t, goBuild(filepath.Join(c.assets, "capstan-init"), "../../../cmd/capstan-init"))
+	check(t, harness.GoBuild(filepath.Join(c.assets, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init"))
 	broken := filepath.Join(c.assets, "kubernetes", brokenVersion)
 	host(t, "cp -al "+filepath.Join(c.assets, "kubernetes", version)+" "+broken+" && rm "+broken+"/kubelet")
 	check(t, os.WriteFile(filepath.Join(broken, "kubelet"), []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo Kubernetes "+brokenVersion+" && exit\nexit 1\n"), 0o755))

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // Other builds of capstand and capstan-init replace the running ones. The machine and its processes continue, with the
@@ -16,8 +17,8 @@ import (
 func TestUpgradeInPlace(t *testing.T) {
 	leavesNothing(t)
 	next := t.TempDir()
-	check(t, goBuild(filepath.Join(next, "capstand"), "../../../cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
-	check(t, goBuild(filepath.Join(next, "capstan-init"), "./testinit", "-ldflags=-X main.version=second"))
+	check(t, harness.GoBuild(filepath.Join(next, "capstand"), "capstan.dev/capstan/cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
+	check(t, harness.GoBuild(filepath.Join(next, "capstan-init"), harness.TestInit, "-ldflags=-X main.version=second"))
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
 	service := inside(t, blue.address(10), "setsid sleep 1000 >/dev/null 2>&1 & echo $!")

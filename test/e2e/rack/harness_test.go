@@ -12,13 +12,13 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -26,35 +26,7 @@ const version = "v1.36.3"
 
 var programs string // folder with capstand and testinit
 
-func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		fmt.Println("these tests create containers and networks: run them as root")
-		os.Exit(1)
-	}
-	dir, err := os.MkdirTemp("", "capstan-e2e-rack-")
-	if err == nil {
-		programs, err = dir, build(dir)
-	}
-	code := 1
-	if err != nil {
-		fmt.Println(err)
-	} else {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
-
-func build(dir string) error {
-	for name, pkg := range map[string]string{"capstand": "../../../cmd/capstand", "testinit": "../host/testinit"} {
-		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if text, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
-		}
-	}
-	return os.Chmod(dir, 0o755)
-}
+func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
 func check(t *testing.T, err error) {
 	t.Helper()

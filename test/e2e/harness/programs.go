@@ -1,0 +1,50 @@
+//go:build e2e
+
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestInit is the package of the PID 1 of machines without a cluster.
+const TestInit = "capstan.dev/capstan/test/e2e/host/testinit"
+
+// RunWithPrograms runs the tests of a package with a new folder of programs, capstand and testinit, and returns the exit code.
+func RunWithPrograms(m *testing.M, folder *string) int {
+	if os.Geteuid() != 0 {
+		fmt.Println("these tests create containers and networks: run them as root")
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "capstan-e2e-bin-")
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	for _, pkg := range []string{"capstan.dev/capstan/cmd/capstand", TestInit} {
+		if err := GoBuild(filepath.Join(dir, filepath.Base(pkg)), pkg); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	*folder = dir
+	return m.Run()
+}
+
+// GoBuild builds the program of a package.
+func GoBuild(out, pkg string, flags ...string) error {
+	cmd := exec.Command("go", append(append([]string{"build", "-o", out}, flags...), pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
+	}
+	return nil
+}
