@@ -33,7 +33,7 @@ func CheckPeers(ctx context.Context, peers []string) (out []Result, err error) {
 		if err != nil || !peer.IsGlobalUnicast() {
 			return nil, fmt.Errorf("--peer %q: expected the IP address of another host, for example 192.0.2.10", text)
 		}
-		mtu, err := PathMTU(ctx, peer.Unmap())
+		mtu, err := pathMTU(ctx, peer.Unmap())
 		out = append(out, pathResult(peer.Unmap(), mtu, err))
 	}
 	return out, nil
@@ -59,9 +59,9 @@ func pathResult(peer netip.Addr, mtu int, err error) Result {
 	return r
 }
 
-// PathMTU returns the size of the largest IP packet that reaches the peer, and whose echo returns, without fragmentation. It sends
+// pathMTU returns the size of the largest IP packet that reaches the peer, and whose echo returns, without fragmentation. It sends
 // ICMP echoes and does not rely on ICMP errors, which firewalls often drop.
-func PathMTU(ctx context.Context, peer netip.Addr) (int, error) {
+func pathMTU(ctx context.Context, peer netip.Addr) (int, error) {
 	e, err := newEcho(peer)
 	if err != nil {
 		return 0, err

@@ -75,12 +75,12 @@ func TestPathMTU(t *testing.T) {
 		in(router, fmt.Sprintf("ip link set second mtu %d", mtu))
 		in(peer, fmt.Sprintf("ip link set second mtu %d", mtu))
 		for _, address := range []string{"198.51.100.2", "2001:db8:2::2"} {
-			if got, err := PathMTU(t.Context(), netip.MustParseAddr(address)); err != nil || got != mtu {
+			if got, err := pathMTU(t.Context(), netip.MustParseAddr(address)); err != nil || got != mtu {
 				t.Errorf("%s with MTU %d: %d, %v", address, mtu, got, err)
 			}
 		}
 	}
-	if _, err := PathMTU(t.Context(), netip.MustParseAddr("198.51.100.9")); err == nil {
+	if _, err := pathMTU(t.Context(), netip.MustParseAddr("198.51.100.9")); err == nil {
 		t.Error("a peer that does not exist answers")
 	}
 }

@@ -231,7 +231,7 @@ func TestStatusIsWatched(t *testing.T) {
 	}
 	defer func() { _ = server.Close() }()
 	var seen []bool
-	err = WatchStatus(context.Background(), l, func(s Status) bool {
+	err = watchStatus(context.Background(), l, func(s Status) bool {
 		seen = append(seen, s.Ready)
 		if len(seen) == 1 {
 			b.component(ProcessStatus{Name: "etcd", State: ProcessReady})

@@ -133,9 +133,9 @@ func (b *board) serve(path string) (*http.Server, error) {
 	return server, nil
 }
 
-// WatchStatus calls the function with the status of the running plane, at once and at each change, until the function returns
+// watchStatus calls the function with the status of the running plane, at once and at each change, until the function returns
 // false. The end of the plane is an error.
-func WatchStatus(ctx context.Context, l Layout, next func(Status) bool) error {
+func watchStatus(ctx context.Context, l Layout, next func(Status) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -166,6 +166,6 @@ func WatchStatus(ctx context.Context, l Layout, next func(Status) bool) error {
 // GetStatus returns the status of the running plane.
 func GetStatus(ctx context.Context, l Layout) (Status, error) {
 	var status Status
-	err := WatchStatus(ctx, l, func(s Status) bool { status = s; return false })
+	err := watchStatus(ctx, l, func(s Status) bool { status = s; return false })
 	return status, err
 }

@@ -205,7 +205,7 @@ func startPlane(l Layout, logging []string) error {
 // awaitReady follows the status until the plane is ready.
 func awaitReady(ctx context.Context, l Layout, progress func(Status)) (Status, error) {
 	var last Status
-	err := WatchStatus(ctx, l, func(s Status) bool {
+	err := watchStatus(ctx, l, func(s Status) bool {
 		last = s
 		progress(s)
 		return !s.Ready && s.Error == ""

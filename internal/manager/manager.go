@@ -155,7 +155,7 @@ func addChecks(mgr ctrl.Manager, flags *Flags) error {
 
 // shared creates the objects that all providers of the process share.
 func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []reconciling.Provider) (reconciling.Options, error) {
-	opts, err := NewOptions(mgr)
+	opts, err := newOptions(mgr)
 	if err != nil {
 		return opts, err
 	}
@@ -205,8 +205,8 @@ func worthConnecting(cluster *clusterv1.Cluster) bool {
 	return !ours || ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
 }
 
-// NewOptions returns options with the clients of a manager.
-func NewOptions(mgr ctrl.Manager) (reconciling.Options, error) {
+// newOptions returns options with the clients of a manager.
+func newOptions(mgr ctrl.Manager) (reconciling.Options, error) {
 	secrets, err := client.New(mgr.GetConfig(), client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
 		Cache: &client.CacheOptions{Reader: mgr.GetCache()},

@@ -74,9 +74,9 @@ func InLAN(c *infrav1.CapstanCluster) bool {
 // Moves reports whether several hosts can have the load balancer of a cluster.
 func Moves(c *infrav1.CapstanCluster) bool { return c.Spec.Network.Overlay.VNI != 0 || InLAN(c) }
 
-// OwnAddress returns the address from the pool if it is one of the cluster's network, which becomes the host's with the balancer; empty
+// ownAddress returns the address from the pool if it is one of the cluster's network, which becomes the host's with the balancer; empty
 // otherwise. In a LAN, such an address is virtual.
-func OwnAddress(c *infrav1.CapstanCluster) string {
+func ownAddress(c *infrav1.CapstanCluster) string {
 	if InLAN(c) {
 		return ""
 	}
@@ -93,7 +93,7 @@ func OwnAddress(c *infrav1.CapstanCluster) string {
 func maybeVirtual(c *infrav1.CapstanCluster) bool {
 	lb := c.Spec.LoadBalancer
 	return Moves(c) && lb.Mode != infrav1.LoadBalancerExternal && lb.BindAddress == "" &&
-		(lb.AddressFromPool == nil || lb.Address == c.Spec.ControlPlaneEndpoint.Host && OwnAddress(c) == "")
+		(lb.AddressFromPool == nil || lb.Address == c.Spec.ControlPlaneEndpoint.Host && ownAddress(c) == "")
 }
 
 // IsVirtual reports whether the endpoint of a cluster is a virtual address of a host. Only the administrator of the host
@@ -183,7 +183,7 @@ func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*ho
 func Additional(c *infrav1.CapstanCluster, on Host) string {
 	lb := c.Spec.LoadBalancer
 	first := on.Name == lb.HostName
-	own := OwnAddress(c)
+	own := ownAddress(c)
 	switch {
 	case own != "" || lb.BindAddress != "" && first:
 		return cmp.Or(lb.BindAddress, own)

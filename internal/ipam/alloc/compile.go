@@ -179,7 +179,7 @@ func (c *compiler) exclude(list []ipamv1.AddressRange, cidr netip.Prefix, path *
 }
 
 func (c *compiler) inside(s string, cidr netip.Prefix, path *field.Path) (netipx.IPRange, bool) {
-	r, err := ParseRange(s)
+	r, err := parseRange(s)
 	switch {
 	case err != nil:
 		c.invalid(path, s, "%v", err)

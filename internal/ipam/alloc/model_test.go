@@ -300,14 +300,14 @@ func FuzzParseRange(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		r, err := ParseRange(s)
+		r, err := parseRange(s)
 		if err != nil {
 			return
 		}
 		if !r.IsValid() || r.To().Less(r.From()) || r.From().Is4() != r.To().Is4() || r.From().Is4In6() || r.From().Zone() != "" {
 			t.Fatalf("%q became %v", s, r)
 		}
-		again, err := ParseRange(r.From().String() + "-" + r.To().String())
+		again, err := parseRange(r.From().String() + "-" + r.To().String())
 		if err != nil || again != r {
 			t.Fatalf("%q became %v, which is parsed as %v, %v", s, r, again, err)
 		}

@@ -142,8 +142,8 @@ func minOf(a, b U128) U128 {
 	return a
 }
 
-// ParseRange reads "a-b", a CIDR, or a single address.
-func ParseRange(s string) (netipx.IPRange, error) {
+// parseRange reads "a-b", a CIDR, or a single address.
+func parseRange(s string) (netipx.IPRange, error) {
 	if from, to, isRange := strings.Cut(s, "-"); isRange {
 		return parseFromTo(s, from, to)
 	}

@@ -29,10 +29,10 @@ func (o overlap) String() string {
 	return s
 }
 
-// Sees reports whether a pool is compared with another one. A CapstanIPPool is compared with the pools of its namespace
+// sees reports whether a pool is compared with another one. A CapstanIPPool is compared with the pools of its namespace
 // and the global ones. A GlobalCapstanIPPool is compared only with global ones. A namespace can therefore neither block
 // the pools of other namespaces nor read their names in messages.
-func Sees(p, other ipamv1.Pool) bool {
+func sees(p, other ipamv1.Pool) bool {
 	return other.GetNamespace() == "" || other.GetNamespace() == p.GetNamespace()
 }
 
@@ -47,7 +47,7 @@ func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap 
 	for _, other := range others {
 		otherKey := ledger.KeyOfPool(other)
 		theirs := plans(other)
-		if otherKey == key || !Sees(of, other) || theirs == nil || theirs.V6 != mine.V6 {
+		if otherKey == key || !sees(of, other) || theirs == nil || theirs.V6 != mine.V6 {
 			continue
 		}
 		if common, ok := mine.Pool.Overlap(theirs.Pool); ok {

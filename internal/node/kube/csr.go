@@ -68,7 +68,7 @@ func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		return WaitWhileThere(ctx, client, CSRs, name, func(o *unstructured.Unstructured) (bool, error) {
+		return waitWhileThere(ctx, client, CSRs, name, func(o *unstructured.Unstructured) (bool, error) {
 			issued, err = issuedCertificate(o)
 			return issued != nil, err
 		})

@@ -130,8 +130,8 @@ func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.Grou
 	})
 }
 
-// WaitWhileThere is WaitFor for an object that is never created again: its deletion is an error.
-func WaitWhileThere(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
+// waitWhileThere is WaitFor for an object that is never created again: its deletion is an error.
+func waitWhileThere(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
 	gone := fmt.Errorf("%s %s was deleted", resource.Resource, name)
 	there := func(store cache.Store) (bool, error) {
 		if len(store.ListKeys()) == 0 {

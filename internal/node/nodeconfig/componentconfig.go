@@ -42,8 +42,8 @@ func CheckKubeProxy(patch map[string]any) error {
 	return err
 }
 
-// CheckClusterDNS refuses a patch of the kubelet's clusterDNS in a cluster whose DNS server Capstan runs.
-func CheckClusterDNS(patch map[string]any, dns string) error {
+// checkClusterDNS refuses a patch of the kubelet's clusterDNS in a cluster whose DNS server Capstan runs.
+func checkClusterDNS(patch map[string]any, dns string) error {
 	if _, set := patch["clusterDNS"]; set && dns != None {
 		return errors.New("clusterDNS: Capstan sets this field to the address of its CoreDNS; remove it, or set dns of the control plane to None")
 	}

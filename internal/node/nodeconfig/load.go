@@ -101,7 +101,7 @@ func (c *NodeConfiguration) CheckSettings() []error {
 		}
 	}
 	check("kubelet.configuration", CheckKubelet(c.Kubelet.Configuration))
-	check("kubelet.configuration", CheckClusterDNS(c.Kubelet.Configuration, c.Network.DNS))
+	check("kubelet.configuration", checkClusterDNS(c.Kubelet.Configuration, c.Network.DNS))
 	check("proxy", c.Proxy.Check())
 	if c.KubeProxy != nil {
 		check("kubeProxy.configuration", CheckKubeProxy(c.KubeProxy.Configuration))

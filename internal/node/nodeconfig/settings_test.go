@@ -68,9 +68,9 @@ func TestCheckKubeProxy(t *testing.T) {
 
 func TestCheckClusterDNS(t *testing.T) {
 	patch := map[string]any{"clusterDNS": []any{"169.254.20.10"}}
-	expect(t, CheckClusterDNS(patch, DNSCoreDNS), "set dns of the control plane to None")
-	expect(t, CheckClusterDNS(patch, None), "")
-	expect(t, CheckClusterDNS(nil, DNSCoreDNS), "")
+	expect(t, checkClusterDNS(patch, DNSCoreDNS), "set dns of the control plane to None")
+	expect(t, checkClusterDNS(patch, None), "")
+	expect(t, checkClusterDNS(nil, DNSCoreDNS), "")
 }
 
 func TestCoreDNS(t *testing.T) {

@@ -170,7 +170,7 @@ func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certific
 	if a.Config.Role != nodeconfig.RoleWorker {
 		return false, nil
 	}
-	for _, request := range ClientRequests(a.Config, a.NodeName) {
+	for _, request := range clientRequests(a.Config, a.NodeName) {
 		if signedBy(request.CertFile, authority) {
 			continue
 		}

@@ -297,7 +297,7 @@ func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error 
 // joinClients requests the certificates of kube-proxy and the node agent. The control plane provider approves them.
 func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, request := range ClientRequests(n.NodeConfiguration, n.name) {
+	for _, request := range clientRequests(n.NodeConfiguration, n.name) {
 		group.Go(func() error {
 			files := clientFiles(request.Name)
 			if !validNow(files.CertFile) {
@@ -320,8 +320,8 @@ type ClientRequest struct {
 	CertFile, Kubeconfig string
 }
 
-// ClientRequests are the certificates that a worker requests and renews in addition to the kubelet's.
-func ClientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []ClientRequest {
+// clientRequests are the certificates that a worker requests and renews in addition to the kubelet's.
+func clientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []ClientRequest {
 	request := func(name, user string, groups ...string) ClientRequest {
 		return ClientRequest{name, kube.Request{
 			Name: "capstan-" + name, Signer: clientSigner, KeyFile: clientFiles(name).KeyFile, CommonName: user, Organization: groups,

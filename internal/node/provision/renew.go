@@ -113,7 +113,7 @@ func ensureLeaves(dir string, leaves []certfiles.Leaf, validity time.Duration, n
 // renewClients renews a worker's client certificates.
 func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, log *slog.Logger) (time.Time, error) {
 	next := time.Now().Add(renewMax)
-	for _, request := range ClientRequests(config, nodeName) {
+	for _, request := range clientRequests(config, nodeName) {
 		c, err := pki.ReadCert(request.CertFile)
 		if err != nil {
 			// `node up` still has to request the first one.

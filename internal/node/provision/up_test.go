@@ -567,7 +567,7 @@ providers:
 func TestClientRequests(t *testing.T) {
 	n := testNode(nodeconfig.RoleWorker, nil)
 	var users []string
-	for _, r := range ClientRequests(n.NodeConfiguration, "m") {
+	for _, r := range clientRequests(n.NodeConfiguration, "m") {
 		users = append(users, r.CommonName+" "+strings.Join(r.Organization, ",")+" "+r.Kubeconfig)
 	}
 	want := []string{"capstan:node-agent:m capstan:node-agents /etc/kubernetes/node-agent.conf", "system:kube-proxy  /etc/kubernetes/kube-proxy.conf"}
@@ -575,7 +575,7 @@ func TestClientRequests(t *testing.T) {
 		t.Error(diff)
 	}
 	n.Network.PodNetwork, n.Network.KubeProxy = nodeconfig.None, nodeconfig.None
-	if got := ClientRequests(n.NodeConfiguration, "m"); len(got) != 0 {
+	if got := clientRequests(n.NodeConfiguration, "m"); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
 }
