@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -54,9 +53,8 @@ type Reconciler struct {
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 
-	controller capicontroller.Controller
-	tracker    external.ObjectTracker
-	recorder   events.EventRecorder
+	tracker  external.ObjectTracker
+	recorder events.EventRecorder
 }
 
 // scope contains the objects of one reconciliation.
@@ -79,18 +77,8 @@ type scope struct {
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-// Reconcile implements reconcile.Reconciler. The next event is served at once after a success, also if this one came too early: a
-// config is created before its Machine. With ReconcilerRateLimiting each machine would start a second later.
-func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	result, err := r.reconcile(ctx, req)
-	if err == nil && r.controller != nil {
-		r.controller.DeferNextReconcile(req, time.Now())
-	}
-	return result, err
-}
-
-// reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
-func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+// Reconcile implements reconcile.Reconciler. It follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	config := &bootstrapv1.CapstanConfig{}
 	if err := r.Client.Get(ctx, req.NamespacedName, config); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

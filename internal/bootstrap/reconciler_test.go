@@ -20,9 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/secret"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -472,32 +470,6 @@ func TestNoOwner(t *testing.T) {
 		return cluster.Get(alone) == nil && len(alone.Status.Conditions) == 0 && cluster.Get(stray) == nil && len(stray.Status.Conditions) == 0 &&
 			cluster.Secret("alone") == nil && cluster.Secret("stray") == nil
 	})
-}
-
-// TestEarlyConfig: the next event of a config is served at once, although this one came before its Machine.
-func TestEarlyConfig(t *testing.T) {
-	cluster := testcluster.New(t, env, nil)
-	config := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("early")}
-	cluster.Create(config)
-	req := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(config)}
-	served := &servedAtOnce{}
-	before := time.Now()
-	if _, err := (&Reconciler{Client: env.Client, controller: served}).Reconcile(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
-	if after, ok := served.from[req]; !ok || after.Before(before) || after.After(time.Now()) {
-		t.Errorf("expected the next reconcile from now on, found %v", served.from)
-	}
-}
-
-// servedAtOnce records from when on the controller serves the next event of an object.
-type servedAtOnce struct {
-	capicontroller.Controller
-	from map[ctrl.Request]time.Time
-}
-
-func (s *servedAtOnce) DeferNextReconcile(req ctrl.Request, from time.Time) {
-	s.from = map[ctrl.Request]time.Time{req: from}
 }
 
 // TestExistingSecret (BC-04, ALL-17): existing data is kept, also without its owner reference. Deleted data is created again. A

@@ -66,11 +66,11 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
 	}
-	c, err := b.Build(ctx, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
+	// A config is created before its Machine.
+	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
 	if err != nil {
 		return err
 	}
-	r.controller = c
 	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	return nil
 }

@@ -18,7 +18,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,7 +37,6 @@ type Reconciler struct {
 	// Options hold the watch filter (ALL-07).
 	Options reconciling.Options
 
-	controller     capicontroller.Controller
 	prober         *prober
 	workloads      *workloads
 	metricsServers *metricsServers
@@ -150,18 +148,8 @@ func runSteps(ctx context.Context, s *scope, found *result, steps ...step) error
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-// Reconcile implements reconcile.Reconciler. The next event is served at once after a success: each step of a rollout waits
-// for the one before it, and with ReconcilerRateLimiting each would take a second longer.
-func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	result, err := r.reconcile(ctx, req)
-	if err == nil && r.controller != nil {
-		r.controller.DeferNextReconcile(req, time.Now())
-	}
-	return result, err
-}
-
-// reconcile finds the Cluster, honours pausing, runs the steps, and patches the status once.
-func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+// Reconcile implements reconcile.Reconciler. It finds the Cluster, honours pausing, runs the steps, and patches the status once.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	controlPlane := &controlplanev1.CapstanControlPlane{}
 	if err := r.Client.Get(ctx, req.NamespacedName, controlPlane); err != nil {
 		if apierrors.IsNotFound(err) {

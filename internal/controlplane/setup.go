@@ -75,11 +75,11 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
 	}
-	c, err := b.Build(ctx, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
+	// Each step of a rollout waits for the one before it.
+	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
 	if err != nil {
 		return err
 	}
-	r.controller = c
 	r.workloads.controller = c
 	r.infrastructure.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	if opts.ClusterCache == nil {

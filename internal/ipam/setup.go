@@ -176,7 +176,7 @@ func (s *setup) claims(ctx context.Context) error {
 			s.queues.setClaims(q)
 			return nil
 		}))
-	return start(ctx, b, &prompt{Reconciler: r, again: s.queues.againClaim})
+	return start(ctx, b, retried{r, s.queues.againClaim})
 }
 
 func (s *setup) pools(ctx context.Context, kind ipamv1.Pool) error {
@@ -204,7 +204,7 @@ func (s *setup) pools(ctx context.Context, kind ipamv1.Pool) error {
 			s.queues.setPools(kind.PoolKind(), q)
 			return nil
 		}))
-	return start(ctx, b, &prompt{Reconciler: r, again: s.queues.againPool(kind.PoolKind())})
+	return start(ctx, b, retried{r, s.queues.againPool(kind.PoolKind())})
 }
 
 // controllerOptions returns the options of a kind. Cluster API's builder replaces the rate limiter if
@@ -215,30 +215,26 @@ func (s *setup) controllerOptions(kind string) controller.Options {
 	return o
 }
 
-func start(ctx context.Context, b *capicontroller.Builder, p *prompt) (err error) {
-	if p.controller, err = b.Build(ctx, reconciling.Traced("IP pools", p)); err != nil {
+func start(ctx context.Context, b *capicontroller.Builder, r retried) error {
+	if _, err := reconciling.BuildPrompt(ctx, b, reconciling.Traced("IP pools", r)); err != nil {
 		return fmt.Errorf("setting up the controllers of the IPAM provider: %w", err)
 	}
 	return nil
 }
 
-// prompt bounds the delays of ReconcilerRateLimiting. All causes of a reconcile are events, and an event after a
-// successful reconcile is served at once. After an error, the next attempt starts within longestRetry.
-type prompt struct {
+// retried bounds the delay of ReconcilerRateLimiting after an error: the next attempt starts within longestRetry.
+type retried struct {
 	reconcile.Reconciler
-	controller capicontroller.Controller
-	again      func(reconcile.Request)
+	again func(reconcile.Request)
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (p *prompt) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	res, err := p.Reconciler.Reconcile(ctx, req)
+func (r retried) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	result, err := r.Reconciler.Reconcile(ctx, req)
 	if err != nil {
-		p.again(req)
-		return res, err
+		r.again(req)
 	}
-	p.controller.DeferNextReconcile(req, time.Now())
-	return res, nil
+	return result, err
 }
 
 // serves reports whether a claim is for this provider and passes the watch filter.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -49,7 +48,7 @@ type Reconciler struct {
 // requests that are not decided: there are few, and a Machine that changes may decide several.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, concurrency controller.Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
-	c, err := opts.Controller(mgr, "capstan-csr").
+	b := opts.Controller(mgr, "capstan-csr").
 		WithOptions(concurrency).
 		// A connection is made: the moment from which requests can be watched.
 		WatchesRawSource(opts.ClusterCache.GetClusterSource("capstan-csr", func(_ context.Context, obj client.Object) []ctrl.Request {
@@ -59,8 +58,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(poolToCluster), reconciling.IgnoreStatus()).
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
-		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
-		Build(ctx, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
+		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed())
+	// A machine that joins waits for each answer.
+	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
 	r.controller = c
 	return err
 }
@@ -136,9 +136,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	err := r.reconcile(ctx, req.NamespacedName)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) {
 		return ctrl.Result{}, nil // The connection is an event.
-	}
-	if err == nil && r.controller != nil {
-		r.controller.DeferNextReconcile(req, time.Now()) // A machine that joins waits for each answer.
 	}
 	return ctrl.Result{}, err
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"net/netip"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -26,7 +25,6 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -61,9 +59,8 @@ type Reconciler struct {
 	// EndpointPorts are the ports for endpoints at the tunnel addresses of hosts.
 	EndpointPorts utilnet.PortRange
 
-	recorder   events.EventRecorder
-	frame      reconciling.Frame
-	controller capicontroller.Controller
+	recorder events.EventRecorder
+	frame    reconciling.Frame
 	// reserving makes the choice of a network, an overlay or a port, and its record in spec, one step. Only the leader
 	// chooses.
 	reserving sync.Mutex
@@ -111,7 +108,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Summary: []string{infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition},
 	}
 	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
-	c, err := r.Controller(mgr, "CapstanCluster").
+	b := r.Controller(mgr, "CapstanCluster").
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(reconciling.OwnedOrDeleting(clusterGroupKind))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&clusterv1.Cluster{},
@@ -126,9 +123,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.rivals), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
-		WatchesRawSource(r.turns.source()).
-		Build(ctx, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
-	r.controller = c
+		WatchesRawSource(r.turns.source())
+	// All that a cluster waits for are events, such as a new member of the load balancer.
+	_, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
 	return err
 }
 
@@ -162,11 +159,5 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		r.turns.done(req.NamespacedName)
 		return r.reconcileDelete(ctx, s)
 	}
-	res, err := r.reconcileNormal(ctx, s)
-	if err == nil {
-		// Everything that a cluster waits for is an event, such as a new member of the load balancer. Events must not
-		// wait for the rate limit of the object.
-		r.controller.DeferNextReconcile(req, time.Now())
-	}
-	return res, err
+	return r.reconcileNormal(ctx, s)
 }

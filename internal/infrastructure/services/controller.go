@@ -137,7 +137,7 @@ func (s *scope) publishesPorts() bool {
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
 	toInfrastructure := util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})
-	c, err := r.Controller(mgr, controllerName).
+	b := r.Controller(mgr, controllerName).
 		WithOptions(r.For("CapstanCluster")).
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(predicate.NewPredicateFuncs(concerned))).
 		Owns(&capiipamv1.IPAddressClaim{}).
@@ -150,8 +150,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			return r.listed(ctx, client.InNamespace(o.GetName()))
 		}), selection.NamespaceChanged()).
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
-		WatchesRawSource(r.Pool.Source(r.ofEvent)).
-		Build(ctx, reconciling.Traced("Services", r))
+		WatchesRawSource(r.Pool.Source(r.ofEvent))
+	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Traced("Services", r))
 	workers := r.For("CapstanCluster").MaxConcurrentReconciles
 	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, reconciling.NewTurns(workers, workers/turnShare)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
@@ -197,9 +197,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	s := &scope{cluster: cluster, capstan: c, trouble: map[string]string{}, until: time.Now().Add(answerTime)}
 	err = r.reconcile(ctx, s)
-	if err == nil {
-		r.controller.DeferNextReconcile(req, time.Now()) // Clients wait for the answer to an event.
-	}
 	return ctrl.Result{RequeueAfter: s.again}, err
 }
 

@@ -1,0 +1,37 @@
+package reconciling
+
+import (
+	"context"
+	"time"
+
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// BuildPrompt builds a controller that serves the next event of an object at once after a success, also if the object was not
+// reconciled because it is paused or came too early. All that its objects wait for are events, and with ReconcilerRateLimiting of
+// Cluster API each step would start up to a second later. CapstanMachines that are ready, and CapstanMachinePools, have a slower pace,
+// which their reconcilers set: each of their many events would be a reconcile.
+func BuildPrompt(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler) (capicontroller.Controller, error) {
+	p := &prompt{Reconciler: r}
+	c, err := b.Build(ctx, p)
+	p.controller = c
+	return c, err
+}
+
+type prompt struct {
+	reconcile.Reconciler
+	controller interface {
+		DeferNextReconcile(ctrl.Request, time.Time)
+	}
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (p *prompt) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := p.Reconciler.Reconcile(ctx, req)
+	if err == nil {
+		p.controller.DeferNextReconcile(req, time.Now())
+	}
+	return result, err
+}

@@ -1,0 +1,38 @@
+package reconciling
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// deferred records from when on the controller serves the next event of an object.
+type deferred map[ctrl.Request]time.Time
+
+// DeferNextReconcile implements the method of the controllers of Cluster API.
+func (d deferred) DeferNextReconcile(req ctrl.Request, from time.Time) { d[req] = from }
+
+// The next event is served at once after a success, from the end of the reconcile on. After an error, the queue decides.
+func TestPrompt(t *testing.T) {
+	req := ctrl.Request{NamespacedName: types.NamespacedName{Namespace: "a", Name: "b"}}
+	for _, failure := range []error{nil, errors.New("no answer")} {
+		var ended time.Time
+		served := deferred{}
+		p := &prompt{controller: served, Reconciler: reconcile.Func(func(context.Context, ctrl.Request) (ctrl.Result, error) {
+			ended = time.Now()
+			return ctrl.Result{RequeueAfter: time.Minute}, failure
+		})}
+		result, err := p.Reconcile(t.Context(), req)
+		if !errors.Is(err, failure) || result.RequeueAfter != time.Minute {
+			t.Errorf("the result has changed: %+v, %v", result, err)
+		}
+		if from, ok := served[req]; ok != (failure == nil) || ok && (from.Before(ended) || from.After(time.Now())) {
+			t.Errorf("after the error %v: the next reconcile from %s", failure, from)
+		}
+	}
+}
