@@ -69,7 +69,7 @@ func TestOfferDoesNotFollowLinks(t *testing.T) {
 // After a reboot of the host, the clock is behind the term of the last holder. Another host may hold the Lease. The folder is on the disk if
 // an earlier version made it, and still mounted if only the record of the boot was lost.
 func TestTermOfAnotherBoot(t *testing.T) {
-	for name, make := range map[string]func(s store) error{
+	for name, create := range map[string]func(s store) error{
 		"in memory":   func(s store) error { return s.makeRunDir("m-1", metadata(goodSpec(), 0), nil, nil) },
 		"on the disk": func(s store) error { return os.Mkdir(s.path(runDir, "m-1"), 0o700) },
 	} {
@@ -77,7 +77,7 @@ func TestTermOfAnotherBoot(t *testing.T) {
 		h.runc.Root = h.store.path("runc")
 		dir := h.machines.byID["m-1"].runDir()
 		data, err := json.Marshal(machineapi.EndpointTerm{Until: 240 * time.Hour})
-		if err = errors.Join(err, h.forgetOtherBoot(), make(h.store)); err != nil {
+		if err = errors.Join(err, h.forgetOtherBoot(), create(h.store)); err != nil {
 			t.Fatal(err)
 		}
 		write(t, filepath.Join(dir, machineapi.EndpointLeaseFile), string(data))
