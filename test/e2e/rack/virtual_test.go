@@ -144,8 +144,8 @@ func electEndpoint(t *testing.T, router rack.Space, boxes []*box) {
 		config.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return b.Dial(ctx, "tcp", apiAddress) }
 		leases, err := dynamic.NewForConfig(config)
 		check(t, err)
-		elector := endpoint.Elector{
-			Name: b.name(), Dir: filepath.Join(b.Root, "run", b.machine().Id), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		elector := endpoint.Elector{ // The folder is mounted in the namespace of the box.
+			Name: b.name(), Dir: filepath.Join("/proc", b.PID, "root", b.Root, "run", b.machine().Id), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			Leases: leases.Resource(kube.Leases).Namespace(metav1.NamespaceSystem),
 		}
 		ctx, end := context.WithCancel(context.Background())
