@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/loopdevice"
 )
 
 // openControl opens the device that creates loop devices.
@@ -31,28 +33,12 @@ func newLoop(image string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = back.Close() }()
-	for {
-		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, fmt.Errorf("no free loop device: %w", err)
-		}
-		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
-		if err != nil {
-			return nil, fmt.Errorf("loop device: %w", err)
-		}
-		// Direct I/O keeps data out of a second page cache. The kernel falls back to buffered I/O where it is not possible.
-		err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{
-			Fd: uint32(back.Fd()), Size: blockSize,
-			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO},
-		})
-		if err == nil {
-			return loop, nil
-		}
-		_ = loop.Close()
-		if !errors.Is(err, unix.EBUSY) { // Another process took the device first.
-			return nil, fmt.Errorf("attaching %s to a loop device: %w", image, err)
-		}
-	}
+	// Direct I/O keeps data out of a second page cache. The kernel falls back to buffered I/O where it is not possible.
+	config := unix.LoopConfig{Size: blockSize, Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO}}
+	loop, _, err := loopdevice.Attach(control, back, config, func(number int) (*os.File, error) {
+		return os.OpenFile(fmt.Sprintf("/dev/loop%d", number), os.O_RDWR, 0)
+	})
+	return loop, err
 }
 
 // findLoop returns the loop device that has an image, nil when none has. The caller closes it.

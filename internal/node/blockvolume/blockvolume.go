@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/loopdevice"
 	"capstan.dev/capstan/internal/node/localvolume"
 )
 
@@ -35,8 +36,6 @@ const (
 	most = 64
 	// blockSize of volumes, in bytes. It is that of the machine's disk, so that the device can use direct I/O.
 	blockSize = 4096
-	// attempts bounds the search for a free device, because the other users of the kernel take devices too.
-	attempts = 100
 	// patience is the time in which other programs of the host close a device that they examine.
 	patience = 2 * time.Second
 )
@@ -260,25 +259,15 @@ func (d *Devices) attach(file *os.File, config unix.LoopConfig) (*device, error)
 		return nil, fmt.Errorf("the machine cannot have loop devices: %w", err)
 	}
 	defer func() { _ = control.Close() }()
-	config.Fd = uint32(file.Fd())
-	for range attempts {
-		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, fmt.Errorf("no free loop device: %w", err)
-		}
-		loop, id, err := d.open(number)
-		if err != nil {
-			return nil, fmt.Errorf("loop device: %w", err)
-		}
-		if err = unix.IoctlLoopConfigure(int(loop.Fd()), &config); err == nil {
-			return &device{loop: loop, number: number, id: id, file: st.Rdev, dev: st.Dev, inode: st.Ino}, nil
-		}
-		_ = loop.Close()
-		if !errors.Is(err, unix.EBUSY) { // Another process took the device first.
-			return nil, fmt.Errorf("attaching %s to a loop device: %w", file.Name(), err)
-		}
+	made := &device{file: st.Rdev, dev: st.Dev, inode: st.Ino}
+	made.loop, made.number, err = loopdevice.Attach(control, file, config, func(number int) (loop *os.File, err error) {
+		loop, made.id, err = d.open(number)
+		return loop, err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, errors.New("no free loop device: other processes of the host took each one first")
+	return made, nil
 }
 
 // open opens a loop device by a node that is gone then.
