@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -362,6 +363,7 @@ func (b *budget) compare(selector *metav1.LabelSelector, n int) bool {
 
 // blockMatch returns no match for a block with an exception that cannot be enforced: nft would refuse the rules of all policies, or the
 // exception would have no effect. Kubernetes 1.35 accepts notations that nft does not have: leading zeros, and IPv4 addresses as IPv6.
+// The exceptions are one set, because the kernel refuses a rule with many expressions, and with it all others.
 func blockMatch(d direction, block *networkingv1.IPBlock) []match {
 	prefix, err := netip.ParsePrefix(block.CIDR)
 	if err != nil || prefix.Addr().Is4In6() {
@@ -369,12 +371,24 @@ func blockMatch(d direction, block *networkingv1.IPBlock) []match {
 	}
 	family := familyOf(prefix.Addr())
 	text := fmt.Sprintf("%s %s %s", family, d.peer, prefix.Masked())
+	var exceptions netipx.IPSetBuilder // joins those that overlap
 	for _, except := range block.Except {
 		exception, err := netip.ParsePrefix(except)
 		if err != nil || exception.Addr().Is4In6() || familyOf(exception.Addr()) != family {
 			return nil
 		}
-		text += fmt.Sprintf(" %s %s != %s", family, d.peer, exception.Masked())
+		exceptions.AddPrefix(exception)
+	}
+	joined, err := exceptions.IPSet()
+	if err != nil {
+		return nil
+	}
+	var except []string
+	for _, exception := range joined.Prefixes() {
+		except = append(except, exception.String())
+	}
+	if len(except) > 0 {
+		text += fmt.Sprintf(" %s %s != %s", family, d.peer, set(except))
 	}
 	return []match{{family, text, 1 + len(block.Except)}}
 }

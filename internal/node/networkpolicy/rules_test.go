@@ -107,7 +107,11 @@ func TestChains(t *testing.T) {
 		},
 		"address ranges": {
 			specs:   []string{web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 'fd00::/8'}}]}]"},
-			ingress: []string{"ip saddr 10.0.0.0/8 ip saddr != 10.1.0.0/16 accept", "ip6 saddr fd00::/8 accept"},
+			ingress: []string{"ip saddr 10.0.0.0/8 ip saddr != { 10.1.0.0/16 } accept", "ip6 saddr fd00::/8 accept"},
+		},
+		"exceptions that overlap": {
+			specs:   []string{web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.3.1.0/24, 10.1.0.0/16, 10.1.2.0/24]}}]}]"},
+			ingress: []string{"ip saddr 10.0.0.0/8 ip saddr != { 10.1.0.0/16, 10.3.1.0/24 } accept"},
 		},
 		"an exception in a notation that cannot be enforced": {
 			specs: []string{
@@ -270,6 +274,11 @@ policyTypes: [Ingress, Egress]
 ingress: [{from: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 10.0.0.0/8, except: ['::ffff:10.1.0.0/112']}},
   {ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: '::/0'}}], ports: [{port: main}, {port: 100, endPort: 200}, {protocol: SCTP}]}]
 egress: [{to: [{namespaceSelector: {}}], ports: [{port: main}, {port: 53, protocol: UDP}]}, {}]`)
+	block := &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}
+	for i := range 1000 { // The kernel takes 128 expressions in a rule.
+		block.Except = append(block.Except, fmt.Sprintf("10.%d.%d.1/32", i/256, i%256))
+	}
+	all[0].Spec.Egress[0].To = append(all[0].Spec.Egress[0].To, networkingv1.NetworkPolicyPeer{IPBlock: block})
 	for range 2 {
 		chains, _ := Chains(Cluster{Policies: all, Pods: podObjects, Namespaces: namespaces}, "n")
 		if err := Apply(t.Context(), chains); err != nil {
