@@ -38,7 +38,7 @@ func FixedParts(spec bootstrapv1.CapstanConfigSpec) Fixed {
 			}
 		case f.path == "cluster.etcd.external.endpoints":
 			out[f.path] = "set"
-		case f.decide(f, nil, value)[0].Verdict == Replace, f.path == taints:
+		case len(Blocking(f.decide(f, nil, value))) > 0, f.path == taints:
 			out[f.path] = sum(value)
 		}
 	}

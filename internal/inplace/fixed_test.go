@@ -26,6 +26,7 @@ func TestFixed(t *testing.T) {
 		"node name":              {spec{}, spec{Node: bootstrapv1.NodeSpec{Name: "a"}}},
 		"default role":           {spec{}, spec{Role: bootstrapv1.RoleWorker}},
 		"taints":                 {spec{}, spec{Node: bootstrapv1.NodeSpec{Taints: &[]bootstrapv1.Taint{}}}},
+		"no resource metrics":    {spec{}, spec{Cluster: bootstrapv1.ClusterConfiguration{ResourceMetrics: bootstrapv1.ResourceMetricsNone}}},
 		"file":                   {spec{}, file("a", nil)},
 		"repeatable file":        {spec{}, file("a", yes)},
 		"removed":                {file("a", yes), spec{}},
