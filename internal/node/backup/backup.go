@@ -50,41 +50,45 @@ type Member struct {
 	TLS      *tls.Config
 }
 
-// Snapshot writes a snapshot of the member to a file that must not exist, and its description to the manifest.
+// Snapshot writes a snapshot of the member to a file that must not exist, and its description to the manifest. It does not fill the disk of
+// the file, which can be that of the member.
 func (m Member) Snapshot(ctx context.Context, file string, manifest *Manifest) error {
 	config := clientv3.Config{Endpoints: []string{m.Endpoint}, TLS: m.TLS, DialTimeout: dialTimeout, Logger: zap.NewNop()}
-	version, revision, err := caughtUp(ctx, config)
+	status, revision, err := caughtUp(ctx, config)
 	if err != nil {
 		return fmt.Errorf("the etcd member %s does not answer: %w", m.Endpoint, err)
+	}
+	if err := Room(filepath.Dir(file), status.DbSize); err != nil {
+		return err
 	}
 	// The version that etcd adds to a snapshot is that of its file format, and empty in the first seconds of a new member.
 	if _, err := snapshot.SaveWithVersion(ctx, zap.NewNop(), config, file); err != nil {
 		return fmt.Errorf("taking a snapshot of the etcd member %s: %w", m.Endpoint, err)
 	}
-	manifest.EtcdVersion, manifest.Revision = version, revision
+	manifest.EtcdVersion, manifest.Revision = status.Version, revision
 	manifest.SHA256, manifest.SizeBytes, err = check(file)
 	return err
 }
 
-// caughtUp returns the version of the member, once the member has every write that was acknowledged until now. A linearizable read
+// caughtUp returns the status of the member, once the member has every write that was acknowledged until now. A linearizable read
 // waits for that. Without it, the snapshot of a follower can lack acknowledged writes.
-func caughtUp(ctx context.Context, config clientv3.Config) (version string, revision int64, err error) {
+func caughtUp(ctx context.Context, config clientv3.Config) (status *clientv3.StatusResponse, revision int64, err error) {
 	c, err := clientv3.New(config)
 	if err != nil {
-		return "", 0, err
+		return nil, 0, err
 	}
 	defer func() { _ = c.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	answer, err := c.Get(ctx, "/registry/health")
 	if err != nil {
-		return "", 0, err
+		return nil, 0, err
 	}
-	status, err := c.Status(ctx, config.Endpoints[0])
+	status, err = c.Status(ctx, config.Endpoints[0])
 	if err != nil {
-		return "", 0, err
+		return nil, 0, err
 	}
-	return status.Version, answer.Header.Revision, nil
+	return status, answer.Header.Revision, nil
 }
 
 // check reads a snapshot and returns the checksum and the size of the whole file. The last bytes of a snapshot are the

@@ -16,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/shorten"
 )
 
-// spareBytes stay free on a machine that checks a backup: its own etcd writes to the same disk.
+// spareBytes stay free on a machine that makes or checks a backup: its own etcd writes to the same disk.
 const spareBytes = 256 << 20
 
 // Check verifies a backup in the same way as a machine that starts from it: the backup exists, is complete, has the

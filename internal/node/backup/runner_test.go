@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -89,10 +90,21 @@ func TestMake(t *testing.T) {
 	if manifest.Keys["ca"] != "x" || manifest.Request != "one" || manifest.KubernetesVersion != "v1.36.3" {
 		t.Errorf("%+v", manifest)
 	}
+	bucket := spec.Store.S3.Bucket
 	spec.Store.S3.Bucket = "nothing"
 	if failed := r.make(t.Context(), etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "third"}, Spec: spec}); failed.Phase != etcdv1.BackupFailed ||
 		!strings.Contains(failed.Message, "bucket does not exist") || strings.Contains(failed.Message, c.SecretAccessKey) || len(failed.Removed) != 0 {
 		t.Errorf("%+v", failed)
+	}
+	small := t.TempDir()
+	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { must(t, unix.Unmount(small, 0)) })
+	spec.Store.S3.Bucket = bucket
+	full := *r
+	full.Dir = filepath.Join(small, "scratch")
+	if failed := full.make(t.Context(), etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "fourth"}, Spec: spec}); failed.Phase != etcdv1.BackupFailed ||
+		!strings.Contains(failed.Message, "no room") {
+		t.Errorf("a backup on a disk that is almost full: %+v", failed)
 	}
 	if _, err := os.Stat(r.Dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the backup left a snapshot on the machine: %v", err)
