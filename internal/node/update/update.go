@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -303,15 +304,31 @@ func (u *updater) commands(ctx context.Context, choose func(before, after []clou
 	if own >= 0 {
 		before, after = data.RunCommands[:own], data.RunCommands[own+1:]
 	}
-	for i, command := range choose(before, after) {
-		if err := u.shell(ctx, command.String()); err != nil {
+	return runAll(ctx, choose(before, after), commandsTimeout)
+}
+
+// commandsTimeout bounds the commands of a step. Later, capstand would give up a machine without progress, which then could not go back.
+const commandsTimeout = 25 * time.Minute
+
+func runAll(ctx context.Context, commands []cloudconfig.Command, within time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("expected the commands to end within %s", within))
+	defer cancel()
+	for i, command := range commands {
+		if err := shell(ctx, command.String()); err != nil {
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
 			return fmt.Errorf("command %d: %w; see /var/log/capstan/update.log", i, err)
 		}
 	}
 	return nil
 }
 
-func (u *updater) shell(ctx context.Context, script string) error {
+// killDelay is the time between SIGTERM and SIGKILL for a command.
+const killDelay = 5 * time.Second
+
+// shell runs a command. When ctx ends, all processes of the command end that have not left its process group.
+func shell(ctx context.Context, script string) error {
 	out, in, err := os.Pipe()
 	if err != nil {
 		return err
@@ -324,7 +341,14 @@ func (u *updater) shell(ctx context.Context, script string) error {
 	cmd := exec.CommandContext(ctx, "/bin/sh", "/dev/fd/3")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{out}
-	return cmd.Run()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = killDelay
+	err = cmd.Run()
+	if ctx.Err() != nil && cmd.Process != nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	return err
 }
 
 // limitsTimeout bounds the wait for capstand in a rollback. A capstand that does not run must not prevent the rollback.

@@ -1,0 +1,42 @@
+package update
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/node/cloudconfig"
+)
+
+// Commands that do not end are a failure of their step, so that the machine goes back before capstand gives it up. Nothing of them runs
+// then.
+func TestCommandsThatDoNotEnd(t *testing.T) {
+	if commandsTimeout+killDelay >= machineapi.UpdateStalled {
+		t.Errorf("commands have %s, and capstand gives up the update after %s", commandsTimeout, machineapi.UpdateStalled)
+	}
+	dir := t.TempDir()
+	wire := filepath.Join(dir, "wire")
+	must(t, syscall.Mkfifo(wire, 0o600))
+	commands := []cloudconfig.Command{
+		{Shell: "sleep 1000 > " + wire + "; true"},
+		{Args: []string{"touch", filepath.Join(dir, "next")}},
+	}
+	reader, err := os.OpenFile(wire, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	must(t, err)
+	defer func() { _ = reader.Close() }()
+	err = runAll(t.Context(), commands, 300*time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "command 0: expected the commands to end within 300ms") {
+		t.Errorf("%v", err)
+	}
+	must(t, reader.SetReadDeadline(time.Now().Add(20*time.Second)))
+	if _, err := reader.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+		t.Errorf("a process of the command still runs: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "next")); err == nil {
+		t.Error("the next command ran")
+	}
+}
