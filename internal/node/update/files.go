@@ -130,16 +130,16 @@ func (s snapshot) restoreFile(file saved) error {
 		return err
 	}
 	path := filepath.Join(s.root, file.Path)
-	if now, err := os.ReadFile(path); err == nil && bytes.Equal(now, data) {
-		return nil
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, data) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := atomicfile.WriteFile(path, data, file.Mode); err != nil {
+			return err
+		}
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	if err := atomicfile.WriteFile(path, data, file.Mode); err != nil {
-		return err
-	}
-	return os.Chown(path, file.UID, file.GID)
+	// The update can have changed only the rights, and an earlier attempt can have ended before these steps.
+	return errors.Join(os.Chown(path, file.UID, file.GID), os.Chmod(path, file.Mode))
 }
 
 // read returns the saved content of a file.

@@ -34,15 +34,17 @@ func TestSnapshot(t *testing.T) {
 	}
 	write("etc/changed", "old", 0o640)
 	write("etc/removed", "old", 0o600)
+	write("etc/mode", "old", 0o600)
 	write("etc/dir/a", "old", 0o600)
 	write("etc/dir/sub/b", "old", 0o600)
 	s := snapshot{root: root, dir: filepath.Join(root, "copies")}
 	must(t, os.MkdirAll(s.dir+".new", 0o700)) // left by a process that was killed
-	must(t, s.take([]string{"/etc/changed", "/etc/removed", "/etc/new", "/etc/dir", "/etc/nothing"}))
+	must(t, s.take([]string{"/etc/changed", "/etc/mode", "/etc/removed", "/etc/new", "/etc/dir", "/etc/nothing"}))
 	write("etc/changed", "new", 0o600)
 	write("etc/new", "new", 0o600)
 	write("etc/dir/a", "new", 0o600)
 	write("etc/dir/sub/c", "new", 0o600)
+	must(t, os.Chmod(filepath.Join(root, "etc/mode"), 0o644))
 	must(t, os.Remove(filepath.Join(root, "etc/removed")))
 	must(t, os.RemoveAll(filepath.Join(root, "etc/dir/sub/b")))
 	for range 2 {
@@ -57,6 +59,9 @@ func TestSnapshot(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(root, "etc/changed")); err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if info, err := os.Stat(filepath.Join(root, "etc/mode")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("a file with the same content and another mode: %v, %v", info.Mode(), err)
 	}
 	if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the copies: %v, %v", info.Mode(), err)
