@@ -470,12 +470,14 @@ test-integration: build-kube build-capi gotestsum versitygw ## Integration tests
 	$(call gotest,integration,$(integration_packages)) -timeout 70m
 
 .PHONY: test-times
-test-times: gotestsum ## Show the slowest tests and packages of the last run.
+test-times: gotestsum ## Show the slowest tests and packages of the last run, and the waits of end-to-end tests.
 	@for events in $(BIN)/test-events/*.json; do \
 		echo "== $$(basename $$events .json)"; \
 		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | head -40; \
 		echo "-- packages, in seconds"; \
 		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | head -20; \
+		echo "-- waits, in seconds"; \
+		sed -nE 's/.*"Test":"([^"]*)","Output":" *([^ ]*): waited ([0-9.]+) s: (.*)\\n".*/\3 \1 (\2): \4/p' $$events | sort -rn | head -20; \
 	done
 
 # Fuzz tests as PACKAGE:NAME. Go runs one fuzz test at a time. FUZZTIME is a number of inputs by default, because a time

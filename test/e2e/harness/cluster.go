@@ -45,6 +45,7 @@ func (p *Plane) CreateCluster(t *testing.T, namespace, name string, args ...stri
 // Must runs the CLI and fails the test on an error.
 func (p *Plane) Must(t *testing.T, args ...string) string {
 	t.Helper()
+	defer LogWait(t, time.Now(), "capstan "+strings.Join(args, " "))
 	out, err := p.Capstan(t.Context(), args...)
 	if err != nil {
 		t.Fatal(err)
@@ -79,6 +80,7 @@ func (c *Cluster) Delete(t *testing.T) {
 	if client.IgnoreNotFound(err) == nil && err != nil {
 		return
 	}
+	defer LogWait(t, time.Now(), "the deletion of "+c.Name)
 	if _, err := c.Plane.Capstan(ctx, "delete", "cluster", c.Name, "--namespace", c.Namespace); err != nil {
 		t.Error(err)
 	}
@@ -168,6 +170,7 @@ const patience = 3 * time.Minute
 // Eventually repeats a function until it succeeds or the time is over.
 func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx context.Context) error) {
 	t.Helper()
+	defer LogWait(t, time.Now(), what)
 	limit = max(limit, patience)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -186,6 +189,14 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 			t.Fatalf("%s: not within %v: %v", what, limit, last)
 		case <-time.After(pause(time.Since(start))):
 		}
+	}
+}
+
+// LogWait logs a wait of two seconds or more, with its end. make test-times lists the longest.
+func LogWait(t *testing.T, start time.Time, what string) {
+	t.Helper()
+	if took := time.Since(start); took >= 2*time.Second {
+		t.Logf("waited %.1f s: %s", took.Seconds(), what)
 	}
 }
 

@@ -309,6 +309,7 @@ func inside(t *testing.T, address, command string) string {
 // eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
+	defer harness.LogWait(t, time.Now(), what)
 	var err error
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if err = f(); err == nil {

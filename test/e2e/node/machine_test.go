@@ -30,6 +30,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // testNetwork is a bridge in its own network namespace, and the folder that the machines share.
@@ -368,6 +369,7 @@ const patience = 3 * time.Minute
 // eventually repeats a function until it returns no error.
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
+	defer harness.LogWait(t, time.Now(), "a state of the machine")
 	timeout = max(timeout, patience)
 	deadline := time.Now().Add(timeout)
 	for {

@@ -84,6 +84,7 @@ func (i *installation) try(args ...string) (string, error) {
 
 func (i *installation) capstan(args ...string) string {
 	i.t.Helper()
+	defer harness.LogWait(i.t, time.Now(), "capstan "+strings.Join(args, " "))
 	out, err := i.try(args...)
 	if err != nil {
 		i.t.Fatalf("capstan %v: %v\n%s", args, err, out)
@@ -148,6 +149,7 @@ func (i *installation) component(name string) embedded.ProcessStatus {
 // eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
 	t.Helper()
+	defer harness.LogWait(t, time.Now(), what)
 	timeout = max(timeout, 3*time.Minute) // Only failing tests reach this timeout.
 	for deadline := time.Now().Add(timeout); !is(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
