@@ -55,6 +55,7 @@ type Reconciler struct {
 
 	tracker  external.ObjectTracker
 	recorder events.EventRecorder
+	wrote    func(reconciling.Object, string) // see reconciling.Frame
 }
 
 // scope contains the objects of one reconciliation.
@@ -103,7 +104,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 // frame returns the frame of a reconcile. A CapstanConfig has no finalizer: its data secret has an owner reference, and
 // a token expires.
 func (r *Reconciler) frame() *reconciling.Frame {
-	return &reconciling.Frame{Client: r.Client, Live: r.LiveClient}
+	return &reconciling.Frame{Client: r.Client, Live: r.LiveClient, Wrote: r.wrote}
 }
 
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {

@@ -71,6 +71,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if err != nil {
 		return err
 	}
+	r.wrote = opts.Wrote(c, bootstrapv1.GroupVersion, "CapstanConfig")
 	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	return nil
 }

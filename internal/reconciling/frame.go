@@ -8,6 +8,10 @@ package reconciling
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/finalizers"
 	"sigs.k8s.io/cluster-api/util/paused"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -31,14 +35,19 @@ type Frame struct {
 	// Summary contains the types of the conditions that Ready summarizes; see SetReady. Without them, the reconciler
 	// sets Ready.
 	Summary []string
+	// Wrote is called with an object and the resourceVersion of its status that End has written. It can be nil.
+	Wrote func(obj Object, resourceVersion string)
 }
 
 // Begin sets the condition Paused (ALL-08) and adds the finalizer. cluster can be nil. It returns the Patch for End,
 // or nil if the object is paused or does not exist any more; then the reconcile ends.
 func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Object) (*Patch, error) {
-	isPaused, _, err := paused.EnsurePausedCondition(ctx, f.Live, cluster, obj)
-	if err != nil || isPaused {
-		return nil, client.IgnoreNotFound(err)
+	isNew := !isPaused(cluster, obj) && !conditions.Has(obj, clusterv1.PausedCondition)
+	if !isNew {
+		isPaused, _, err := paused.EnsurePausedCondition(ctx, f.Live, cluster, obj)
+		if err != nil || isPaused {
+			return nil, client.IgnoreNotFound(err)
+		}
 	}
 	if f.Finalizer != "" {
 		added, err := finalizers.EnsureFinalizer(ctx, f.Client, obj, f.Finalizer)
@@ -49,7 +58,16 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 			ctrl.LoggerFrom(ctx).V(4).Info("Added the finalizer", "finalizer", f.Finalizer)
 		}
 	}
-	return NewPatch(obj, f.Live), nil
+	patch := NewPatch(obj, f.Live)
+	if isNew { // End writes it with the other conditions: each write of a status makes Cluster API core reconcile its owners.
+		conditions.Set(obj, metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason})
+	}
+	return patch, nil
+}
+
+// isPaused reports whether the Cluster or the object itself is paused.
+func isPaused(cluster *clusterv1.Cluster, obj Object) bool {
+	return cluster != nil && ptr.Deref(cluster.Spec.Paused, false) || annotations.HasPaused(obj)
 }
 
 // End sets Ready and writes the changes since Begin.
@@ -59,7 +77,13 @@ func (f *Frame) End(ctx context.Context, patch *Patch, obj Object) error {
 			return err
 		}
 	}
-	return patch.Write(ctx, obj)
+	if err := patch.Write(ctx, obj); err != nil {
+		return err
+	}
+	if f.Wrote != nil && patch.written != "" {
+		f.Wrote(obj, patch.written)
+	}
+	return nil
 }
 
 // Record writes the spec and metadata of obj at once, and returns a Patch for later changes. It stores decisions that

@@ -3,6 +3,7 @@ package reconciling
 import (
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/labels"
@@ -65,6 +66,14 @@ func (o Options) Controller(mgr ctrl.Manager, kind string) *capicontroller.Build
 // because the event of another object can lead to it.
 func (o Options) Watches(obj client.Object) bool {
 	return o.WatchFilter == "" || labels.HasWatchLabel(obj, o.WatchFilter)
+}
+
+// Wrote returns the function Frame.Wrote for the objects of a kind. Their next reconcile sees what this one has written: otherwise it
+// would decide again, or write the same status once more.
+func (o Options) Wrote(c capicontroller.Controller, gv schema.GroupVersion, kind string) func(Object, string) {
+	return func(obj Object, resourceVersion string) {
+		o.WaitForCache(c, obj, capicontroller.StructuredObject(gv, kind), resourceVersion)
+	}
 }
 
 // WaitForCache delays the next reconcile of an object until the cache contains the writes of this one. It does nothing

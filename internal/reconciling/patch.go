@@ -24,6 +24,8 @@ type Patch struct {
 	before Object
 	// latest is the newest known version of the stored object.
 	latest Object
+	// written is the resourceVersion of the written status, or empty.
+	written string
 }
 
 // NewPatch returns a Patch for the changes to obj that follow. live reads from the API server.
@@ -135,7 +137,12 @@ func (p *Patch) patchStatus(ctx context.Context, obj Object, change map[string]a
 	if err != nil {
 		return err
 	}
-	return p.live.Status().Patch(ctx, obj.DeepCopyObject().(client.Object), patch)
+	answer := obj.DeepCopyObject().(client.Object)
+	if err := p.live.Status().Patch(ctx, answer, patch); err != nil {
+		return err
+	}
+	p.written = answer.GetResourceVersion()
+	return nil
 }
 
 // requireUID makes the API server refuse a patch if its object has another UID. Objects of unit tests have none.

@@ -207,7 +207,7 @@ const (
 	ServicesHealthyCondition = "ServicesHealthy"
 	// ServicesHealthyReason: all services run.
 	ServicesHealthyReason = "ServicesHealthy"
-	// ServicesStartingReason: some services have not started yet.
+	// ServicesStartingReason: the bootstrap has not ended, or some services have not started yet.
 	ServicesStartingReason = "ServicesStarting"
 	// ServicesUnhealthyReason: some services are stopped or in back-off. The message contains their names.
 	ServicesUnhealthyReason = "ServicesUnhealthy"

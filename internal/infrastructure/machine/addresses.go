@@ -181,7 +181,7 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 		return err
 	}
 	s.capstan = stored
-	r.wrote(stored)
+	r.frame.Wrote(stored, stored.ResourceVersion)
 	s.patch = reconciling.NewPatch(stored, r.LiveClient)
 	return nil
 }

@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -68,7 +67,8 @@ type process struct {
 
 func (p *plane) start() *process {
 	out := &process{Client: p.live, plane: p, cache: map[string]*infrav1.CapstanMachine{}}
-	out.r = &Reconciler{Options: reconciling.Options{LiveClient: p.live}, Client: out, Pool: connections.NewPool(context.Background(), nil), controller: capicontroller.NewFakeController()}
+	out.r = &Reconciler{Options: reconciling.Options{LiveClient: p.live}, Client: out, Pool: connections.NewPool(context.Background(), nil)}
+	out.r.frame.Wrote = func(reconciling.Object, string) {}
 	out.follow(len(p.log)) // The cache is filled before the first reconcile.
 	return out
 }

@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -153,13 +152,8 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 	s.patch = patch
 	ctrl.LoggerFrom(ctx).Info("Assigned a host and addresses", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName),
 		"id", s.capstan.Spec.ID, "addresses", s.capstan.Spec.Network.Addresses)
-	r.wrote(s.capstan)
+	r.frame.Wrote(s.capstan, s.capstan.ResourceVersion)
 	return nil
-}
-
-// wrote delays the next reconcile of the machine until the cache shows the decision.
-func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
-	r.WaitForCache(r.controller, m, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
 }
 
 // usable are the hosts that the machine may have; only the one that spec names, if it names one.

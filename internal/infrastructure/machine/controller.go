@@ -110,6 +110,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("CapstanMachine", r))
 	r.controller, r.turns = c, reconciling.FairTurns(r.For("CapstanMachine").MaxConcurrentReconciles)
+	r.frame.Wrote = r.Wrote(c, infrav1.GroupVersion, infrav1.MachineKind)
 	return err
 }
 

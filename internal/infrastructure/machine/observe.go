@@ -83,11 +83,13 @@ func bootstrap(s *hostpb.MachineStatus) metav1.Condition {
 }
 
 // services sums up the machine's services. While they start the message stays the same, so that
-// a machine that boots is not written with every step.
+// a machine that boots is not written with every step. The bootstrap starts more services: until its end, the services
+// count as starting.
 func services(s *hostpb.MachineStatus) metav1.Condition {
 	c := metav1.Condition{Type: infrav1.ServicesHealthyCondition, Status: metav1.ConditionTrue, Reason: infrav1.ServicesHealthyReason}
 	var bad []string
-	starting := len(s.GetServices()) == 0
+	ended := s.GetBootstrap() == hostpb.MachineStatus_SUCCEEDED || s.GetBootstrap() == hostpb.MachineStatus_BOOTSTRAP_FAILED
+	starting := !ended || len(s.GetServices()) == 0
 	for _, svc := range s.GetServices() {
 		switch svc.GetState() {
 		case "running", "ready":

@@ -16,7 +16,7 @@ func TestConditionsOfAMachine(t *testing.T) {
 		}
 		return out
 	}
-	const runs = hostpb.MachineStatus_RUNNING
+	const runs, succeeded = hostpb.MachineStatus_RUNNING, hostpb.MachineStatus_SUCCEEDED
 	for name, tc := range map[string]struct {
 		got                     metav1.Condition
 		status, reason, message string
@@ -44,9 +44,11 @@ func TestConditionsOfAMachine(t *testing.T) {
 			bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_BOOTSTRAP_FAILED, BootstrapMessage: "runcmd 2"}), "False", "BootstrapFailed",
 			"runcmd 2. See `capstan logs`; delete the Machine to replace it",
 		},
-		"no services yet":            {services(&hostpb.MachineStatus{Phase: runs}), "False", "ServicesStarting", "Services are starting"},
-		"services start":             {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "starting")}), "False", "ServicesStarting", "Services are starting"},
-		"services run":               {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "running")}), "True", "ServicesHealthy", ""},
+		"no services yet":            {services(&hostpb.MachineStatus{Phase: runs, Bootstrap: succeeded}), "False", "ServicesStarting", "Services are starting"},
+		"services start":             {services(&hostpb.MachineStatus{Phase: runs, Bootstrap: succeeded, Services: svc("ready", "starting")}), "False", "ServicesStarting", "Services are starting"},
+		"more services will start":   {services(&hostpb.MachineStatus{Phase: runs, Bootstrap: hostpb.MachineStatus_STARTED, Services: svc("running")}), "False", "ServicesStarting", "Services are starting"},
+		"services run":               {services(&hostpb.MachineStatus{Phase: runs, Bootstrap: succeeded, Services: svc("ready", "running")}), "True", "ServicesHealthy", ""},
+		"only some services ran":     {services(&hostpb.MachineStatus{Phase: runs, Bootstrap: hostpb.MachineStatus_BOOTSTRAP_FAILED, Services: svc("running")}), "True", "ServicesHealthy", ""},
 		"a service backs off":        {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "backoff", "stopped")}), "False", "ServicesUnhealthy", "b: backoff why; c: stopped why"},
 		"services of a dead machine": {services(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Services: svc("ready")}), "False", "ServicesStarting", "The machine does not run"},
 	} {
