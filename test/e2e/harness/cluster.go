@@ -170,7 +170,8 @@ const patience = 3 * time.Minute
 // Eventually repeats a function until it succeeds or the time is over.
 func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx context.Context) error) {
 	t.Helper()
-	defer LogWait(t, time.Now(), what)
+	begin := time.Now()
+	defer LogWait(t, begin, what)
 	limit = max(limit, patience)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -187,7 +188,7 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: not within %v: %v", what, limit, last)
-		case <-time.After(pause(time.Since(start))):
+		case <-time.After(Pause(time.Since(begin), time.Since(start))):
 		}
 	}
 }
@@ -200,10 +201,10 @@ func LogWait(t *testing.T, start time.Time, what string) {
 	}
 }
 
-// pause returns the time between two attempts of which the first has taken some time. Attempts that start a program take a
-// large part of a processor, and other tests run meanwhile.
-func pause(took time.Duration) time.Duration {
-	return min(max(250*time.Millisecond, 2*took), 2*time.Second)
+// Pause returns the time until the next attempt of a wait that has lasted some time, and whose last attempt took some. A short wait
+// ends soon. A long one leaves the processor to the other tests: many attempts start a program.
+func Pause(waited, took time.Duration) time.Duration {
+	return max(50*time.Millisecond, min(waited/10, time.Second), min(2*took, 2*time.Second))
 }
 
 // Find returns the processes with a name in a machine, or on the host if machine is empty.

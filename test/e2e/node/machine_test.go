@@ -369,18 +369,19 @@ const patience = 3 * time.Minute
 // eventually repeats a function until it returns no error.
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
-	defer harness.LogWait(t, time.Now(), "a state of the machine")
+	begin := time.Now()
+	defer harness.LogWait(t, begin, "a state of the machine")
 	timeout = max(timeout, patience)
-	deadline := time.Now().Add(timeout)
 	for {
+		start := time.Now()
 		err := do()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begin) > timeout {
 			t.Fatalf("after %s: %v", timeout, err)
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(harness.Pause(time.Since(begin), time.Since(start)))
 	}
 }
 

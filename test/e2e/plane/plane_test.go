@@ -149,12 +149,18 @@ func (i *installation) component(name string) embedded.ProcessStatus {
 // eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
 	t.Helper()
-	defer harness.LogWait(t, time.Now(), what)
+	begin := time.Now()
+	defer harness.LogWait(t, begin, what)
 	timeout = max(timeout, 3*time.Minute) // Only failing tests reach this timeout.
-	for deadline := time.Now().Add(timeout); !is(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	for {
+		start := time.Now()
+		if is() {
+			return
+		}
+		if time.Since(begin) > timeout {
 			t.Fatalf("not within %s: %s", timeout, what)
 		}
+		time.Sleep(harness.Pause(time.Since(begin), time.Since(start)))
 	}
 }
 
