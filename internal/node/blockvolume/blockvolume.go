@@ -10,17 +10,21 @@
 package blockvolume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/loopdevice"
 	"capstan.dev/capstan/internal/node/localvolume"
 )
@@ -38,6 +42,8 @@ const (
 	blockSize = 4096
 	// patience is the time in which other programs of the host close a device that they examine.
 	patience = 2 * time.Second
+	// Pauses between two attempts to attach a volume.
+	firstPause, longestPause = time.Second, time.Minute
 )
 
 // Devices are the loop devices of a machine. Only PID 1 has them.
@@ -52,6 +58,8 @@ type Devices struct {
 	mu sync.Mutex
 	// volumes by their names, and holds by the paths of the devices that are held.
 	volumes, holds map[string]*device
+	// waiting are the volumes that the machine had before its start and that have no device yet.
+	waiting []string
 }
 
 // device is a loop device with a file.
@@ -70,7 +78,8 @@ func OfMachine() *Devices {
 	return &Devices{Control: "/dev/loop-control", Dir: localvolume.Devices, Folders: localvolume.Blocks}
 }
 
-// Prepare creates the folders of a machine with block volumes, and attaches the volumes that it has. Nothing may use them before.
+// Prepare creates the folders of a machine with block volumes, and attaches the volumes that it has. Nothing may use them before. Follow
+// attaches the others.
 // The nodes have a file system of their own, because that of /run has no devices, and containerd copies the nodes in /dev into
 // privileged containers.
 func (d *Devices) Prepare() error {
@@ -93,11 +102,18 @@ func (d *Devices) Prepare() error {
 
 // restore attaches the volumes that the machine had before.
 func (d *Devices) restore() error {
+	names, err := d.Folders.Images()
+	d.mu.Lock()
+	d.waiting = names
+	d.mu.Unlock()
+	return errors.Join(err, d.attachWaiting())
+}
+
+func (d *Devices) attachWaiting() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	names, err := d.Folders.Images()
-	errs := []error{err}
-	for _, name := range names {
+	var errs []error
+	for _, name := range slices.Clone(d.waiting) {
 		if err := d.attachVolume(name); err != nil {
 			errs = append(errs, fmt.Errorf("the block volume %s: %w", name, err))
 		}
@@ -105,7 +121,29 @@ func (d *Devices) restore() error {
 	return errors.Join(errs...)
 }
 
-// Provide makes a volume of size bytes and its device. It can be repeated. After an error, nothing of a new volume is left.
+// Follow attaches the volumes that Prepare could not attach, until all have a device or ctx ends. The kernel has no event for a free
+// device. The kubelet tries again itself.
+func (d *Devices) Follow(ctx context.Context, log *slog.Logger) {
+	for pauses := backoff.Doubling(firstPause, longestPause); d.waits(); {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pauses.Step()):
+		}
+		if err := d.attachWaiting(); err != nil {
+			log.Error("Cannot attach block volumes; trying again", "error", err)
+		}
+	}
+}
+
+func (d *Devices) waits() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.waiting) > 0
+}
+
+// Provide makes a volume of size bytes and its device. It can be repeated. After an error, nothing of a new volume is left, and all of one
+// that the machine had before.
 func (d *Devices) Provide(name string, size int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -123,10 +161,10 @@ func (d *Devices) Provide(name string, size int64) error {
 	if err == nil {
 		err = d.attachVolume(name)
 	}
-	if err != nil {
-		return errors.Join(err, d.Folders.Remove(name))
+	if err != nil && !slices.Contains(d.waiting, name) {
+		err = errors.Join(err, d.Folders.Remove(name))
 	}
-	return nil
+	return err
 }
 
 func room(devices map[string]*device, of string) error {
@@ -155,7 +193,13 @@ func (d *Devices) attachVolume(name string) error {
 		d.volumes = map[string]*device{}
 	}
 	d.volumes[name] = made
+	d.forget(name)
 	return nil
+}
+
+// forget makes a volume wait for a device no longer; mu is held.
+func (d *Devices) forget(name string) {
+	d.waiting = slices.DeleteFunc(d.waiting, func(other string) bool { return other == name })
 }
 
 // Withdraw releases the device of a volume, whose folder goes then. It fails while a pod has the device: the kubelet holds it until the
@@ -166,6 +210,7 @@ func (d *Devices) Withdraw(name string) error {
 	defer d.mu.Unlock()
 	volume := d.volumes[name]
 	if volume == nil {
+		d.forget(name)
 		return nil
 	}
 	for path, hold := range d.holds {

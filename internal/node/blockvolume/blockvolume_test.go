@@ -2,13 +2,16 @@ package blockvolume
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -148,6 +151,38 @@ func testInUse(t *testing.T, d *Devices, node string) {
 	must(t, file.Close())
 	if got := read(t, node); got != "precious" {
 		t.Errorf("the volume has %q after a refused removal", got)
+	}
+}
+
+// TestFollow: volumes that cannot be attached at the start of the machine are attached later, except for one that goes. Until then,
+// they keep their data.
+func TestFollow(t *testing.T) {
+	disk := t.TempDir()
+	d := machine(t, disk)
+	for _, name := range []string{volume, other} {
+		must(t, d.Provide(name, size))
+	}
+	write(t, filepath.Join(d.Dir, volume), "precious")
+	end(d)
+
+	d = machine(t, disk)
+	d.Control = "/dev/null"
+	if err := d.restore(); err == nil || !strings.Contains(err.Error(), "no free loop device") {
+		t.Fatalf("%v", err)
+	}
+	if err := d.Provide(volume, size); err == nil {
+		t.Error("a volume is there without a device")
+	}
+	must(t, d.Withdraw(other))
+	d.Control = "/dev/loop-control"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d.Follow(ctx, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if got := read(t, filepath.Join(d.Dir, volume)); got != "precious" {
+		t.Errorf("the volume has %q", got)
+	}
+	if left := attached(t, disk); len(left) != 1 || !strings.Contains(left[0], volume) {
+		t.Errorf("loop devices have %v, want only that of the volume that stays", left)
 	}
 }
 

@@ -72,6 +72,7 @@ func Run(log *slog.Logger) {
 	complain(log, "services", m.reload())
 	go supervisor.RotateLogs(ctx, machine.LogDir)
 	go m.followCertificates(ctx)
+	go m.blocks.Follow(ctx, log)
 	go update.NewFollower(reaper, log).Run(ctx, m.setUpdate)
 	go bootstrap.New(reaper, log, metadata, setHostname).Run(ctx, m.setBootstrap)
 
