@@ -45,6 +45,8 @@ type volumes struct {
 	claims, known, members cache.Store
 	// reported has the last event of each claim.
 	reported map[string]reportedEvent
+	// unfinished are the volumes whose data this agent has made without knowing that their PersistentVolume exists.
+	unfinished map[string]*corev1.PersistentVolumeMode
 }
 
 type reportedEvent struct {
@@ -66,7 +68,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	wake := wakeup.New()
 	v := &volumes{
 		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
-		reported:     map[string]reportedEvent{},
+		reported: map[string]reportedEvent{}, unfinished: map[string]*corev1.PersistentVolumeMode{},
 		controlPlane: a.config.Role != nodeconfig.RoleWorker,
 	}
 	if err := v.folders.Enforced(); err != nil {
@@ -116,10 +118,12 @@ func (v *volumes) sync(ctx context.Context) error {
 		}
 	}
 	promised := localvolume.Promised(known, v.name)
+	wanted := map[string]bool{}
 	for _, claim := range listed[corev1.PersistentVolumeClaim](v.claims) {
 		if !localvolume.Wants(claim, v.name) || v.has(claim) {
 			continue
 		}
+		wanted[localvolume.Name(claim)] = true
 		if err := v.provide(ctx, claim, promised); err != nil {
 			v.report(ctx, reference(claim), "ProvisioningFailed", err.Error())
 			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
@@ -127,6 +131,7 @@ func (v *volumes) sync(ctx context.Context) error {
 		}
 		promised += localvolume.Size(claim)
 	}
+	errs = append(errs, v.removeUnfinished(ctx, wanted))
 	if v.controlPlane {
 		errs = append(errs, v.removeLost(ctx, known))
 	}
@@ -152,6 +157,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if localvolume.Block(claim.Spec.VolumeMode) {
 		create = v.init.ProvideDevice
 	}
+	v.unfinished[localvolume.Name(claim)] = claim.Spec.VolumeMode
 	if err := create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
 		return err
 	}
@@ -163,8 +169,30 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
+	delete(v.unfinished, localvolume.Name(claim))
 	v.log.Info("Local volume created", "volume", localvolume.Name(claim), "namespace", claim.Namespace, "claim", claim.Name)
 	return nil
+}
+
+// removeUnfinished removes the data of volumes that no claim wants any more before they had a PersistentVolume. It asks the API server:
+// the answer to a creation can have been lost.
+func (v *volumes) removeUnfinished(ctx context.Context, wanted map[string]bool) error {
+	var errs []error
+	for name, mode := range v.unfinished {
+		if wanted[name] {
+			continue
+		}
+		found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err == nil && len(found.Items) == 0 {
+			err = v.removeData(ctx, name, mode)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing the data of %s, which has no PersistentVolume: %w", name, err))
+			continue
+		}
+		delete(v.unfinished, name)
+	}
+	return errors.Join(errs...)
 }
 
 // limited reports whether this machine enforces the sizes of its volumes. Without an answer, a volume waits: it would have no limits, or
@@ -213,13 +241,16 @@ func (v *volumes) removeBlock(ctx context.Context, name string) error {
 	return v.blocks.Remove(name)
 }
 
+func (v *volumes) removeData(ctx context.Context, name string, mode *corev1.PersistentVolumeMode) error {
+	if localvolume.Block(mode) {
+		return v.removeBlock(ctx, name)
+	}
+	return v.removeFolder(ctx, name)
+}
+
 // remove removes the folder first: the volume is the record that the folder remains.
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
-	removeData := v.removeFolder
-	if localvolume.Block(volume.Spec.VolumeMode) {
-		removeData = v.removeBlock
-	}
-	if err := removeData(ctx, volume.Name); err != nil {
+	if err := v.removeData(ctx, volume.Name, volume.Spec.VolumeMode); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
 		v.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err
