@@ -4,6 +4,8 @@
 # a default route without a peer. All processes end with the command. Needs root.
 #
 #   hack/isolated.sh NAME COMMAND [ARGUMENT...]
+#
+# CPU_WEIGHT is the share of the processors of this run while others compete, in percent of the usual share.
 set -euo pipefail
 
 cgroup_mounts() { awk '/ - cgroup2? / { print $5 }' /proc/self/mountinfo; }
@@ -38,6 +40,8 @@ create_groups() {
 		for file in cpuset.cpus cpuset.mems; do # cgroup v1 refuses processes while they are empty.
 			[[ ! -e $mount/$file ]] || cat "$mount/$file" >"$mount/$group/$file"
 		done
+		[[ ! -e $mount/$group/cpu.weight ]] || echo "$weight" >"$mount/$group/cpu.weight"
+		[[ ! -e $mount/$group/cpu.shares ]] || echo $((1024 * weight / 100)) >"$mount/$group/cpu.shares"
 	done
 }
 
@@ -69,7 +73,7 @@ if [[ ${1:-} == --enter ]]; then
 	exit
 fi
 
-group=isolated-$1-$$
+group=isolated-$1-$$ weight=${CPU_WEIGHT:-100}
 shift
 remove_old_groups
 trap 'remove_groups "$group"' EXIT
