@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
@@ -25,8 +26,10 @@ import (
 )
 
 const (
-	// volumeRetry is the pause after which a refused claim is examined again: no event reports free space.
-	volumeRetry = 30 * time.Second
+	// volumeRetry and longestVolumeRetry are the first and the longest pause after which a refused claim or a volume that could not be
+	// removed is examined again: no event reports free space, or the end of a mount.
+	volumeRetry        = time.Second
+	longestVolumeRetry = 30 * time.Second
 	// eventRepeat keeps an event of a problem in existence: the API server removes events after an hour.
 	eventRepeat = 10 * time.Minute
 )
@@ -80,16 +83,17 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	// One timer: a refused claim can stay for days, and each change would add another one.
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	for {
+	for failures := 0; ; failures++ {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-wake:
+			failures = 0
 		case <-retry.C:
 		}
 		if err := v.sync(ctx); err != nil {
 			a.log.Error("Local volumes are not up to date; trying again", "error", err)
-			retry.Reset(volumeRetry)
+			retry.Reset(backoff.After(failures, volumeRetry, longestVolumeRetry))
 		}
 	}
 }
