@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,25 +37,35 @@ func TestWithOptions(t *testing.T) {
 	}
 }
 
+// TestJoinServer: only the plane of this box has another URL for other boxes, whatever names it.
 func TestJoinServer(t *testing.T) {
-	root := t.TempDir()
-	if err := atomicfile.WriteJSON(embedded.Layout{Root: root}.State(), embedded.State{APIAddress: "10.0.0.1:6443"}, 0o600); err != nil {
+	with := embedded.Layout{Root: t.TempDir()}
+	if err := errors.Join(atomicfile.WriteJSON(with.State(), embedded.State{APIAddress: "10.0.0.1:6443"}, 0o600), os.WriteFile(with.AdminKubeconfig(), []byte(twoContexts), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
-		a                       app
-		configured, asked, want string // an empty want is an error
+		a                app
+		configured, want string
 	}{
-		"the plane of this box, for other boxes": {app{root: root}, "https://127.0.0.1:20002", "", "https://10.0.0.1:6443"},
-		"the plane of this box, on loopback":     {app{root: t.TempDir()}, "https://127.0.0.1:20002", "", ""},
-		"another plane":                          {app{root: root, kubeconfig: "k"}, "https://api.example:6443", "", "https://api.example:6443"},
-		"another plane on loopback":              {app{root: root, kubeconfig: "k"}, "https://localhost:6443", "", ""},
-		"asked":                                  {app{root: root}, "https://127.0.0.1:20002", "https://10.9.9.9:1", "https://10.9.9.9:1"},
-		"without TLS":                            {app{root: root}, "https://127.0.0.1:20002", "http://10.9.9.9:1", ""},
+		"the plane of this box":                      {app{root: with.Root}, "https://127.0.0.1:1", "https://10.0.0.1:6443"},
+		"the plane of this box, by its kubeconfig":   {app{root: with.Root, kubeconfig: with.AdminKubeconfig()}, "https://127.0.0.1:1", "https://10.0.0.1:6443"},
+		"a plane without an address for other boxes": {app{root: t.TempDir()}, "https://127.0.0.1:1", "https://127.0.0.1:1"},
+		"another plane, by $KUBECONFIG":              {app{root: with.Root}, "https://api.example:6443", "https://api.example:6443"},
+		"another plane, by --context":                {app{root: with.Root, context: "c"}, "https://api.example:6443", "https://api.example:6443"},
 	} {
-		got, err := test.a.joinServer(test.configured, test.asked)
-		if got != test.want || (err == nil) != (test.want != "") {
-			t.Errorf("%s: %q, %v", name, got, err)
+		if got := test.a.joinServer(test.configured); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func TestCheckJoinServer(t *testing.T) {
+	for server, ok := range map[string]bool{
+		"https://10.9.9.9:1": true, "https://api.example:6443": true,
+		"http://10.9.9.9:1": false, "https://127.0.0.1:6443": false, "https://localhost:6443": false, "https://": false, "foo": false,
+	} {
+		if err := (&app{}).checkJoinServer(server); (err == nil) != ok || err != nil && exitCode(err) != exitUsage {
+			t.Errorf("%s: %v", server, err)
 		}
 	}
 }

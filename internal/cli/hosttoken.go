@@ -61,6 +61,12 @@ host: pass it on a safe way.
 
 The command needs the right to create Secrets in the provider's namespace and tokens of its service account
 ` + infrav1.HostJoinServiceAccount + `.`,
+		PreRunE: func(*cobra.Command, []string) error {
+			if o.server == "" {
+				return nil
+			}
+			return a.checkJoinServer(o.server)
+		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.begin(time.Now()); err != nil {
 				return err
@@ -70,9 +76,9 @@ The command needs the right to create Secrets in the provider's namespace and to
 				return err
 			}
 			namespace, _ := c.Flags().GetString(namespaceFlag)
-			server, err := a.joinServer(m.config.Host, o.server)
-			if err != nil {
-				return coded{err, exitUsage}
+			server := cmp.Or(o.server, a.joinServer(m.config.Host))
+			if err := a.checkJoinServer(server); err != nil {
+				return err
 			}
 			t, name, err := createToken(c.Context(), m, namespace, o)
 			if err != nil {
@@ -98,21 +104,25 @@ The command needs the right to create Secrets in the provider's namespace and to
 	return c
 }
 
-// joinServer returns the URL of the management API for other boxes.
-func (a *app) joinServer(configured, asked string) (string, error) {
-	server := cmp.Or(asked, configured)
-	if asked == "" && a.kubeconfig == "" {
-		server = cmp.Or(a.localServer(), server)
+// joinServer returns the URL of a management API for other boxes. That of the plane of this box has another one on loopback.
+func (a *app) joinServer(configured string) string {
+	if configured == a.localEndpoint() {
+		return cmp.Or(a.localServer(), configured)
 	}
+	return configured
+}
+
+// checkJoinServer returns an error if other boxes cannot use the URL of the management API.
+func (a *app) checkJoinServer(server string) error {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		return "", fmt.Errorf("expected --server https://host:port, found %q", server)
+		return coded{fmt.Errorf("expected --server https://host:port, found %q", server), exitUsage}
 	}
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil && !ip.IsGlobalUnicast() || u.Hostname() == "localhost" {
-		return "", fmt.Errorf("expected an address of the management API that the host reaches, found %s: run `%s up --api-address %s` with an address of this box, or set --server",
-			server, a.self(), net.JoinHostPort("ADDRESS", "6443"))
+		return coded{fmt.Errorf("expected an address of the management API that the host reaches, found %s: run `%s up --api-address %s` with an address of this box, or set --server",
+			server, a.self(), net.JoinHostPort("ADDRESS", "6443")), exitUsage}
 	}
-	return server, nil
+	return nil
 }
 
 // begin sets the end of the token and checks its terms.

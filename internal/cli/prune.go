@@ -27,6 +27,12 @@ old etcd backup of the management cluster leaves such machines behind.
 With ids, the host removes these machines and their disks. With --yes, it removes all listed machines. This cannot be
 undone. Machines of other management clusters are never listed or removed.`,
 		Args: cobra.MinimumNArgs(1),
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			if all && len(args) > 1 {
+				return coded{fmt.Errorf("expected ids or --yes, found both: give one of them"), exitUsage}
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m, err := a.management()
 			if err != nil {
@@ -41,9 +47,6 @@ undone. Machines of other management clusters are never listed or removed.`,
 }
 
 func (a *app) prune(ctx context.Context, c client.Client, name string, ids []string, all bool) error {
-	if all && len(ids) > 0 {
-		return coded{fmt.Errorf("expected ids or --yes, found both: give one of them"), exitUsage}
-	}
 	host := &infrav1.CapstanHost{}
 	if err := c.Get(ctx, client.ObjectKey{Name: name}, host); apierrors.IsNotFound(err) {
 		return coded{fmt.Errorf("there is no CapstanHost %s: `kubectl get capstanhosts` lists all", name), exitNotFound}

@@ -27,7 +27,6 @@ func TestPrune(t *testing.T) {
 		"one id":               {"one", []string{"b"}, false, "b", "will remove: b", 0},
 		"all":                  {"one", nil, true, "a,b", "will remove: a, b", 0},
 		"one id is not listed": {"one", []string{"a", "x"}, false, "", "", exitNotFound},
-		"ids and --yes":        {"one", []string{"a"}, true, "", "", exitUsage},
 		"no such host":         {"two", nil, false, "", "", exitNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
