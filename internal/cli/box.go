@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/host/foreignfile"
 )
 
 // boxFlags are the flags that select an installation of this box.
@@ -97,15 +98,34 @@ func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 	} else if files["plane-status.json"], err = json.MarshalIndent(status, "", "  "); err != nil {
 		return nil, err
 	}
-	for _, pattern := range []string{"logs/*.log", "hosts/*/machines/*/init.log", "hosts/*/machines/*/rootfs/var/log/capstan/*.log"} {
+	add := func(path string, log *os.File, openErr error) {
+		if errors.Is(openErr, fs.ErrNotExist) {
+			return // The machine does not run this service, or was deleted in the meantime.
+		}
+		if err = errors.Join(err, openErr); openErr != nil {
+			return
+		}
+		data, readErr := endOf(log, maxLog)
+		err = errors.Join(err, readErr, log.Close())
+		if name, relErr := filepath.Rel(a.root, path); relErr == nil {
+			files[name] = data
+		}
+	}
+	for _, pattern := range []string{"logs/*.log", "hosts/*/machines/*/init.log"} {
 		paths, globErr := filepath.Glob(filepath.Join(a.root, pattern))
 		err = errors.Join(err, globErr)
 		for _, path := range paths {
-			data, readErr := endOf(path, maxLog)
-			err = errors.Join(err, readErr)
-			if name, relErr := filepath.Rel(a.root, path); relErr == nil {
-				files[name] = data
-			}
+			log, openErr := os.Open(path)
+			add(path, log, openErr)
+		}
+	}
+	machines, globErr := filepath.Glob(filepath.Join(a.root, "hosts/*/machines/*/rootfs"))
+	err = errors.Join(err, globErr)
+	for _, rootfs := range machines {
+		for _, service := range machineServices[1:] { // without PID 1
+			path := filepath.Join("var/log/capstan", service+".log")
+			log, openErr := foreignfile.Open(rootfs, path)
+			add(filepath.Join(rootfs, path), log, openErr)
 		}
 	}
 	return files, err

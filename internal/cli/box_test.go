@@ -12,13 +12,16 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/stall"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func TestPlaneSteps(t *testing.T) {
@@ -264,5 +267,51 @@ func TestUsage(t *testing.T) {
 	}
 	if code := exitCode(usage(embedded.ErrNotRoot)); code != exitFailed {
 		t.Errorf("another user: exit code %d", code)
+	}
+}
+
+// TestBoxFiles: a bundle has the logs of the box and of its machines. Root in a machine leads it to no other file, and does not let it wait.
+func TestBoxFiles(t *testing.T) {
+	a := &app{root: t.TempDir()}
+	secret := filepath.Join(a.root, "secret")
+	machine := filepath.Join(a.root, "hosts/local/machines/m1")
+	logs := filepath.Join(machine, "rootfs/var/log/capstan")
+	linked := filepath.Join(a.root, "hosts/local/machines/m2/rootfs/var/log")
+	for path, content := range map[string]string{
+		a.layout().State(): "{}", secret: "a secret", filepath.Join(a.layout().Logs(), "etcd.log"): "etcd\n",
+		filepath.Join(machine, "init.log"): "init\n", filepath.Join(logs, "kubelet.log"): "kubelet\n", filepath.Join(linked, "other"): "",
+		filepath.Join(a.root, "elsewhere/kubelet.log"): "a secret",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(
+		os.Symlink(secret, filepath.Join(logs, "containerd.log")), unix.Mkfifo(filepath.Join(logs, "etcd.log"), 0o600),
+		os.Symlink(filepath.Join(a.root, "elsewhere"), filepath.Join(linked, "capstan")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		files map[string][]byte
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		files, err := a.boxFiles(t.Context())
+		done <- result{files, err}
+	}()
+	select {
+	case r := <-done:
+		got := map[string]string{}
+		for name, data := range r.files {
+			got[name] = string(data)
+		}
+		want := map[string]string{"logs/etcd.log": "etcd\n", "hosts/local/machines/m1/init.log": "init\n", "hosts/local/machines/m1/rootfs/var/log/capstan/kubelet.log": "kubelet\n"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%v\n%s", r.err, diff)
+		}
+	case <-time.After(testenv.Patience):
+		t.Fatal("the command waits for a pipe of a machine")
 	}
 }

@@ -134,8 +134,12 @@ status:
 
 func TestBundle(t *testing.T) {
 	dir := t.TempDir()
-	log := filepath.Join(dir, "a.log")
-	if err := os.WriteFile(log, []byte("first line\nsecond line\nthird line\n"), 0o600); err != nil {
+	log, err := os.Create(filepath.Join(dir, "a.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	if _, err := log.WriteString("first line\nsecond line\nthird line\n"); err != nil {
 		t.Fatal(err)
 	}
 	end, err := endOf(log, 16)

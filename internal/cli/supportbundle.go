@@ -210,12 +210,7 @@ func (m *management) eventLines(ctx context.Context) ([]byte, error) {
 }
 
 // endOf returns the last bytes of a file, from the start of a line.
-func endOf(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+func endOf(f *os.File, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
