@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"k8s.io/client-go/util/cert"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
@@ -33,7 +34,7 @@ const ClientName = "capstan-manager"
 // Make creates the certificates of a host in a folder and returns credentials for its clients. The addresses are the IP
 // addresses or names that clients dial, or the name of the CapstanHost if the host dials.
 //
-// The certificate authority (ca.crt, ca.key) is created once and kept. When called again, Make issues new certificates, and
+// The certificate authority (ca.crt, ca.key) is created once and kept. A host that joined has no key of its authority: Make then changes nothing. When called again, Make issues new certificates, and
 // earlier ones stay valid until they expire. Any reader of the folder can use the host, so only root can read it.
 func Make(dir string, addresses []string, validity time.Duration, now time.Time) (Client, error) {
 	if len(addresses) == 0 || validity <= 0 {
@@ -41,6 +42,9 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Client{}, err
+	}
+	if atomicfile.Exists(filepath.Join(dir, "ca.crt")) && !atomicfile.Exists(filepath.Join(dir, "ca.key")) {
+		return Client{}, fmt.Errorf("expected a host that has not joined a management cluster, found in %s the authority of one without its key: leave it first with `capstan host leave`", dir)
 	}
 	if err := certfiles.EnsureAuthority(dir, "ca", "capstand", now); err != nil {
 		return Client{}, err

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,5 +178,18 @@ func TestInstallIsRefused(t *testing.T) {
 	check(t, err)
 	if _, _, err := In(dir).Request(); err == nil {
 		t.Error("a host with an authority of its own lets managers sign")
+	}
+}
+
+// The certificates of a host that joined stay: only its management cluster can sign others.
+func TestMakeKeepsAJoin(t *testing.T) {
+	files, _ := joinedHost(t, time.Hour, time.Now())
+	before, err := os.ReadFile(files.Cert)
+	check(t, err)
+	if _, err := Make(filepath.Dir(files.Cert), []string{"10.0.0.5"}, time.Hour, time.Now()); err == nil || !strings.Contains(err.Error(), "capstan host leave") {
+		t.Errorf("the error is %v", err)
+	}
+	if after, err := os.ReadFile(files.Cert); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("the certificate has changed: %v", err)
 	}
 }
