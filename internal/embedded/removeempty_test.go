@@ -2,8 +2,10 @@ package embedded
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -35,5 +37,22 @@ func TestRemoveEmpty(t *testing.T) {
 	}
 	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the empty folder still exists: %v", err)
+	}
+}
+
+// TestUpAfterDown: a plane can be created again beside the backups that `capstan down` has kept.
+func TestUpAfterDown(t *testing.T) {
+	l := Layout{Root: newRoot(t)}
+	kept := filepath.Join(l.Backups(), "default/a/etcd-1.db")
+	for _, path := range []string{kept, l.State(), l.commandLock(), l.AdminKubeconfig()} {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, nil, 0o600)))
+	}
+	must(t, removeRoot(l))
+	if found := slices.Collect(maps.Keys(content(t, l.Root))); len(found) != 1 {
+		t.Errorf("after `capstan down`, there are %v", found)
+	}
+	must(t, prepareRoot(l))
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
 	}
 }
