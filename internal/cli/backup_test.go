@@ -29,6 +29,10 @@ func TestBackupTarget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	hidden := filepath.Join(t.TempDir(), ".plane.tar.gz")
+	if err := os.WriteFile(hidden, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	here, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -47,6 +51,7 @@ func TestBackupTarget(t *testing.T) {
 		"flags without a target":       {app: withSchedule, target: embedded.BackupTarget{Keep: 1}, fails: "expected --to with the other flags"},
 		"relative folder":              {app: without, target: embedded.BackupTarget{To: "x"}, want: embedded.BackupTarget{To: filepath.Join(here, "x")}},
 		"file":                         {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
+		"a hidden file that exists":    {app: without, file: hidden, fails: "expected a new file for the backup, found " + hidden},
 		"bucket":                       {app: without, target: embedded.BackupTarget{To: "s3://bucket//a/"}, want: embedded.BackupTarget{To: "s3://bucket/a"}},
 		"folder of the plane":          {app: without, target: embedded.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
 		"negative number of backups":   {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "expected a number"},

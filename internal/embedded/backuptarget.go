@@ -13,6 +13,7 @@ import (
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
@@ -132,6 +133,9 @@ func (t BackupTarget) Check(l Layout) error {
 	}
 	if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
 		return invalid("expected a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
+	}
+	if t.Exact && atomicfile.Exists(t.To) {
+		return invalid("expected a new file for the backup, found %s: choose another name, or remove it", t.To)
 	}
 	return nil
 }
