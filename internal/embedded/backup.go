@@ -128,7 +128,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	}
 	made := Backup{Location: store.Location(name), Time: manifest.Time, SizeBytes: info.Size(), Revision: manifest.Revision}
 	if target.Keep > 0 && !target.Exact {
-		made.Removed, err = removeOld(ctx, store, state.ID, target.Keep)
+		made.Removed, err = removeOld(ctx, store, state.ID, target.Keep, name)
 	}
 	if err != nil {
 		err = fmt.Errorf("the backup %s is complete, but an older one cannot be removed: %w", made.Location, err)
@@ -239,14 +239,15 @@ func ownArchives(names []string, id string) []string {
 	return out
 }
 
-// removeOld removes all backups of a plane except for the newest ones.
-func removeOld(ctx context.Context, store backup.Store, id string, keep int) (removed []string, err error) {
+// removeOld removes all backups of a plane except for the newest ones. The backup that was just made is one of them, although a clock that
+// was ahead can have given later times to others.
+func removeOld(ctx context.Context, store backup.Store, id string, keep int, made string) (removed []string, err error) {
 	names, err := store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	own := ownArchives(names, id)
-	for _, name := range own[:max(0, len(own)-keep)] {
+	others := slices.DeleteFunc(ownArchives(names, id), func(name string) bool { return name == made })
+	for _, name := range others[:max(0, len(others)-(keep-1))] {
 		if err := store.Remove(ctx, name); err != nil {
 			return removed, err
 		}

@@ -504,6 +504,35 @@ func TestBackupsOfOneSecond(t *testing.T) {
 	}
 }
 
+// TestRemoveOld: the newest backups stay, and the one that was just made is one of them.
+func TestRemoveOld(t *testing.T) {
+	const other = "capstan-zzzzzzzz-20200101-000000.tar.gz"
+	at := func(year int) string { return archiveName("abcd1234", time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)) }
+	for name, test := range map[string]struct {
+		have    []string
+		keep    int
+		made    string
+		removed []string
+	}{
+		"few":                         {[]string{at(2025), at(2026)}, 2, at(2026), nil},
+		"the oldest":                  {[]string{at(2023), at(2024), at(2025), at(2026)}, 2, at(2026), []string{at(2023), at(2024)}},
+		"one":                         {[]string{at(2025), at(2026)}, 1, at(2026), []string{at(2025)}},
+		"later times of a fast clock": {[]string{at(2025), at(2026), at(2040), at(2041)}, 2, at(2026), []string{at(2025), at(2040)}},
+		"a later time, and one stays": {[]string{at(2026), at(2040)}, 1, at(2026), []string{at(2040)}},
+	} {
+		dir := t.TempDir()
+		for _, file := range append(test.have, other) {
+			must(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+		}
+		store, err := BackupTarget{To: dir}.open()
+		must(t, err)
+		removed, err := removeOld(t.Context(), store, "abcd1234", test.keep, test.made)
+		if err != nil || !slices.Equal(removed, test.removed) {
+			t.Errorf("%s: removed %v, want %v: %v", name, removed, test.removed, err)
+		}
+	}
+}
+
 // checkComplete checks that each backup in a folder is complete.
 func checkComplete(t *testing.T, dir string) {
 	t.Helper()
@@ -646,6 +675,7 @@ func TestNextScheduledBackup(t *testing.T) {
 		"failed":                         {BackupStatus{Last: &Backup{Time: at(-200)}, Failures: 1, Tried: now}, time.Hour, at(1)},
 		"failed four times":              {BackupStatus{Failures: 4, Tried: now}, 6 * time.Hour, at(8)},
 		"failed for days":                {BackupStatus{Failures: 400, Tried: now}, 6 * time.Hour, at(60)},
+		"failed in the future":           {BackupStatus{Last: &Backup{Time: at(-200)}, Failures: 1, Tried: at(600)}, time.Hour, now},
 		"failed, with a short interval":  {BackupStatus{Failures: 9, Tried: now}, 10 * time.Minute, at(10)},
 	} {
 		if got := test.status.next(test.every, now); !got.Equal(test.want) {

@@ -77,13 +77,13 @@ type BackupStatus struct {
 // next returns the time of the next backup. A missed backup is due at once.
 func (s BackupStatus) next(every time.Duration, now time.Time) time.Time {
 	switch {
-	case s.Failures > 0:
+	case s.Failures > 0 && !s.Tried.After(now):
 		pause := backupRetryMax
 		if s.Failures < 10 {
 			pause = min(backupRetry<<(s.Failures-1), backupRetryMax)
 		}
 		return s.Tried.Add(min(pause, every))
-	case s.Last == nil || s.Last.Time.After(now): // A time in the future, from a wrong clock, must not stop the schedule.
+	case s.Failures > 0 || s.Last == nil || s.Last.Time.After(now): // A time in the future, from a wrong clock, must not stop the schedule.
 		return now
 	}
 	return s.Last.Time.Add(every)
