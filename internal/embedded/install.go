@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
@@ -172,7 +173,12 @@ func retry(ctx context.Context, request func(context.Context) error) error {
 }
 
 func retriable(err error) bool {
-	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
+	return lost(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
+}
+
+// lost reports whether a request had no answer because the API server was ending. It is then started again.
+func lost(err error) bool {
+	return utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err)
 }
 
 // seedAggregatedRoles creates the aggregated roles with their rules. Later the aggregation controller owns the rules, and adds
@@ -182,7 +188,10 @@ func (i *installation) seedAggregatedRoles(ctx context.Context, objects []*unstr
 		if _, found := o.Object["aggregationRule"]; !found {
 			continue
 		}
-		if err := i.client.Create(ctx, o, fieldOwner); err != nil && !apierrors.IsAlreadyExists(err) {
+		err := retry(ctx, func(ctx context.Context) error {
+			return client.IgnoreAlreadyExists(i.client.Create(ctx, o.DeepCopy(), fieldOwner))
+		})
+		if err != nil {
 			return fmt.Errorf("cannot create ClusterRole %s: %w", o.GetName(), err)
 		}
 	}

@@ -2,6 +2,9 @@ package embedded
 
 import (
 	"context"
+	"io"
+	"net/url"
+	"syscall"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -24,6 +27,7 @@ func TestApplyOnABusyBox(t *testing.T) {
 		"success at once":                 {[]error{nil}, false},
 		"a request that timed out, twice": {[]error{apierrors.NewTimeoutError("request did not complete", 0), apierrors.NewTimeoutError("request did not complete", 0), nil}, false},
 		"an overloaded server":            {[]error{apierrors.NewTooManyRequests("later", 0), apierrors.NewServiceUnavailable("starting"), nil}, false},
+		"a server that is started again":  {[]error{&url.Error{Op: "Patch", Err: syscall.ECONNREFUSED}, &url.Error{Op: "Patch", Err: io.EOF}, &url.Error{Op: "Patch", Err: syscall.ECONNRESET}, nil}, false},
 		"an invalid object":               {[]error{apierrors.NewInvalid(schema.GroupKind{Kind: "X"}, "x", nil)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -41,6 +45,22 @@ func TestApplyOnABusyBox(t *testing.T) {
 				t.Errorf("%d calls, want %d: %v", calls, len(c.errors), err)
 			}
 		})
+	}
+}
+
+// TestAggregatedRolesOnABusyBox: the creation of a role is repeated, and a role that exists by then is no error.
+func TestAggregatedRolesOnABusyBox(t *testing.T) {
+	answers := []error{&url.Error{Op: "Post", Err: syscall.ECONNREFUSED}, apierrors.NewTimeoutError("request did not complete", 0), apierrors.NewAlreadyExists(schema.GroupResource{}, "x")}
+	calls := 0
+	i := &installation{client: interceptor.NewClient(fake.NewFakeClient(), interceptor.Funcs{
+		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			calls++
+			return answers[min(calls, len(answers))-1]
+		},
+	})}
+	role := object("rbac.authorization.k8s.io/v1", "ClusterRole", "", "x", map[string]any{"aggregationRule": map[string]any{}})
+	if err := i.seedAggregatedRoles(t.Context(), []*unstructured.Unstructured{role}); err != nil || calls != len(answers) {
+		t.Errorf("%d calls, want %d: %v", calls, len(answers), err)
 	}
 }
 
