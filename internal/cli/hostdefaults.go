@@ -20,16 +20,18 @@ const defaultsVariable = "CAPSTAND_OPTIONS"
 // option is a flag and its value.
 type option [2]string
 
-// setDefaults adds options to the file with the options of capstand.service. It calls record before.
-func setDefaults(path string, options []option, record func(before string, exists bool) error) error {
+// setDefaults adds options to the file with the options of capstand.service, instead of those of a former join. It calls record before.
+func setDefaults(path string, former, options []option, record func(before string, exists bool) error) error {
 	before, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := record(string(before), err == nil); err != nil {
+	ended := slices.DeleteFunc(slices.Clone(former), func(o option) bool { return slices.Contains(options, o) })
+	others := withoutOptions(string(before), ended)
+	if err := record(others, err == nil); err != nil {
 		return err
 	}
-	return replaceDefaults(path, string(before), withOptions(string(before), options))
+	return replaceDefaults(path, string(before), withOptions(others, options))
 }
 
 // unsetDefaults removes options from the file. made: the file was made for them, and is removed when it has no others.

@@ -299,8 +299,7 @@ func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request)
 		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s %s --name %s\n", next, filepath.Dir(o.dir), way[0], way[1], r.Name)
 		return err
 	}
-	record := func(before string, exists bool) error { return recordDefaults(o.dir, before, exists, options) }
-	if err := setDefaults(o.defaults, options, record); err != nil {
+	if err := configure(o.dir, o.defaults, options); err != nil {
 		return err
 	}
 	for _, verb := range []string{"enable", "restart"} {

@@ -68,7 +68,7 @@ func (b *joinedBox) join(defaults string) {
 	b.must(beginJoin(b.o.dir, want))
 	b.must(finishJoin(b.o.dir, want))
 	options := []option{{"--listen", ":7443"}, {"--name", "rack-1"}}
-	b.must(setDefaults(b.o.defaults, options, func(before string, exists bool) error { return recordDefaults(b.o.dir, before, exists, options) }))
+	b.must(configure(b.o.dir, b.o.defaults, options))
 }
 
 func (b *joinedBox) leave() (string, error) {
@@ -114,6 +114,29 @@ func TestLeaveRemovesWhatJoinMade(t *testing.T) {
 				t.Errorf("systemctl: %s", got)
 			}
 		})
+	}
+}
+
+// A host that joins again has the options of the last join. Those of the administrator stay.
+func TestJoinAgainChangesOptions(t *testing.T) {
+	b := newJoinedBox(t)
+	b.join("CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
+	for _, test := range []struct {
+		options []option
+		want    string
+	}{
+		{[]option{{"--listen", ":8443"}, {"--name", "rack-1"}}, "--reserve-memory 2Gi --name rack-1 --listen :8443"},
+		{[]option{{"--dial", "plane.example:7444"}, {"--name", "rack-2"}}, "--reserve-memory 2Gi --dial plane.example:7444 --name rack-2"},
+	} {
+		for range 2 { // The command can be repeated.
+			b.must(configure(b.o.dir, b.o.defaults, test.options))
+			if got, want := b.read(b.o.defaults), "CAPSTAND_OPTIONS=\""+test.want+"\"\n"; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+	}
+	if out, err := b.leave(); err != nil || b.read(b.o.defaults) != "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n" {
+		t.Errorf("after the leave: %q, %v: %s", b.read(b.o.defaults), err, out)
 	}
 }
 

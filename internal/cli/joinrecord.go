@@ -72,6 +72,16 @@ func finishJoin(dir string, made joined) error {
 	return next.write(dir)
 }
 
+// configure gives capstand.service the options of a join.
+func configure(dir, defaults string, options []option) error {
+	record, err := readJoinRecord(dir)
+	if err != nil {
+		return err
+	}
+	former := cmp.Or(record, &joinRecord{}).Options
+	return setDefaults(defaults, former, options, func(before string, exists bool) error { return recordDefaults(dir, before, exists, options) })
+}
+
 // recordDefaults records the options that a join is about to add to the file with the options of the unit.
 func recordDefaults(dir, content string, exists bool, options []option) error {
 	record, err := readJoinRecord(dir)
