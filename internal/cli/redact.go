@@ -3,10 +3,12 @@ package cli
 import (
 	"cmp"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -118,11 +120,11 @@ func publicTexts(key string, value any, public map[string]bool) {
 // secretPatterns are texts that are secret wherever they are. The first group, if there is one, stays.
 var secretPatterns = []*regexp.Regexp{
 	regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----`),
-	regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`),                                                                  // JSON web tokens
-	regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`),                                                                                         // bootstrap tokens
-	regexp.MustCompile(`(?i)(authorization:\s*|bearer\s+|basic\s+)[A-Za-z0-9+/._~=-]{8,}`),                                                      // headers
-	regexp.MustCompile(`(://[^/\s:@]*:)[^/\s@]+@`),                                                                                              // passwords in URLs
-	regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key)[A-Za-z_]*"?\s*[=:]\s*"?)[^\s",}]{4,}`), // assignments
+	regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`),                                                                        // JSON web tokens
+	regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`),                                                                                               // bootstrap tokens
+	regexp.MustCompile(`(?i)(authorization:\s*|bearer\s+|basic\s+)[A-Za-z0-9+/._~=-]{8,}`),                                                            // headers
+	regexp.MustCompile(`(://[^/\s:@]*:)[^/\s@]+@`),                                                                                                    // passwords in URLs
+	regexp.MustCompile(`(?i)((?:password|passwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key)[A-Za-z_]*\\?"?\s*[=:]\s*\\?"?)[^\s",}]{4,}`), // assignments
 }
 
 // redactText removes secrets from a log: known ones, and texts that look like secrets.
@@ -168,7 +170,7 @@ func (k *knownValues) frequent(files map[string][]byte, least int) map[string]in
 
 var removedMark = regexp.MustCompile(`\(removed:[a-z0-9./-]+\)`)
 
-// knownSecrets returns the values of Secrets, as they are and in base64. Lines of longer values are searched one by one, so that a key is
+// knownSecrets returns the values of Secrets, as they are, in base64, and as they are between quotes. Lines of longer values are searched one by one, so that a key is
 // found in any indentation. Public texts stay, and so do the values of the Secrets to keep.
 func knownSecrets(secrets []corev1.Secret, public map[string]bool, keep []string) *knownValues {
 	known := &knownValues{marks: map[string]string{}}
@@ -202,8 +204,19 @@ func knownSecrets(secrets []corev1.Secret, public map[string]bool, keep []string
 func searched(value []byte) (out []string) {
 	for _, line := range append(strings.Split(string(value), "\n"), base64.StdEncoding.EncodeToString(value)) {
 		if line = strings.TrimSpace(line); len(line) >= minSecret && !strings.ContainsAny(line, " ") {
-			out = append(out, line)
+			out = append(out, line, quoted(strconv.Quote(line)), quoted(inJSON(line)))
 		}
 	}
 	return out
+}
+
+// quoted is a text as logs and documents contain it between quotes.
+func quoted(text string) string { return text[1 : len(text)-1] }
+
+func inJSON(text string) string {
+	data, err := json.Marshal(text)
+	if err != nil {
+		panic(err) // It is a string.
+	}
+	return string(data)
 }

@@ -71,7 +71,8 @@ func TestRedactText(t *testing.T) {
 	long := "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUJkekNDQVIyZ0F3SUJBZ0lCQURBS0Jn"
 	known := knownSecrets([]corev1.Secret{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "x"}, Data: map[string][]byte{
 		"password": []byte(planted), "key": []byte("line one is text\n" + long + "\n"), "short": []byte("yes"), "prefix": []byte("hunter2-"),
-		"host": []byte("rack-one-1"),
+		"special": []byte(`p&ss"<w\rd`),
+		"host":    []byte("rack-one-1"),
 	}}, {ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "words"}, Data: map[string][]byte{"x": []byte("controller")}}},
 		map[string]bool{"rack-one-1": true}, []string{"team/words"})
 	for text, want := range map[string]string{
@@ -88,6 +89,9 @@ func TestRedactText(t *testing.T) {
 		"https://ada:s3cret@example.org/x":                                  "https://ada:(removed)example.org/x",
 		`{"password":"s3cretvalue","a":"b"}`:                                `{"password":"(removed)","a":"b"}`,
 		"AWS_SECRET_ACCESS_KEY=abcd1234 x":                                  "AWS_SECRET_ACCESS_KEY=(removed) x",
+		`msg="answer {\"password\":\"s3cretvalue\",\"a\":1}"`:               `msg="answer {\"password\":\"(removed)",\"a\":1}"`,
+		`{"message":"refused p\u0026ss\"\u003cw\\rd"}`:                      `{"message":"refused (removed:team/x)"}`,
+		`err="refused p&ss\"<w\\rd"`:                                        `err="refused (removed:team/x)"`,
 		"--token=abcd1234 --v=2":                                            "--token=(removed) --v=2",
 		"-----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY-----": "(removed)",
 		"eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2ln":                         "(removed)",
