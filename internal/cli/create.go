@@ -82,11 +82,15 @@ func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait 
 	if err := o.check(); err != nil {
 		return err
 	}
+	template, err := o.template(templates.FS, os.Stdin)
+	if err != nil {
+		return err
+	}
 	m, err := a.managementUnlessDry(dryRun && o.kubernetesVersion != "")
 	if err != nil {
 		return err
 	}
-	objects, err := a.render(ctx, m, &o)
+	objects, err := a.render(ctx, m, &o, template)
 	if err != nil {
 		return err
 	}
@@ -136,16 +140,12 @@ func (a *app) managementUnlessDry(dry bool) (*management, error) {
 	return a.management()
 }
 
-// render returns the objects of a cluster. It completes the options.
-func (a *app) render(ctx context.Context, m *management, o *clusterOptions) ([]*unstructured.Unstructured, error) {
+// render returns the objects of a cluster from a template. It completes the options.
+func (a *app) render(ctx context.Context, m *management, o *clusterOptions, template []byte) ([]*unstructured.Unstructured, error) {
 	if m != nil {
 		if err := a.setVersion(ctx, m, o); err != nil {
 			return nil, err
 		}
-	}
-	template, err := o.template(templates.FS, os.Stdin)
-	if err != nil {
-		return nil, err
 	}
 	return o.process(template, os.LookupEnv)
 }

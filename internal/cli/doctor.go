@@ -24,6 +24,10 @@ func (a *app) doctorCommand() *cobra.Command {
 If the folder of this program contains the programs of a host only, the box is checked as a host of a remote
 management plane.`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			addresses, err := doctor.ParsePeers(peers)
+			if err != nil {
+				return coded{err, exitUsage}
+			}
 			assets, err := a.assetsDir()
 			if err != nil {
 				return err
@@ -32,11 +36,7 @@ management plane.`,
 			if err != nil {
 				return err
 			}
-			paths, err := doctor.CheckPeers(c.Context(), peers)
-			if err != nil {
-				return err
-			}
-			results = append(results, paths...)
+			results = append(results, doctor.CheckPeers(c.Context(), addresses)...)
 			if a.structured() {
 				err = a.print(results)
 			} else {

@@ -29,6 +29,7 @@ import (
 
 	"capstan.dev/capstan/internal/doctor"
 	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/templates"
 )
 
 // Names and sizes of the objects that quickstart creates.
@@ -105,7 +106,11 @@ func (a *app) demo(ctx context.Context) ([]byte, error) {
 	p := a.newProgress()
 	defer p.close()
 	if _, err := m.getCluster(ctx, o.key()); exitCode(err) == exitNotFound {
-		objects, err := a.render(ctx, m, &o)
+		template, err := o.template(templates.FS, nil)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := a.render(ctx, m, &o, template)
 		if err != nil {
 			return nil, err
 		}

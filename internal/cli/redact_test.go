@@ -160,7 +160,7 @@ func TestBundle(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	if err := writeBundle(path, nil, time.Now()); exitCode(err) != exitUsage {
+	if err := writeBundle(path, nil, time.Now()); !errors.Is(err, os.ErrExist) {
 		t.Errorf("an existing file: %v", err)
 	}
 	names := slices.Sorted(maps.Keys(untar(t, path)))

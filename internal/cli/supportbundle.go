@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/version"
 )
 
@@ -41,7 +42,7 @@ addresses: contents of files, commands, arguments, variables and foreign annotat
 user can read, and texts that look like keys, tokens or passwords, are removed from logs, messages and events. A removed value is replaced
 by the name of its Secret. If a Secret contains words of logs and no secret, name it with --keep. Read the archive before you publish
 it: it contains names, addresses and logs.`,
-		PreRunE: func(*cobra.Command, []string) error { return checkKeep(keep) },
+		PreRunE: func(*cobra.Command, []string) error { return errors.Join(checkKeep(keep), checkNew(file)) },
 		RunE: func(c *cobra.Command, _ []string) error {
 			if file == "" {
 				file = "capstan-support-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
@@ -75,6 +76,14 @@ func checkKeep(keep []string) error {
 		if namespace, rest, _ := strings.Cut(name, "/"); namespace == "" || rest == "" || strings.Contains(rest, "/") {
 			return coded{fmt.Errorf("expected --keep NAMESPACE/NAME, found %q", name), exitUsage}
 		}
+	}
+	return nil
+}
+
+// checkNew refuses a file that exists.
+func checkNew(file string) error {
+	if atomicfile.Exists(file) {
+		return coded{fmt.Errorf("expected to create %s, found a file there: choose another --file", file), exitUsage}
 	}
 	return nil
 }
@@ -227,9 +236,6 @@ func endOf(f *os.File, limit int64) ([]byte, error) {
 // writeBundle writes the archive for its owner only. It never replaces a file.
 func writeBundle(path string, files map[string][]byte, now time.Time) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		return coded{fmt.Errorf("expected to create %s, found a file there: choose another --file", path), exitUsage}
-	}
 	if err != nil {
 		return err
 	}

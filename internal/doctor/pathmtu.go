@@ -26,17 +26,25 @@ const (
 	defaultPath = overhead.EthernetMTU
 )
 
-// CheckPeers measures the paths to the tunnel addresses of other hosts.
-func CheckPeers(ctx context.Context, peers []string) (out []Result, err error) {
+// ParsePeers returns the tunnel addresses of other hosts.
+func ParsePeers(peers []string) (out []netip.Addr, err error) {
 	for _, text := range peers {
 		peer, err := netip.ParseAddr(text)
 		if err != nil || !peer.IsGlobalUnicast() {
-			return nil, fmt.Errorf("--peer %q: expected the IP address of another host, for example 192.0.2.10", text)
+			return nil, fmt.Errorf("expected --peer with the IP address of another host, for example 192.0.2.10, found %q", text)
 		}
-		mtu, err := pathMTU(ctx, peer.Unmap())
-		out = append(out, pathResult(peer.Unmap(), mtu, err))
+		out = append(out, peer.Unmap())
 	}
 	return out, nil
+}
+
+// CheckPeers measures the paths to the tunnel addresses of other hosts.
+func CheckPeers(ctx context.Context, peers []netip.Addr) (out []Result) {
+	for _, peer := range peers {
+		mtu, err := pathMTU(ctx, peer)
+		out = append(out, pathResult(peer, mtu, err))
+	}
+	return out
 }
 
 // pathResult says which MTU the overlay needs on a path.
