@@ -224,7 +224,14 @@ func TestPackages(t *testing.T) {
 	// Nothing takes programs away from a machine.
 	b.refused("dpkg -r capstan", "this host has machines")
 	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
-	b.run("rm -r /var/lib/capstan/host/machines/m1 /var/lib/capstan/host/run/m1")
+	// A machine that does not run has no files in memory, but its record.
+	b.run("rm -r /var/lib/capstan/host/run/m1")
+	b.write("/var/lib/capstan/host/machines/m1/spec.json", `{"id":"m1", "kubernetesVersion":"v1.35.4"}`)
+	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
+	b.run("rm -r /var/lib/capstan/host/machines/m1")
+	b.write("/var/lib/capstan/host/balancers/b1/spec.json", "{}")
+	b.refused("dpkg -r capstan", "this host has load balancers")
+	b.run("rm -r /var/lib/capstan/host/balancers/b1")
 	b.write("/var/lib/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
 	b.refused("dpkg -r capstan", "this box has a management plane")
 	b.run("rm /var/lib/capstan/state.json")
@@ -232,6 +239,7 @@ func TestPackages(t *testing.T) {
 
 	b.write("/var/lib/capstan/host/backups/team/demo/first.db", "a backup")
 	b.write("/var/lib/capstan/host/tls/ca.key", "a key")
+	b.run("ln -s /usr/lib/systemd/system/capstand.service /etc/systemd/system/multi-user.target.wants/") // as `capstan host join` does
 	if out := b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1"); !strings.Contains(out, "backups remain") {
 		t.Errorf("the purge does not name the backups:\n%s", out)
 	}
