@@ -78,6 +78,9 @@ func (r *Reconciler) ensureCredentials(ctx context.Context, j joiner, t token) (
 		return pki.Authority{}, err
 	}
 	exists := err == nil
+	if exists && secret.Type != corev1.SecretTypeTLS { // The host has chosen its name, and with it that of the secret.
+		return pki.Authority{}, fmt.Errorf("%w: its type is %q", errForeignSecret, secret.Type)
+	}
 	for _, owner := range secret.OwnerReferences {
 		if owner.Kind != "CapstanHost" || owner.Name != j.Name {
 			return pki.Authority{}, fmt.Errorf("%w: %s %s", errForeignSecret, owner.Kind, owner.Name)
