@@ -170,8 +170,8 @@ func (k *knownValues) frequent(files map[string][]byte, least int) map[string]in
 
 var removedMark = regexp.MustCompile(`\(removed:[a-z0-9./-]+\)`)
 
-// knownSecrets returns the values of Secrets, as they are, in base64, and as they are between quotes. Lines of longer values are searched one by one, so that a key is
-// found in any indentation. Public texts stay, and so do the values of the Secrets to keep.
+// knownSecrets returns the values of Secrets, as they are, in base64, and as they are between quotes. Lines of longer values are
+// searched one by one, so that a key is found in any indentation. Public texts stay, and so do the values of the Secrets to keep.
 func knownSecrets(secrets []corev1.Secret, public map[string]bool, keep []string) *knownValues {
 	known := &knownValues{marks: map[string]string{}}
 	markOf := map[string]string{}
