@@ -13,9 +13,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-
 	"capstan.dev/capstan/templates"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -23,7 +20,8 @@ import (
 const metricsPatience = 3 * time.Minute
 
 // TestMetrics: a cluster with metrics-server answers kubectl top, and an autoscaler follows the usage of pods. API servers refuse
-// a server that another authority has certified. The metrics survive the growth of the control plane and the removal of a machine.
+// a server that another authority has certified. TestLife of test/e2e/controlplane has the metrics of three control plane machines, and
+// loses some of them.
 func TestMetrics(t *testing.T) {
 	c := plane.CreateCluster(t, "default", "metrics", "--workers", "2", "--from", metricsTemplate(t))
 	plane.Must(t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", c.Name, "--namespace", c.Namespace)
@@ -36,7 +34,6 @@ func TestMetrics(t *testing.T) {
 		{"rights", metricsNeedRights},
 		{"an autoscaler", autoscales},
 		{"another authority", otherAuthority},
-		{"a removed control plane machine", metricsSurvive},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
 			t.FailNow()
@@ -71,9 +68,9 @@ func metricsTemplate(t *testing.T) string {
 	return file
 }
 
-// tops returns nil when there are values of n nodes and of the pods.
-func tops(t *testing.T, c *harness.Cluster, n int) error {
-	for what, want := range map[string]int{"nodes": n, "pods": 2} {
+// tops returns nil when there are values of all nodes and of the pods.
+func tops(t *testing.T, c *harness.Cluster) error {
+	for what, want := range map[string]int{"nodes": 3, "pods": 2} {
 		out, err := c.Kubectl(t, "top", what, "--no-headers")
 		if err != nil {
 			return err
@@ -86,7 +83,7 @@ func tops(t *testing.T, c *harness.Cluster, n int) error {
 }
 
 func topWorks(t *testing.T, c *harness.Cluster) {
-	harness.Eventually(t, "values of nodes and pods", metricsPatience, func(context.Context) error { return tops(t, c, 3) })
+	harness.Eventually(t, "values of nodes and pods", metricsPatience, func(context.Context) error { return tops(t, c) })
 }
 
 func metricsNeedRights(t *testing.T, c *harness.Cluster) {
@@ -131,28 +128,4 @@ func otherAuthority(t *testing.T, c *harness.Cluster) {
 	})
 	patch(was)
 	topWorks(t, c)
-}
-
-// metricsSurvive removes the first of three control plane machines.
-func metricsSurvive(t *testing.T, c *harness.Cluster) {
-	var owner string
-	for _, reference := range c.ControlPlaneMachine(t).OwnerReferences {
-		if reference.Kind == "Machine" {
-			owner = reference.Name
-		}
-	}
-	plane.Must(t, "scale", "cluster", c.Name, "--namespace", c.Namespace, "--control-plane-machines", "3")
-	harness.Eventually(t, "five Nodes", 2*metricsPatience, func(ctx context.Context) error { return c.NodesReady(ctx, 5) })
-	harness.Eventually(t, "three endpoints", metricsPatience, func(context.Context) error {
-		ready := c.MustKubectl(t, "-n", "kube-system", "get", "endpointslices", "-l", "kubernetes.io/service-name=metrics-server", "-o", "jsonpath={.items[*].endpoints[0].conditions.ready}")
-		if ready != "true true true" {
-			return fmt.Errorf("ready: %q", ready)
-		}
-		return nil
-	})
-	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: owner}}
-	if err := plane.Client.Delete(t.Context(), machine); err != nil {
-		t.Fatal(err)
-	}
-	harness.Eventually(t, "values without the removed machine", 2*metricsPatience, func(context.Context) error { return tops(t, c, 4) })
 }

@@ -23,7 +23,6 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -40,11 +39,12 @@ type subject struct {
 	volumes *harness.Volumes
 }
 
-// TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03, CP-04), a rollout of
-// another template, whose machines have volumes, another rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine
-// that is killed permanently (CP-10), lost owner references (ALL-11).
+// TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03), partly while
+// components are killed, an upgrade to the next minor version (CP-05) with another template, whose machines have volumes and
+// metrics-server, a rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently (CP-10), lost
+// owner references (ALL-11). No acknowledged write is lost.
 func TestLife(t *testing.T) {
-	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
+	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0", "--kubernetes-version", harness.FormerMinor(t)), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.settled(t, 1)
 	w := startWriter(t, s.Cluster)
@@ -54,18 +54,19 @@ func TestLife(t *testing.T) {
 		run  func(*testing.T, *subject)
 	}{
 		{"labels and annotations reach the Node", reachNode},
-		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
+		{"from 1 to 3 while components are killed", func(t *testing.T, s *subject) { s.scaleUnderKills(t, 3) }},
 		{"lost owner references", lostOwners},
 		{"the machine of etcd's leader is cut off", cutOff},
 		{"packets are lost", losePackets},
 		{"messages between etcd members are delayed", slowMembers},
-		{"a rollout of another template", rollOut},
+		{"an upgrade to machines with volumes", upgrade},
 		{"a rollout of machines with volumes", rollOutVolumes},
 		{"a deleted Machine is replaced", deleteOne},
 		{"a permanently killed machine is replaced", killOne},
+		{"metrics after the loss of machines", haveMetrics},
 		{"from 3 to 5", func(t *testing.T, s *subject) { s.scale(t, 5); s.settled(t, 5) }},
 		{"from 5 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
-		{"from 3 to 1", func(t *testing.T, s *subject) { s.scale(t, 1); s.settled(t, 1) }},
+		{"from 3 to 1 while components are killed", func(t *testing.T, s *subject) { s.scaleUnderKills(t, 1) }},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
 			w.LongestGap()
@@ -242,54 +243,23 @@ func explain(cp *controlplanev1.CapstanControlPlane, machines map[string]cluster
 	return out.String()
 }
 
-// rollOut changes the template of the machines, which replaces them, while API servers, members of etcd and whole
-// machines are killed.
-func rollOut(t *testing.T, s *subject) {
-	before := s.mustMachines(t)
-	cp, err := s.controlPlane(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &infrav1.CapstanMachineTemplate{}
-	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name}, template); err != nil {
-		t.Fatal(err)
-	}
-	other := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-other"}, Spec: template.Spec}
-	other.Spec.Template.Spec.Volumes = harness.DataVolume()
-	if err := plane.Client.Create(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
-	k := s.startInTurn(t, 1)
-	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
-		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = other.Name
-	})
-	most := s.untilReplaced(t, before)
-	k.end()
-	s.settled(t, 3)
-	t.Logf("killed meanwhile: %s", strings.Join(k.killed, ", "))
-	if most != 4 {
-		t.Errorf("%d Machines at once", most)
-	}
-	if len(k.killed) == 0 {
-		t.Error("no process was killed")
-	}
-}
-
-// untilReplaced waits until all of some Machines are gone. It returns the largest number of Machines that existed meanwhile.
-func (s *subject) untilReplaced(t *testing.T, before map[string]clusterv1.Machine) (most int) {
+// untilReplaced waits until all of some Machines are gone, and calls look with each seen state meanwhile. It returns the largest number
+// of Machines that existed at once.
+func (s *subject) untilReplaced(t *testing.T, before map[string]clusterv1.Machine, look func(*controlplanev1.CapstanControlPlane, map[string]clusterv1.Machine)) (most int) {
 	t.Helper()
-	harness.Eventually(t, "all Machines are replaced", 2*limit, func(ctx context.Context) error {
+	harness.Eventually(t, "all Machines are replaced", 3*limit, func(ctx context.Context) error {
 		now, err := s.machines(ctx)
 		if err != nil {
 			return err
 		}
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		look(cp, now)
 		most = max(most, len(now))
 		for name := range now {
 			if _, old := before[name]; old {
-				cp, err := s.controlPlane(ctx)
-				if err != nil {
-					return err
-				}
 				return errors.New(explain(cp, now))
 			}
 		}
@@ -304,7 +274,7 @@ func rollOutVolumes(t *testing.T, s *subject) {
 	s.volumes.Write(t, 3)
 	before := s.mustMachines(t)
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Rollout.After = metav1.Now() })
-	most := s.untilReplaced(t, before)
+	most := s.untilReplaced(t, before, func(*controlplanev1.CapstanControlPlane, map[string]clusterv1.Machine) {})
 	s.settled(t, 3)
 	if most > 3 {
 		t.Errorf("%d Machines at once", most)
@@ -320,6 +290,25 @@ func deleteOne(t *testing.T, s *subject) {
 	}
 	s.replaced(t, leader.Name)
 	s.volumes.Inherited(t, 3)
+}
+
+// haveMetrics waits until metrics-server is ready on the three machines and on no former one, and kubectl top has the values of their
+// Nodes.
+func haveMetrics(t *testing.T, s *subject) {
+	harness.Eventually(t, "metrics of three machines", limit, func(context.Context) error {
+		ready, err := s.Kubectl(t, "-n", "kube-system", "get", "endpointslices", "-l", "kubernetes.io/service-name=metrics-server", "-o", "jsonpath={.items[*].endpoints[0].conditions.ready}")
+		if err != nil {
+			return err
+		}
+		top, err := s.Kubectl(t, "top", "nodes", "--no-headers")
+		if err != nil {
+			return err
+		}
+		if ready != "true true true" || strings.Count(top, "\n") != 3 || strings.Contains(top, "unknown") {
+			return fmt.Errorf("the endpoints are ready: %q; the values are %q", ready, top)
+		}
+		return nil
+	})
 }
 
 // replaced waits until a deleted Machine is replaced.
@@ -349,7 +338,7 @@ func killOne(t *testing.T, s *subject) {
 	check.Spec.ClusterName = s.Name
 	check.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: clusterv1.MachineControlPlaneLabel, Operator: metav1.LabelSelectorOpExists}}
 	check.Spec.Checks.UnhealthyMachineConditions = []clusterv1.UnhealthyMachineCondition{
-		{Type: controlplanev1.MachineEtcdMemberHealthyCondition, Status: metav1.ConditionFalse, TimeoutSeconds: ptr.To[int32](60)},
+		{Type: controlplanev1.MachineEtcdMemberHealthyCondition, Status: metav1.ConditionFalse, TimeoutSeconds: ptr.To[int32](20)},
 	}
 	if err := plane.Client.Create(t.Context(), check); err != nil {
 		t.Fatal(err)

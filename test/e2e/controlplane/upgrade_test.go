@@ -7,61 +7,60 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/mod/semver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestUpgrade upgrades three machines from one minor version of Kubernetes to the next (CP-05). Meanwhile a client
-// writes, and API servers, members of etcd and whole machines are killed one after the other. The last old machine is
-// lost permanently before its replacement.
-func TestUpgrade(t *testing.T) {
-	from := harness.FormerMinor(t)
-	s := &subject{Cluster: plane.CreateCluster(t, "default", "up", "--workers", "0", "--control-plane-machines", "3", "--kubernetes-version", from), made: map[string]bool{}}
-	s.etcd = memberClient(t, s.Kubeconfig)
-	s.settled(t, 3)
-	w := startWriter(t, s.Cluster)
-	k := s.startInTurn(t, 2)
-
-	start := time.Now()
-	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = harness.KubernetesVersion })
+// upgrade changes the minor version of Kubernetes (CP-05), and the template of the machines: the new one has volumes. It also adds
+// metrics-server. Meanwhile a whole machine, an API server and a member of etcd are killed. The last old machine is lost permanently
+// before its replacement.
+func upgrade(t *testing.T, s *subject) {
+	before := s.mustMachines(t)
+	from, template := harness.FormerMinor(t), s.templateWithVolumes(t)
+	k := s.startInTurn(t)
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Version, cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = harness.KubernetesVersion, template
+		cp.Spec.Config.Cluster.ResourceMetrics = bootstrapv1.ResourceMetricsServer
+	})
 	lowest, lost, calm := "", "", false
-	harness.Eventually(t, "every Machine has the new version", 3*limit, func(ctx context.Context) error {
-		now, err := s.machines(ctx)
-		if err != nil {
-			return err
-		}
-		cp, err := s.controlPlane(ctx)
-		if err != nil {
-			return err
-		}
+	most := s.untilReplaced(t, before, func(cp *controlplanev1.CapstanControlPlane, now map[string]clusterv1.Machine) {
 		if lowest != "" && semver.Compare(cp.Status.Version, lowest) < 0 {
 			t.Errorf("the lowest version went from %s to %s", lowest, cp.Status.Version)
 		}
 		lowest = cp.Status.Version
-		if old := staying(now, from); len(old) == 1 && !calm {
+		switch old := staying(now, from); {
+		case len(old) != 1 || lost != "":
+		case !calm:
 			calm = true
 			k.end() // Two restarts at a time would lose the majority.
-		} else if len(old) == 1 && lost == "" {
+		default:
 			lost = old[0]
 			destroy(t, s, lost)
 		}
-		for name, m := range now {
-			if m.Spec.Version != harness.KubernetesVersion {
-				return fmt.Errorf("%s has %s: %s", name, m.Spec.Version, explain(cp, now))
-			}
-		}
-		return nil
 	})
 	k.end()
 	s.settled(t, 3)
-	t.Logf("from %s to %s in %.1f s; lost %q, killed meanwhile: %s; longest gap between acknowledged writes %.1f s",
-		from, harness.KubernetesVersion, time.Since(start).Seconds(), lost, strings.Join(k.killed, ", "), w.LongestGap().Seconds())
-	w.check(t)
+	k.report(t)
+	t.Logf("from %s to %s; lost %q", from, harness.KubernetesVersion, lost)
+	if most != 4 {
+		t.Errorf("%d Machines at once", most)
+	}
+	if lost == "" {
+		t.Error("no machine was lost")
+	}
+	for name, m := range s.mustMachines(t) {
+		if m.Spec.Version != harness.KubernetesVersion {
+			t.Errorf("%s has %s", name, m.Spec.Version)
+		}
+	}
 	harness.Eventually(t, "the API server has the new version", limit, func(context.Context) error {
 		version, err := s.Kubectl(t, "get", "--raw", "/version")
 		if err == nil && !strings.Contains(version, `"`+harness.KubernetesVersion+`"`) {
@@ -69,9 +68,25 @@ func TestUpgrade(t *testing.T) {
 		}
 		return err
 	})
-	if len(k.killed) == 0 {
-		t.Error("no process was killed")
+}
+
+// templateWithVolumes copies the template of the machines, adds a volume, and returns the name of the copy.
+func (s *subject) templateWithVolumes(t *testing.T) string {
+	t.Helper()
+	cp, err := s.controlPlane(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
+	template := &infrav1.CapstanMachineTemplate{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name}, template); err != nil {
+		t.Fatal(err)
+	}
+	other := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-other"}, Spec: template.Spec}
+	other.Spec.Template.Spec.Volumes = harness.DataVolume()
+	if err := plane.Client.Create(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	return other.Name
 }
 
 // staying returns the Machines of a version that are not being deleted.

@@ -13,22 +13,13 @@ import (
 	"capstan.dev/capstan/test/writeload"
 )
 
-// patience is the time for which an ordinary client repeats one write.
+// patience is the time for which a client repeats one write: with two members, etcd has no majority while one of them restarts.
 const patience = time.Minute
 
 // writer writes to a cluster all the time. It stops at the end of the test.
-type writer struct {
-	*writeload.Writer
-
-	patience time.Duration
-}
+type writer struct{ *writeload.Writer }
 
 func startWriter(t *testing.T, c *harness.Cluster) *writer {
-	t.Helper()
-	return startPatientWriter(t, c, patience)
-}
-
-func startPatientWriter(t *testing.T, c *harness.Cluster, patience time.Duration) *writer {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
@@ -39,7 +30,7 @@ func startPatientWriter(t *testing.T, c *harness.Cluster, patience time.Duration
 		t.Fatal(err)
 	}
 	t.Cleanup(w.Stop)
-	return &writer{Writer: w, patience: patience}
+	return &writer{w}
 }
 
 // check stops the writer. It fails the test if an acknowledged write is lost, or if a write failed in spite of retries.
@@ -55,7 +46,7 @@ func (w *writer) check(t *testing.T) {
 		t.Errorf("the acknowledged write %s is lost", name)
 	}
 	for _, failed := range w.Failed() {
-		t.Errorf("a write failed for %v: %s", w.patience, failed)
+		t.Errorf("a write failed for %v: %s", patience, failed)
 	}
 	t.Logf("%d writes acknowledged, %d lost", w.Acknowledged(), len(lost))
 }
