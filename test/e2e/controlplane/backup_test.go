@@ -241,6 +241,7 @@ func (s *subject) wantContent(t *testing.T, has, hasNot string) {
 // backup waits until a backup exists.
 func (s *subject) backup(t *testing.T, trigger etcdv1.BackupTrigger, request string) (out controlplanev1.BackupStatus) {
 	t.Helper()
+	message := "" // of the condition: a failed attempt costs half a minute
 	harness.Eventually(t, fmt.Sprintf("a backup %s %s", trigger, request), limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
@@ -251,6 +252,10 @@ func (s *subject) backup(t *testing.T, trigger etcdv1.BackupTrigger, request str
 				out = b
 				return nil
 			}
+		}
+		if now := conditions.GetMessage(cp, controlplanev1.BackupSucceededCondition); now != message {
+			t.Logf("a backup %s %s: %s", trigger, request, now)
+			message = now
 		}
 		return errors.New(explain(cp, nil))
 	})
