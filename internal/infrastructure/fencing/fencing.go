@@ -18,7 +18,8 @@ import (
 // is gone (hostpb.DefaultKeepalive), and some seconds to stop the machines, by its guard if capstand does not run.
 const Margin = 40 * time.Second
 
-// askAgain is the time until the next decision if a host still answers another one. No event announces the end of that.
+// askAgain is the time until the next decision if it depends on other hosts. Their connections and contacts are no events for machines of
+// the lost host.
 const askAgain = 15 * time.Second
 
 // Lost is a host that is not connected.
@@ -52,7 +53,7 @@ type Other struct {
 // Decision answers whether the machines of a cluster on a lost host have stopped.
 type Decision struct {
 	Fenced bool
-	// Why not, and when to decide again; 0: after an event.
+	// Why not, and when to decide again; 0: after an event of the lost host.
 	Why   string
 	Again time.Duration
 }
@@ -74,7 +75,7 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 		}
 	}
 	if !evidence {
-		return Decision{Why: "no connected host of the cluster has recorded that it stops machines"}
+		return Decision{Why: "no connected host of the cluster has recorded that it stops machines", Again: askAgain}
 	}
 	need := time.Duration(seconds)*time.Second + Margin
 	for _, o := range others {
@@ -113,9 +114,9 @@ func decideOne(o Other, lost Lost, need time.Duration) Decision {
 	case o.Abandoned:
 		return Decision{}
 	case o.Connected && o.SameBox:
-		return Decision{Why: fmt.Sprintf("host %s on the same box is connected", o.Name)}
+		return Decision{Why: fmt.Sprintf("host %s on the same box is connected", o.Name), Again: askAgain}
 	case !o.Connected && o.Member:
-		return Decision{Why: fmt.Sprintf("host %s of the cluster is not connected either, and the two may reach each other", o.Name)}
+		return Decision{Why: fmt.Sprintf("host %s of the cluster is not connected either, and the two may reach each other", o.Name), Again: askAgain}
 	case !o.Connected && o.Away < need:
 		return waitFor(need-o.Away, fmt.Sprintf("host %s was lost recently", o.Name))
 	case !o.Connected || o.Contacts == nil:
