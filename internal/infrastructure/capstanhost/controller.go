@@ -180,7 +180,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	again, err := r.reconcileConnection(ctx, host)
 	r.recordConnection(host, before)
 	if !host.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.reconcileDelete(ctx, host)
+		return ctrl.Result{RequeueAfter: again}, errors.Join(err, r.reconcileDelete(ctx, host))
 	}
 	step := nextReboot(host, bootOf(r.Pool.Get(host.Name)))
 	draining, errDrain := r.reconcileDrain(ctx, host, step == rebootPrepare)
