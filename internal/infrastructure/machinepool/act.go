@@ -3,6 +3,7 @@ package machinepool
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,16 +46,20 @@ func (r *Reconciler) createMembers(ctx context.Context, s *scope, domains []stri
 	if len(domains) == 0 {
 		return nil
 	}
+	var created atomic.Int32
 	err := forEach(domains, func(domain string) error {
 		m := newMachine(s, domain)
 		if err := r.Client.Create(ctx, m); err != nil {
 			return err
 		}
+		created.Add(1)
 		ctrl.LoggerFrom(ctx).Info("Created a machine", "CapstanMachine", klog.KObj(m), "failureDomain", domain, "version", s.want.version)
 		r.WaitForCache(r.controller, s.pool, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
 		return nil
 	})
-	r.event(s, "MachinesCreated", "Create", "Created %d machines with Kubernetes %s", len(domains), s.want.version)
+	if n := created.Load(); n > 0 {
+		r.event(s, "MachinesCreated", "Create", "Created %d machines with Kubernetes %s", n, s.want.version)
+	}
 	return err
 }
 
