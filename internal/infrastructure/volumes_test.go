@@ -161,6 +161,20 @@ func TestVolumesOfOneSpace(t *testing.T) {
 	b.running(two)
 }
 
+// A namespace can write a CapstanVolume that names any host. It takes no space of a host that does not admit the namespace (ALL-18).
+func TestVolumeThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.DiskBytes = 100 << 30 })
+	other := newNamespace(t)
+	other.create(&infrav1.CapstanVolume{
+		ObjectMeta: metav1.ObjectMeta{Namespace: other.namespace, Name: "data"},
+		Spec: infrav1.CapstanVolumeSpec{
+			ID: "made-by-a-tenant", HostName: b.host.Name, ClusterName: "c", Owner: "MachineDeployment/db", VolumeName: "data", SizeGiB: 16384,
+		},
+	})
+	b.running(b.addMember(b.addDeployment(1)))
+}
+
 // A retained volume stays after its Cluster and keeps its host. It is deleted with its CapstanVolume.
 func TestVolumeOutlivesCluster(t *testing.T) {
 	b := newBox(t).provisioned()

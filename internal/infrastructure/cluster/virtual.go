@@ -98,19 +98,18 @@ func (r *Reconciler) takenAddresses(ctx context.Context, s *scope) (map[string]b
 }
 
 // reservingClusters returns the clusters whose endpoint no other cluster can have; see loadbalancer.Reserves.
-func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (out []infrav1.CapstanCluster, err error) {
-	admitting := map[string][]infrav1.CapstanHost{} // by namespace
+func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (out []infrav1.CapstanCluster, _ error) {
+	byNamespace := hostaccess.ByNamespace(ctx, r.Client, hosts)
 	for i := range clusters {
 		c := &clusters[i]
 		if c.Spec.ControlPlaneEndpoint.Host == "" {
 			continue
 		}
-		if _, ok := admitting[c.Namespace]; !ok {
-			if admitting[c.Namespace], err = hostaccess.Admitting(ctx, r.Client, c.Namespace, hosts); err != nil {
-				return nil, err
-			}
+		admitting, err := byNamespace(c.Namespace)
+		if err != nil {
+			return nil, err
 		}
-		if loadbalancer.Reserves(c, admitting[c.Namespace], r.hasEndpoint(c, hosts)) {
+		if loadbalancer.Reserves(c, admitting, r.hasEndpoint(c, hosts)) {
 			out = append(out, *c)
 		}
 	}

@@ -71,6 +71,21 @@ func Admitting(ctx context.Context, c client.Reader, namespace string, hosts []i
 	return keep(slices.Clone(hosts), func(h *infrav1.CapstanHost) bool { return placement.Admits(h, namespace, ns.Labels) }), nil
 }
 
+// ByNamespace returns Admitting for any namespace and the same list. It reads each Namespace once.
+func ByNamespace(ctx context.Context, c client.Reader, hosts []infrav1.CapstanHost) func(namespace string) ([]infrav1.CapstanHost, error) {
+	known := map[string][]infrav1.CapstanHost{}
+	return func(namespace string) ([]infrav1.CapstanHost, error) {
+		if admitting, ok := known[namespace]; ok {
+			return admitting, nil
+		}
+		admitting, err := Admitting(ctx, c, namespace, hosts)
+		if err == nil {
+			known[namespace] = admitting
+		}
+		return admitting, err
+	}
+}
+
 // admitted reads the Namespace if a host of the list selects namespaces by their labels.
 func admitted(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) (*corev1.Namespace, error) {
 	ns := &corev1.Namespace{}

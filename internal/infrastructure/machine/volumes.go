@@ -106,15 +106,15 @@ func (r *Reconciler) subtractPending(ctx context.Context, options []volumeplan.O
 	if !slices.ContainsFunc(options, func(o volumeplan.Option) bool { return len(o.Create) > 0 }) {
 		return nil
 	}
-	list := &infrav1.CapstanVolumeList{}
-	if err := r.LiveClient.List(ctx, list); err != nil {
+	list, hosts := &infrav1.CapstanVolumeList{}, &infrav1.CapstanHostList{}
+	if err := errors.Join(r.LiveClient.List(ctx, list), r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy)); err != nil {
 		return err
 	}
-	pending := volumeplan.PendingBytes(list.Items)
+	pending, err := volumeplan.PendingBytes(list.Items, hostaccess.ByNamespace(ctx, r.Client, hosts.Items))
 	for i := range candidates {
 		candidates[i].FreeVolumes -= pending[candidates[i].Name]
 	}
-	return nil
+	return err
 }
 
 // waitForHost lets the machine have the volumes of a host that cannot take it now: another machine of the owner must not take their

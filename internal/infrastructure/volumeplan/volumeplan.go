@@ -44,15 +44,24 @@ func (o Option) VolumeBytes() (sum int64) {
 	return sum
 }
 
-// PendingBytes returns the size of the volumes, by host, that their hosts have not made yet.
-func PendingBytes(all []infrav1.CapstanVolume) map[string]int64 {
+// PendingBytes returns the size of the volumes, by host, that their hosts have not made yet. A namespace can write a CapstanVolume with any
+// host, so one counts only if its host is among those that admit its namespace (ALL-18).
+func PendingBytes(all []infrav1.CapstanVolume, admitting func(namespace string) ([]infrav1.CapstanHost, error)) (map[string]int64, error) {
 	pending := map[string]int64{}
 	for i := range all {
-		if all[i].Spec.HostID == "" {
-			pending[all[i].Spec.HostName] += int64(all[i].Spec.SizeGiB) << 30
+		v := &all[i]
+		if v.Spec.HostID != "" {
+			continue
+		}
+		hosts, err := admitting(v.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool { return h.Name == v.Spec.HostName }) {
+			pending[v.Spec.HostName] += int64(v.Spec.SizeGiB) << 30
 		}
 	}
-	return pending
+	return pending, nil
 }
 
 // Bound returns the volumes that a machine has, by their names in the machine.

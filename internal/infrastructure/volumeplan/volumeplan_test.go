@@ -1,6 +1,7 @@
 package volumeplan
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -104,5 +105,22 @@ func TestRemedy(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", owner, err, want)
 		}
+	}
+}
+
+// A namespace can write a CapstanVolume with any host (ALL-18).
+func TestPendingBytes_ALL18(t *testing.T) {
+	size := func(namespace string, gib int32, id string) func(*infrav1.CapstanVolume) {
+		return func(v *infrav1.CapstanVolume) { v.Namespace, v.Spec.SizeGiB, v.Spec.HostID = namespace, gib, id }
+	}
+	admitting := func(namespace string) ([]infrav1.CapstanHost, error) {
+		return []infrav1.CapstanHost{{ObjectMeta: metav1.ObjectMeta{Name: "of-" + namespace}}}, nil
+	}
+	pending, err := PendingBytes([]infrav1.CapstanVolume{
+		volume("data-1", "of-a", "m", size("a", 1, "")), volume("data-2", "of-a", "m", size("a", 2, "")), volume("data-3", "of-a", "m", size("a", 4, "made")),
+		volume("data-4", "of-a", "m", size("b", 8, "")), volume("data-5", "of-b", "m", size("b", 16, "")),
+	}, admitting)
+	if want := map[string]int64{"of-a": 3 << 30, "of-b": 16 << 30}; err != nil || !maps.Equal(pending, want) {
+		t.Errorf("expected %v, found %v, %v", want, pending, err)
 	}
 }
