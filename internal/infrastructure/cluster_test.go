@@ -430,3 +430,24 @@ func manifestOfALiveCluster(b *box) {
 	b.Expect(b.capstan.Labels).To(Equal(before.Labels))
 	b.Expect(b.capstan.Annotations).To(Equal(before.Annotations))
 }
+
+// A namespace can write a machine network that contains the whole pool of networks. It takes no network from the clusters that share no
+// host with it (ALL-18). A cluster that can be on the same host chooses another network.
+func TestLargeNetworkOfOthers_ALL18(t *testing.T) {
+	large := func(b *box, network netip.Prefix) *infrav1.CapstanCluster {
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("large")}}
+		c.Spec.Network.MachineCIDR = network.String()
+		b.create(c)
+		return c
+	}
+	other := newNamespace(t)
+	all := large(other, networkPool)
+	b := newBox(t).provisioned()
+	half := netip.PrefixFrom(networkPool.Addr(), networkPool.Bits()+1)
+	own := large(b, half)
+	b.addCluster(nil, nil)
+	b.waitProvisioned()
+	b.Expect(half.Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeFalse())
+	other.delete(all)
+	b.delete(own)
+}

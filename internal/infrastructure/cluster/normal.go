@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -274,12 +275,9 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	if err != nil {
 		return err
 	}
-	clusterNetwork := s.cluster.Spec.ClusterNetwork
-	taken := network.Parse(append(slices.Clone(clusterNetwork.Pods.CIDRBlocks), clusterNetwork.Services.CIDRBlocks...)...)
-	for i := range clusters {
-		if clusters[i].UID != s.capstan.UID {
-			taken = append(taken, network.Parse(clusters[i].Spec.Network.MachineCIDR)...)
-		}
+	taken, err := r.takenNetworks(ctx, s, clusters)
+	if err != nil {
+		return err
 	}
 	cidr, err := network.Choose(r.NetworkPool, r.NetworkBits, taken, refused)
 	if err != nil {
@@ -289,6 +287,40 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	s.capstan.Spec.Network.MachineCIDR = cidr.String()
 	metav1.SetMetaDataAnnotation(&s.capstan.ObjectMeta, infrav1.MachineCIDRFromPoolAnnotation, "")
 	return nil
+}
+
+// takenNetworks are the cluster's own networks and the machine networks of others. A namespace can write one that contains the whole pool.
+// So a network that is larger than those of the pool counts only if a host admits both clusters (ALL-18).
+func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []infrav1.CapstanCluster) ([]netip.Prefix, error) {
+	own := s.cluster.Spec.ClusterNetwork
+	taken := network.Parse(append(slices.Clone(own.Pods.CIDRBlocks), own.Services.CIDRBlocks...)...)
+	hosts := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts.Items)
+	if err != nil {
+		return nil, err
+	}
+	both := hostaccess.ByNamespace(ctx, r.Client, admitting)
+	for i := range clusters {
+		c := &clusters[i]
+		n := network.Parse(c.Spec.Network.MachineCIDR)
+		if c.UID == s.capstan.UID || len(n) == 0 {
+			continue
+		}
+		if n[0].Bits() < r.NetworkBits {
+			shared, err := both(c.Namespace)
+			if err != nil {
+				return nil, err
+			}
+			if len(shared) == 0 {
+				continue
+			}
+		}
+		taken = append(taken, n...)
+	}
+	return taken, nil
 }
 
 // ensureNetwork makes the network on the load balancer's host. Every host makes it by itself with its
