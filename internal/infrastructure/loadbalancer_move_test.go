@@ -84,6 +84,21 @@ func TestFormerHostIsTriedAgain_IC12(t *testing.T) {
 	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
 }
 
+// IC-11: a former host that keeps the load balancer does not hold back a cluster that has not been provisioned yet.
+func TestFormerHostHoldsNothingBack_IC11(t *testing.T) {
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.fake.Deafen(true)
+	b.addCluster(nil, nil)
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "LoadBalancerNotServing")
+	b.fake.Refuse("DeleteLoadBalancer", status.Error(codes.Internal, "busy"))
+	second, _ := b.addHost(nil)
+	b.moveTo(second)
+	b.waitProvisioned()
+	b.fake.Refuse("DeleteLoadBalancer", nil)
+	b.Eventually(b.has(b.fake)).Should(neither)
+}
+
 // IC-12: the network stays on hosts with machines of the cluster, and is removed with the cluster at the latest.
 func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
 	b := newBox(t).provisioned()

@@ -74,6 +74,8 @@ type scope struct {
 	capstan *infrav1.CapstanCluster
 	// patch writes the changes since the object was read or last recorded.
 	patch *reconciling.Patch
+	// leaving is the error of a former host that keeps the load balancer.
+	leaving error
 }
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }

@@ -58,7 +58,8 @@ func (r *Reconciler) reconcileBalancerHost(ctx context.Context, s *scope, usable
 			return ctrl.Result{}, unlessWaiting(err)
 		}
 	}
-	return r.provision(ctx, s)
+	res, err := r.provision(ctx, s)
+	return res, errors.Join(err, s.leaving)
 }
 
 func unlessWaiting(err error) error {
@@ -460,19 +461,19 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	if err != nil {
 		return err
 	}
-	leaving := r.leaveFormerHosts(ctx, s)
+	s.leaving = r.leaveFormerHosts(ctx, s)
 	switch err := r.serveEndpoint(ctx, s, host, h, backends); {
 	case errors.Is(err, errWaiting):
-		return cmp.Or(leaving, err)
+		return cmp.Or(s.leaving, err)
 	case err != nil:
-		return errors.Join(err, leaving)
+		return errors.Join(err, s.leaving)
 	}
 	var trouble string
-	if leaving != nil {
-		trouble = leaving.Error()
+	if s.leaving != nil {
+		trouble = s.leaving.Error()
 	}
 	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
-	return leaving
+	return nil
 }
 
 // serveEndpoint makes the load balancer on its host, and fails unless it listens.
