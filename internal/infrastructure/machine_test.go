@@ -626,3 +626,17 @@ func (b *box) counter(name, label string) float64 {
 	b.t.Fatalf("no metric %s of %s", name, label)
 	return 0
 }
+
+// A machine without a host is placed when the selector of its cluster selects one (ALL-13). The test is not parallel, because free
+// resources of the hosts of other tests are events for all machines without a host.
+func TestHostSelectorOfACluster_ALL13(t *testing.T) {
+	b := newBox(t).provisioned()
+	selects := func(s *metav1.LabelSelector) {
+		update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = s })
+	}
+	selects(&metav1.LabelSelector{MatchLabels: map[string]string{"rack": "none"}})
+	_, m := b.addMachine(nil, nil)
+	b.condition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)
+	selects(nil)
+	b.running(m)
+}

@@ -65,6 +65,15 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 	return r.listed(ctx, concerned, reconciling.OfCluster(client.ObjectKeyFromObject(o)))
 }
 
+// ofCapstanCluster maps a CapstanCluster, which admits other hosts now, to those of its machines that wait for one.
+func (r *Reconciler) ofCapstanCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	owner := reconciling.OwnerOf(o, clusterGroupKind)
+	if owner == nil {
+		return nil
+	}
+	return r.listed(ctx, waits, reconciling.OfCluster(client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}))
+}
+
 // ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.
 func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconcile.Request {
 	cluster := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}

@@ -51,6 +51,15 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 	return r.listed(ctx, client.InNamespace(o.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: o.GetName()})
 }
 
+// ofCapstanCluster maps a CapstanCluster to the pools of its cluster.
+func (r *Reconciler) ofCapstanCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	owner := reconciling.OwnerOf(o, clusterGroupKind)
+	if owner == nil {
+		return nil
+	}
+	return r.listed(ctx, client.InNamespace(o.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: owner.Name})
+}
+
 // all maps a host to every pool: any of them may use it.
 func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
 	return r.listed(ctx)
