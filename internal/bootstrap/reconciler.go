@@ -205,7 +205,7 @@ func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 		}
 	}
 	if apierrors.IsNotFound(err) {
-		return r.recreateDataSecret(ctx, s, key)
+		return r.createDataSecret(ctx, s, key)
 	}
 	if err != nil {
 		return nil, err
@@ -213,17 +213,7 @@ func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	return r.adopt(ctx, s, existing)
 }
 
-// recreateDataSecret calls createDataSecret and emits an event if there was a Secret before. The machine has not
-// started and gets the data of the current specification.
-func (r *Reconciler) recreateDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {
-	data, err := r.createDataSecret(ctx, s, key)
-	if err == nil && s.config.Status.DataSecretName == key.Name && r.recorder != nil {
-		r.recorder.Eventf(s.config, nil, corev1.EventTypeWarning, "DataSecretRecreated", "Create",
-			"Created the deleted Secret %s again, from the current specification", key.Name)
-	}
-	return data, err
-}
-
+// createDataSecret emits an event if there was a Secret before. The machine has not started and gets the data of the current specification.
 func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {
 	in, err := r.input(ctx, s)
 	if err != nil {
@@ -257,10 +247,15 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 		}
 		return r.adopt(ctx, s, created)
 	}
-	if err == nil {
-		ctrl.LoggerFrom(ctx).Info("Created the bootstrap data", "Secret", klog.KObj(created), "version", in.KubernetesVersion, "tokenID", tokenID(in.Token))
+	if err != nil {
+		return nil, err
 	}
-	return data, err
+	ctrl.LoggerFrom(ctx).Info("Created the bootstrap data", "Secret", klog.KObj(created), "version", in.KubernetesVersion, "tokenID", tokenID(in.Token))
+	if s.config.Status.DataSecretName == key.Name && r.recorder != nil {
+		r.recorder.Eventf(s.config, nil, corev1.EventTypeWarning, "DataSecretRecreated", "Create",
+			"Created the deleted Secret %s again, from the current specification", key.Name)
+	}
+	return data, nil
 }
 
 // adopt uses an existing secret, including one that a backup restored without its owner reference.
