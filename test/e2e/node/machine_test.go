@@ -24,12 +24,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -78,6 +80,9 @@ func newTestNetwork(t *testing.T) *testNetwork {
 		must(t, err)
 		must(t, netlink.AddrAdd(link, addr))
 		must(t, netlink.LinkSetUp(link))
+		lo, err := netlink.LinkByName("lo") // The test and its services reach the address of the bridge through it.
+		must(t, err)
+		must(t, netlink.LinkSetUp(lo))
 		// The pods of two machines must reach each other without it.
 		_ = os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
 	})
@@ -307,6 +312,19 @@ func (h *host) apply(manifest string) {
 	h.t.Helper()
 	_, err := h.execInput(manifest, kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
 	must(h.t, err)
+}
+
+// administrator returns the configuration of an administrator's client of an API server, for the network of the machines' gateway.
+// Repeated requests should use it: each start of kubectl takes a quarter of a second of a processor.
+func (h *host) administrator(address string) *rest.Config {
+	pki := filepath.Join(h.root, nodeconfig.PKIDir)
+	return &rest.Config{
+		Host: "https://" + address, QPS: -1, Timeout: 10 * time.Second,
+		TLSClientConfig: rest.TLSClientConfig{
+			CAFile: filepath.Join(pki, "ca.crt"), CertFile: filepath.Join(pki, "clients/admin.crt"), KeyFile: filepath.Join(pki, "clients/admin.key"),
+		},
+		Dial: func(context.Context, string, string) (net.Conn, error) { return h.dial(address) },
+	}
 }
 
 // anonymousGet sends a request without credentials to the API server, from the bridge, like a load balancer.

@@ -13,8 +13,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	certificates "k8s.io/client-go/kubernetes/typed/certificates/v1"
 
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/node/initapi"
@@ -109,25 +116,35 @@ func bootCluster(t *testing.T, c *cluster, o *outside, cp, worker *host) {
 
 // approveRequests stands for the control plane provider, which checks requests before it approves them.
 func approveRequests(t *testing.T, cp *host) {
-	done := make(chan struct{})
-	ended := make(chan struct{})
-	t.Cleanup(func() { close(done); <-ended })
-	go func() {
-		defer close(ended)
-		for {
-			out, err := cp.kubectl("get", "csr", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[*].type}{"\n"}{end}`)
-			for _, line := range strings.Fields(out) {
-				if name, open := strings.CutSuffix(line, "="); open && err == nil {
-					_, _ = cp.kubectl("certificate", "approve", name)
-				}
-			}
+	clients, err := kubernetes.NewForConfig(cp.administrator(cp.ip + ":6443"))
+	must(t, err)
+	requests := clients.CertificatesV1().CertificateSigningRequests()
+	ctx, end := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() { end(); running.Wait() })
+	running.Go(func() {
+		for ctx.Err() == nil {
+			approveAll(ctx, requests) // The API server is away at times.
 			select {
-			case <-done:
-				return
+			case <-ctx.Done():
 			case <-time.After(300 * time.Millisecond):
 			}
 		}
-	}()
+	})
+}
+
+// approveAll approves the requests without a decision, as far as the API server answers.
+func approveAll(ctx context.Context, requests certificates.CertificateSigningRequestInterface) {
+	list, err := requests.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	for _, r := range list.Items {
+		if len(r.Status.Conditions) == 0 {
+			r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Test"}}
+			_, _ = requests.UpdateApproval(ctx, r.Name, &r, metav1.UpdateOptions{})
+		}
+	}
 }
 
 // testErased: after the bootstrap, only the files of the bootstrap data are left of it.

@@ -22,8 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -66,11 +64,6 @@ type outside struct {
 
 func newOutside(w *testNetwork) *outside {
 	w.t.Helper()
-	w.inside(w.bridge, func() { // The services reach each other through it.
-		lo, err := netlink.LinkByName("lo")
-		must(w.t, err)
-		must(w.t, netlink.LinkSetUp(lo))
-	})
 	o := &outside{dir: filepath.Join(w.dir, "registry")}
 	o.makeCertificates(w.t)
 	o.startRegistry(w)
