@@ -22,6 +22,7 @@ import (
 	"github.com/creack/pty"
 
 	"capstan.dev/capstan/internal/accessapi"
+	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 )
 
 const (
@@ -31,12 +32,15 @@ const (
 )
 
 // TestMachineAccess: a user with nothing but a kubeconfig reads logs and runs commands in the machines of his namespace, as far as
-// his rights go, and in no other machine.
+// his rights go, and in no other machine. The plane sends traces and has a feature gate of Cluster API core, and then has neither.
 func TestMachineAccess(t *testing.T) {
+	receiver := otlpreceiver.Start(t)
 	i := newInstallation(t)
-	i.capstan("up")
+	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
+	t.Run("a feature gate of core", func(t *testing.T) { i.at(t).testTaintsOfMachines(true) })
 	w := i.newWorkstation()
 	w.capstan("create", "cluster", "demo", "--workers", "0")
+	t.Run("traces", func(t *testing.T) { i.at(t).testTraces(receiver) })
 	machine := strings.TrimSpace(i.kubectl("get", "capstanmachines", "-n", "team-a", "-o", "jsonpath={.items[*].metadata.name}"))
 	w.refused("forbidden", "logs", machine)
 	i.grant("team-a", logViewer)
@@ -61,6 +65,7 @@ func TestMachineAccess(t *testing.T) {
 		}
 	}
 	w.capstan("delete", "cluster", "demo")
+	t.Run("without traces and feature gates", func(t *testing.T) { i.at(t).testWithoutTraces() })
 }
 
 // at returns the workstation for a subtest.

@@ -104,7 +104,7 @@ func (i *installation) tool(name string, args ...string) string {
 
 func (i *installation) kubectl(args ...string) string {
 	i.t.Helper()
-	return i.tool(filepath.Join("kubernetes", i.status().KubernetesVersion, "kubectl"), args...)
+	return i.tool(filepath.Join("kubernetes", harness.KubernetesVersion, "kubectl"), args...)
 }
 
 // tryKubectl is kubectl for commands that may fail.
@@ -213,7 +213,8 @@ func (i *installation) testUpAgain() {
 
 // Only capstand runs as root, and only Cluster API's webhooks listen on addresses other than loopback.
 func (i *installation) testPrivileges() {
-	for _, c := range i.status().Components {
+	components := i.status().Components
+	for _, c := range components {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.PID))
 		if err != nil {
 			i.t.Fatal(err)
@@ -245,7 +246,7 @@ func (i *installation) testPrivileges() {
 	}
 	for line := range strings.Lines(out) {
 		fields := strings.Fields(line)
-		for _, c := range i.status().Components {
+		for _, c := range components {
 			mine := strings.Contains(line, fmt.Sprintf("pid=%d,", c.PID))
 			if mine && !strings.HasPrefix(fields[3], "127.0.0.1:") && c.Name != "capi-core-manager" {
 				i.t.Errorf("%s listens on %s", c.Name, fields[3])
@@ -297,8 +298,7 @@ func (i *installation) testAuthentication() {
 		{"capstan-infrastructure-system:capstan-manager", "delete", "namespaces", false},
 		{"capstan-infrastructure-system:capstan-manager", "create", "clusterrolebindings.rbac.authorization.k8s.io", false},
 	} {
-		out, _ := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"),
-			"auth", "can-i", test.verb, test.what, "--all-namespaces", "--as", "system:serviceaccount:"+test.who)
+		out, _ := i.tryKubectl("auth", "can-i", test.verb, test.what, "--all-namespaces", "--as", "system:serviceaccount:"+test.who)
 		if got := strings.TrimSpace(out) == "yes"; got != test.want {
 			i.t.Errorf("%s may %s %s: %v, want %v", test.who, test.verb, test.what, got, test.want)
 		}
@@ -334,7 +334,7 @@ func (i *installation) testWebhooks() {
 		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 			i.t.Fatal(err)
 		}
-		_, err := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "create", "-f", file)
+		_, err := i.tryKubectl("create", "-f", file)
 		if err == nil || !strings.Contains(err.Error(), refusal) {
 			i.t.Errorf("want a refusal with %q, got %v", refusal, err)
 		}
@@ -363,8 +363,7 @@ func (i *installation) testKilledComponents() {
 		return !slices.ContainsFunc(i.status().Components, func(c embedded.ProcessStatus) bool { return c.State != embedded.ProcessReady })
 	})
 	eventually(i.t, "the API server answers", time.Minute, func() bool {
-		kubectl := filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl")
-		_, err := run(kubectl, "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "get", "capstanhosts", "local")
+		_, err := i.tryKubectl("get", "capstanhosts", "local")
 		return err == nil
 	})
 }

@@ -8,20 +8,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 )
 
-// TestTracing: one trace leads from the reconcile of a machine's object over the call of its host to the boot of the machine. The
-// spans contain no secrets. The plane also runs with a feature gate of Cluster API core, and then without it.
-func TestTracing(t *testing.T) {
-	receiver := otlpreceiver.Start(t)
-	i := newInstallation(t)
-	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
-	i.testTaintsOfMachines(true)
-	i.capstan("create", "cluster", "traced", "--workers", "0")
+// testTraces: one trace leads from the reconcile of a machine's object over the call of its host to the boot of the machine. The
+// spans contain no secrets.
+func (i *installation) testTraces(receiver *otlpreceiver.Receiver) {
+	t := i.t
 	var trace map[string]otlpreceiver.Span
 	spans := receiver.Await(t, time.Minute, func(spans []otlpreceiver.Span) bool {
 		for _, s := range spans {
@@ -53,12 +48,15 @@ func TestTracing(t *testing.T) {
 			}
 		}
 	}
-	i.capstan("delete", "cluster", "traced")
+}
+
+// testWithoutTraces ends the traces and the feature gate of core.
+func (i *installation) testWithoutTraces() {
 	i.capstan("up", "--tracing-endpoint", "none", "--core-feature-gates", "none")
 	i.testTaintsOfMachines(false)
 	for _, c := range []string{"manager", "capstand"} {
 		if out, err := run("ps", "-o", "args=", "-p", strconv.Itoa(i.component(c).PID)); err != nil || strings.Contains(out, "--tracing") {
-			t.Errorf("%s after the end of traces: %s, %v", c, out, err)
+			i.t.Errorf("%s after the end of traces: %s, %v", c, out, err)
 		}
 	}
 }
