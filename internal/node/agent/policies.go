@@ -36,6 +36,12 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The agent's own credential may not write events in every cluster. The kubelet's may.
+	kubelet, err := a.client(ctx, nodeconfig.KubeletKubeconfig)
+	if err != nil {
+		return err
+	}
+	events := newEvents(a, kubelet)
 	wake := wakeup.New()
 	stores := policyStores{}
 	if stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), wake.Send); err != nil {
@@ -68,19 +74,19 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 		}
 		reported = tooLarge
 		pause = time.After(pauseAfterUpdate(time.Since(begun)))
-		if !first && reflect.DeepEqual(chains, enforced) {
-			continue
+		if first || !reflect.DeepEqual(chains, enforced) {
+			if err := networkpolicy.Apply(ctx, chains); err != nil {
+				a.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
+				time.AfterFunc(time.Second, wake.Send)
+				continue
+			}
+			if !first || len(chains) > 0 {
+				a.log.Info("NetworkPolicies enforced", "chains", len(chains))
+			}
+			enforced, first = chains, false
+			pause = time.After(pauseAfterUpdate(time.Since(begun)))
 		}
-		if err := networkpolicy.Apply(ctx, chains); err != nil {
-			a.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
-			time.AfterFunc(time.Second, wake.Send)
-			continue
-		}
-		if !first || len(chains) > 0 {
-			a.log.Info("NetworkPolicies enforced", "chains", len(chains))
-		}
-		enforced, first = chains, false
-		pause = time.After(pauseAfterUpdate(time.Since(begun)))
+		stores.report(ctx, events, tooLarge)
 	}
 }
 
@@ -104,6 +110,26 @@ func (s *policyStores) cluster() networkpolicy.Cluster {
 		Policies:   listed[networkingv1.NetworkPolicy](s.policies),
 		Pods:       listed[corev1.Pod](s.pods),
 		Namespaces: listed[corev1.Namespace](s.namespaces),
+	}
+}
+
+// report writes an event for the first of the policies that are too large, in each namespace: users can make very many. The policies are
+// given by namespace and name, in this order.
+func (s *policyStores) report(ctx context.Context, events *events, tooLarge []string) {
+	last := ""
+	for _, key := range tooLarge {
+		found, exists, err := s.policies.GetByKey(key)
+		if err != nil || !exists {
+			continue
+		}
+		policy := found.(*networkingv1.NetworkPolicy)
+		if policy.Namespace == last {
+			continue
+		}
+		last = policy.Namespace
+		events.report(ctx, corev1.ObjectReference{
+			APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Namespace: policy.Namespace, Name: policy.Name, UID: policy.UID,
+		}, "PolicyTooLarge", networkpolicy.TooLarge)
 	}
 }
 

@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,13 +23,11 @@ import (
 	"capstan.dev/capstan/internal/wakeup"
 )
 
+// volumeRetry and longestVolumeRetry are the first and the longest pause after which a refused claim or a volume that could not be
+// removed is examined again: no event reports free space, or the end of a mount.
 const (
-	// volumeRetry and longestVolumeRetry are the first and the longest pause after which a refused claim or a volume that could not be
-	// removed is examined again: no event reports free space, or the end of a mount.
 	volumeRetry        = time.Second
 	longestVolumeRetry = 30 * time.Second
-	// eventRepeat keeps an event of a problem in existence: the API server removes events after an hour.
-	eventRepeat = 10 * time.Minute
 )
 
 // volumes provides the local volumes of one node.
@@ -46,15 +42,9 @@ type volumes struct {
 	// controlPlane machines also remove the volumes of Nodes that are gone.
 	controlPlane           bool
 	claims, known, members cache.Store
-	// reported has the last event of each claim.
-	reported map[string]reportedEvent
+	events                 *events
 	// unfinished are the volumes whose data this agent has made without knowing that their PersistentVolume exists.
 	unfinished map[string]*corev1.PersistentVolumeMode
-}
-
-type reportedEvent struct {
-	message string
-	at      time.Time
 }
 
 // provideVolumes creates and deletes local volumes of this node from the moment that the cluster has the StorageClass for them.
@@ -71,7 +61,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	wake := wakeup.New()
 	v := &volumes{
 		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
-		reported: map[string]reportedEvent{}, unfinished: map[string]*corev1.PersistentVolumeMode{},
+		events: newEvents(a, client), unfinished: map[string]*corev1.PersistentVolumeMode{},
 		controlPlane: a.config.Role != nodeconfig.RoleWorker,
 	}
 	if err := v.folders.Enforced(); err != nil {
@@ -113,7 +103,6 @@ func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
 
 // sync takes the next step of all claims and volumes. An error of one does not hold up others.
 func (v *volumes) sync(ctx context.Context) error {
-	maps.DeleteFunc(v.reported, func(_ string, e reportedEvent) bool { return time.Since(e.at) > 2*eventRepeat })
 	var errs []error
 	known := listed[corev1.PersistentVolume](v.known)
 	for _, volume := range known {
@@ -129,7 +118,7 @@ func (v *volumes) sync(ctx context.Context) error {
 		}
 		wanted[localvolume.Name(claim)] = true
 		if err := v.provide(ctx, claim, promised); err != nil {
-			v.report(ctx, reference(claim), "ProvisioningFailed", err.Error())
+			v.events.report(ctx, reference(claim), "ProvisioningFailed", err.Error())
 			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
 			continue
 		}
@@ -256,7 +245,7 @@ func (v *volumes) removeData(ctx context.Context, name string, mode *corev1.Pers
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
 	if err := v.removeData(ctx, volume.Name, volume.Spec.VolumeMode); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
-		v.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
+		v.events.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err
 	}
 	if err := v.deleteVolume(ctx, volume); err != nil {
@@ -298,48 +287,10 @@ func (v *volumes) removeLost(ctx context.Context, known []*corev1.PersistentVolu
 func (v *volumes) reportLost(ctx context.Context, claim corev1.ObjectReference, node string) string {
 	message := fmt.Sprintf("expected the node %s with the data of this claim, found no such Node: the data is lost with the machine; "+
 		"delete the claim and its pod to start with an empty volume", node)
-	v.report(ctx, claim, "VolumeLost", message)
+	v.events.report(ctx, claim, "VolumeLost", message)
 	return fmt.Sprintf("the claim %s/%s: %s", claim.Namespace, claim.Name, message)
 }
 
 func reference(claim *corev1.PersistentVolumeClaim) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-}
-
-// report writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
-// written is not reported: the next attempt writes it.
-func (v *volumes) report(ctx context.Context, object corev1.ObjectReference, reason, message string) {
-	key := string(object.UID) + reason
-	last := v.reported[key]
-	if last.message == message && time.Since(last.at) < eventRepeat {
-		return
-	}
-	namespace := object.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault
-	}
-	event := volumeEvent(object, namespace, reason, message, v.name)
-	_, err := v.client.Resource(kube.Events).Namespace(namespace).Apply(ctx, event.GetName(), event,
-		metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true})
-	if err != nil {
-		v.log.Error("Cannot write an event", "reason", reason, "error", err)
-		return
-	}
-	v.reported[key] = reportedEvent{message: message, at: time.Now()}
-}
-
-// volumeEvent has a name that depends only on the object and the reason, so that several agents and repetitions are one event.
-func volumeEvent(object corev1.ObjectReference, namespace, reason, message, node string) *unstructured.Unstructured {
-	now := metav1.Now().UTC().Format(time.RFC3339)
-	sum := sha256.Sum256([]byte(string(object.UID) + reason))
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "Event",
-		"metadata": map[string]any{"name": fmt.Sprintf("capstan-volume.%x", sum[:8]), "namespace": namespace},
-		"involvedObject": map[string]any{
-			"apiVersion": "v1", "kind": object.Kind, "namespace": object.Namespace, "name": object.Name, "uid": string(object.UID),
-		},
-		"type": corev1.EventTypeWarning, "reason": reason, "message": message,
-		"source":         map[string]any{"component": "capstan-node-agent", "host": node},
-		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-	}}
 }

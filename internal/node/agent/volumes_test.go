@@ -35,11 +35,12 @@ func TestUnfinishedVolume(t *testing.T) {
 				}
 				return true, nil, errors.New("no answer")
 			})
+			a := &agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 			v := &volumes{
-				agent: &agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}, client: client,
-				folders:  localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
-				reported: map[string]reportedEvent{}, unfinished: map[string]*corev1.PersistentVolumeMode{},
-				known: cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc),
+				agent: a, client: client, events: newEvents(a, client),
+				folders:    localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
+				unfinished: map[string]*corev1.PersistentVolumeMode{},
+				known:      cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc),
 			}
 			claim := &corev1.PersistentVolumeClaim{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data", UID: "00000000-0000-4000-8000-00000000000a", Annotations: map[string]string{

@@ -52,6 +52,10 @@ const maxElements = 500_000
 // Those that match nothing have no elements, and cost time at each change of a pod. This number takes about a second.
 const maxComparisons = 10_000_000
 
+// TooLarge explains to users of the cluster why a policy allows nothing.
+var TooLarge = fmt.Sprintf("expected the NetworkPolicies of the namespace to need at most %d rules, addresses and ports on a node, and %d comparisons of selectors with pods, "+
+	"found more with this policy: it isolates its pods and allows nothing; use fewer policies, peers or ports", maxElements, maxComparisons)
+
 // budget is the rest of these limits for a namespace.
 type budget struct{ elements, comparisons int }
 
