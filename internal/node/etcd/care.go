@@ -27,6 +27,8 @@ const (
 	carePeriod = 2 * time.Second
 	busyPeriod = 250 * time.Millisecond
 	busyTime   = 5 * time.Minute
+	// publishTimeout bounds the writes to the API server, which may not answer.
+	publishTimeout = 10 * time.Second
 	// retryPause is the pause after an error.
 	retryPause = 500 * time.Millisecond
 )
@@ -112,15 +114,21 @@ func (c *Care) look(ctx context.Context) time.Duration {
 		}
 	}
 	v, err := c.view(ctx, self, now)
-	if err == nil {
-		err = c.publish(ctx, v)
-	}
 	if err != nil {
 		c.Log.Warn("Cannot manage etcd; the agent tries again", "error", err)
 		return retryPause
 	}
+	err = c.publish(ctx, v)
 	a := decide(v)
-	if a.kind == actNone {
+	if err != nil {
+		c.Log.Warn("Cannot report the members of etcd; the agent tries again", "error", err)
+		a = mendSpace(v) // An etcd without space refuses the writes of the API server, too.
+	}
+	switch {
+	case a.kind != actNone:
+	case err != nil:
+		return retryPause
+	default:
 		return c.pause(v)
 	}
 	if err := c.do(ctx, v, a); err != nil {
@@ -213,6 +221,8 @@ func (c *Care) probe(ctx context.Context, members []Member) {
 
 // publish creates the missing objects of members, and writes changes.
 func (c *Care) publish(ctx context.Context, v view) error {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
 	if v.now.Sub(c.renewed) >= etcdv1.CareLeaseRenewal {
 		if err := c.Objects.RenewLease(ctx, c.Name, v.now); err != nil {
 			return fmt.Errorf("renewing the Lease %s/%s: %w", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, err)
