@@ -150,8 +150,10 @@ func (c *Care) leads(ctx context.Context) (uint64, bool) {
 	return s.Header.MemberId, s.Leader == s.Header.MemberId
 }
 
-// view reads etcd's members and alarms, and the state of each member.
+// view reads etcd's members and alarms, and the state of each member. It reads the objects first: a member that was added before its object
+// got spec.leave must not be missing, because it would count as removed.
 func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, error) {
+	objects := c.Objects.List()
 	members, err := c.local.members(ctx)
 	if err != nil {
 		return view{}, err
@@ -164,7 +166,7 @@ func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, erro
 	}
 	c.probe(ctx, members)
 	known := map[uint64]bool{}
-	v := view{now: now, self: self, members: members, objects: c.Objects.List(), memory: c.memory}
+	v := view{now: now, self: self, members: members, objects: objects, memory: c.memory}
 	for i, m := range members {
 		known[m.ID] = true
 		members[i].Alarms = alarmsOf(alarms.Alarms, m.ID)

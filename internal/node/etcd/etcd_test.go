@@ -412,6 +412,36 @@ func TestJoinAfterCrash(t *testing.T) {
 	})
 }
 
+// meanwhile does something when the objects are read.
+type meanwhile struct {
+	Objects
+	list func() map[string]etcdv1.EtcdMember
+}
+
+func (m meanwhile) List() map[string]etcdv1.EtcdMember { return m.list() }
+
+// TestAddedMeanwhile: a member that was added before its object got spec.leave does not count as removed.
+func TestAddedMeanwhile(t *testing.T) {
+	p := newPool(t)
+	c := p.connect(p.first("a"))
+	y := p.member("y")
+	care := &Care{
+		local: c, remote: map[string]*client{}, memory: memory{unstarted: map[uint64]time.Time{}, failing: map[uint64]time.Time{}, learning: map[uint64]time.Time{}},
+		Objects: meanwhile{list: func() map[string]etcdv1.EtcdMember {
+			add(t, c, y)
+			o := etcdv1.EtcdMember{Spec: etcdv1.EtcdMemberSpec{PeerURL: y.peer, Leave: true}}
+			o.Name = "y"
+			return map[string]etcdv1.EtcdMember{"y": o}
+		}},
+	}
+	v, err := care.view(t.Context(), idOf(t, c, "a"), time.Now())
+	must(t, err)
+	status := v.status(v.objects["y"])
+	if got := apimeta.FindStatusCondition(status.Conditions, etcdv1.JoinedCondition); got == nil || got.Reason != etcdv1.NotStartedReason {
+		t.Errorf("%+v, want the reason NotStarted", got)
+	}
+}
+
 // TestSpace: Care frees space on a member that has none left, and shrinks a database file with much free space. The objects are in the same
 // etcd, so they cannot be written meanwhile.
 func TestSpace(t *testing.T) {
