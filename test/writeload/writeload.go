@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -33,8 +34,10 @@ type Writer struct {
 	// reader has a longer timeout, because it reads all writes at once, possibly from a cluster that has just recovered.
 	reader   *kubernetes.Clientset
 	patience time.Duration
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	// prefix of the names of this writer. Another writer of the cluster has another one.
+	prefix string
+	stop   context.CancelFunc
+	done   sync.WaitGroup
 
 	mu           sync.Mutex
 	acknowledged []string
@@ -58,7 +61,7 @@ func Start(ctx context.Context, config *rest.Config, patience time.Duration) (*W
 	fast, slow := rest.CopyConfig(config), rest.CopyConfig(config)
 	fast.QPS, fast.Timeout = -1, 3*time.Second
 	slow.Timeout = 30 * time.Second
-	w := &Writer{patience: patience, last: time.Now()}
+	w := &Writer{patience: patience, prefix: "written-" + rand.String(5), last: time.Now()}
 	var err error
 	if w.client, err = kubernetes.NewForConfig(fast); err != nil {
 		return nil, err
@@ -69,7 +72,7 @@ func Start(ctx context.Context, config *rest.Config, patience time.Duration) (*W
 	ctx, w.stop = context.WithCancel(ctx)
 	w.done.Go(func() {
 		for n := 0; ctx.Err() == nil; n++ {
-			w.write(ctx, fmt.Sprintf("written-%06d", n))
+			w.write(ctx, fmt.Sprintf("%s-%06d", w.prefix, n))
 		}
 	})
 	return w, nil

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,11 +20,18 @@ import (
 	"github.com/vishvananda/netlink"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/test/writeload"
 )
+
+// endpoint is the address of the balancer.
+const endpoint = gateway + ":6443"
 
 // balanced is the number of addresses that the balancer checks, starting with the first machine's.
 const balanced = 4
@@ -44,7 +51,7 @@ func newBalancer(w *testNetwork) *balancer {
 	b := &balancer{w: w, gone: map[string]bool{}, conns: map[net.Conn]bool{}}
 	var listener net.Listener
 	var err error
-	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", gateway+":6443") })
+	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", endpoint) })
 	must(w.t, err)
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -120,7 +127,7 @@ func (b *balancer) dial() net.Conn {
 
 // throughEndpoint runs kubectl on a machine, against the load balancer.
 func (h *host) throughEndpoint(args ...string) (string, error) {
-	return h.kubectl(append([]string{"--server=https://" + gateway + ":6443", "--request-timeout=10s"}, args...)...)
+	return h.kubectl(append([]string{"--server=https://" + endpoint, "--request-timeout=10s"}, args...)...)
 }
 
 // untilThroughEndpoint repeats throughEndpoint until it succeeds. Requests fail while members change, etcd elects a
@@ -134,13 +141,21 @@ func (h *host) untilThroughEndpoint(args ...string) (out string) {
 	return out
 }
 
+// etcdMembers lists the EtcdMembers through the load balancer.
 func (h *host) etcdMembers() (map[string]etcdv1.EtcdMember, error) {
-	out, err := h.throughEndpoint("get", "etcdmembers", "-o", "json")
+	if h.members == nil {
+		client, err := dynamic.NewForConfig(h.administrator(endpoint))
+		if err != nil {
+			return nil, err
+		}
+		h.members = client.Resource(kube.EtcdMembers)
+	}
+	found, err := h.members.List(h.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	var list etcdv1.EtcdMemberList
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
+	if err := apiruntime.DefaultUnstructuredConverter.FromUnstructured(found.UnstructuredContent(), &list); err != nil {
 		return nil, err
 	}
 	members := map[string]etcdv1.EtcdMember{}
@@ -191,60 +206,34 @@ func leader(members map[string]etcdv1.EtcdMember) string {
 }
 
 // writer writes to the cluster through the load balancer all the time, like a client with ordinary retries.
-type writer struct {
-	h       *host
-	prefix  string
-	stop    chan struct{}
-	done    chan struct{}
-	written int
-	longest time.Duration
-	failed  []string
-}
+type writer struct{ *writeload.Writer }
 
-func (h *host) startWriter() *writer {
-	w := &writer{h: h, prefix: "write-" + h.name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), stop: make(chan struct{}), done: make(chan struct{})}
-	go func() {
-		defer close(w.done)
-		last := time.Now()
-		for i := 0; ; i++ {
-			select {
-			case <-w.stop:
-				return
-			default:
-			}
-			name := fmt.Sprintf("%s-%d", w.prefix, i)
-			var err error
-			for range 40 {
-				_, err = h.throughEndpoint("create", "configmap", name)
-				if err == nil || strings.Contains(err.Error(), "already exists") {
-					err = nil
-					break
-				}
-			}
-			if err != nil {
-				w.failed = append(w.failed, name+": "+err.Error())
-				continue
-			}
-			w.written++
-			w.longest = max(w.longest, time.Since(last))
-			last = time.Now()
-		}
-	}()
-	return w
+func (h *host) startWriter() writer {
+	h.t.Helper()
+	w, err := writeload.Start(context.WithoutCancel(h.t.Context()), h.administrator(endpoint), patience)
+	must(h.t, err)
+	h.t.Cleanup(w.Stop)
+	return writer{w}
 }
 
 // finish checks that each acknowledged write is stored.
-func (w *writer) finish(t *testing.T) {
+func (w writer) finish(t *testing.T) {
 	t.Helper()
-	close(w.stop)
-	<-w.done
-	t.Logf("%d writes, longest gap %s", w.written, w.longest.Round(time.Millisecond))
-	for _, f := range w.failed {
+	w.Stop()
+	t.Logf("%d writes, longest gap %s", w.Acknowledged(), w.LongestGap().Round(time.Millisecond))
+	if w.Acknowledged() == 0 {
+		t.Error("no write was acknowledged: this test proves nothing")
+	}
+	for _, f := range w.Failed() {
 		t.Error(f)
 	}
-	out := w.h.with(t).untilThroughEndpoint("get", "configmaps", "-o", "name")
-	if n := strings.Count(out, "configmap/"+w.prefix); n != w.written {
-		t.Errorf("%d writes were acknowledged, %d are stored", w.written, n)
+	var lost []string
+	eventually(t, time.Minute, func() (err error) {
+		lost, err = w.Lost(t.Context())
+		return err
+	})
+	if len(lost) > 0 {
+		t.Errorf("acknowledged writes that are lost: %v", lost)
 	}
 }
 
@@ -259,7 +248,7 @@ func TestControlPlane(t *testing.T) {
 	})
 	w := newTestNetwork(t)
 	b := newBalancer(w)
-	c := newCluster(t, gateway+":6443")
+	c := newCluster(t, endpoint)
 	hosts := map[string]*host{}
 	for i, name := range []string{"a", "b", "c"} {
 		hosts[name] = w.newMachine(name, fmt.Sprintf("10.77.0.%d", 2+i))

@@ -24,6 +24,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
@@ -148,6 +149,8 @@ type host struct {
 	memory int64
 	// devices of the host in the machine.
 	devices []specs.LinuxDevice
+	// members is the client of etcdMembers.
+	members dynamic.ResourceInterface
 }
 
 // newMachine creates a machine with its network and disk. It does not start it.
