@@ -163,8 +163,7 @@ func TestMachineOrder(t *testing.T) {
 
 // IM-05: a machine waits for each of its prerequisites, and nothing is created before.
 func TestMachineWaits_IM05(t *testing.T) {
-	b := newBox(t)
-	b.waitProvisioned()
+	b := newPausedBox(t)
 	secret := ""
 	machine, m := b.addMachine(func(m *clusterv1.Machine) {
 		secret = *m.Spec.Bootstrap.DataSecretName
@@ -175,7 +174,7 @@ func TestMachineWaits_IM05(t *testing.T) {
 	_, stray := b.addMachine(func(m *clusterv1.Machine) { m.Spec.ClusterName = "no-such-cluster" }, nil)
 
 	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForClusterInfrastructureReady")
-	b.provisioned()
+	b.resume()
 	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")
 	b.Expect(m.Spec.ID).To(BeEmpty())
 	b.Expect(b.fake.Calls("EnsureMachine")).To(BeZero())
@@ -192,15 +191,14 @@ func TestMachineWaits_IM05(t *testing.T) {
 // IM-05: a deletion waits neither for the cluster's infrastructure nor for bootstrap data.
 func TestDeletionDoesNotWait_IM05(t *testing.T) {
 	t.Parallel()
-	b := newBox(t)
-	b.waitProvisioned()
+	b := newPausedBox(t)
 	_, early := b.addMachine(nil, nil)
 	b.condition(early, "MachineRunning", metav1.ConditionFalse, "WaitingForClusterInfrastructureReady")
 	b.Expect(early.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
 	b.delete(early)
 	b.gone(early)
 
-	b.provisioned()
+	b.resume()
 	_, m := b.addMachine(func(m *clusterv1.Machine) {
 		m.Spec.Bootstrap = clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "x"}}
 	}, nil)

@@ -283,6 +283,22 @@ func newBox(t *testing.T) *box {
 	return b
 }
 
+// newPausedBox is newBox with a CapstanCluster that is paused, so that nothing provisions it before resume.
+func newPausedBox(t *testing.T) *box {
+	t.Helper()
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	return b
+}
+
+// resume ends the pause, and waits until the CapstanCluster is provisioned. The Cluster does not show that yet.
+func (b *box) resume() {
+	b.t.Helper()
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Annotations = nil })
+	b.waitProvisioned()
+}
+
 // provisioned waits until the cluster is provisioned, and then sets the status of the Cluster as core does.
 func (b *box) provisioned() *box {
 	b.t.Helper()

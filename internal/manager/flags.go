@@ -80,7 +80,7 @@ func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	fs.DurationVar(&f.SyncPeriod, "sync-period", 10*time.Minute, "Interval at which all objects are reconciled again.")
 
 	fs.BoolVar(&f.StrictContract, "strict-contract", false,
-		"Take no step ahead of Cluster API core: wait until core has written Cluster.spec.controlPlaneEndpoint, and leave the finalizers, owner references and bootstrap data names of Machines to core. Clusters start some seconds later.")
+		"Take no step ahead of Cluster API core: wait until core has written Cluster.spec.controlPlaneEndpoint and status.initialization.infrastructureProvisioned, and leave the finalizers, owner references and bootstrap data names of Machines to core. Clusters start some seconds later.")
 
 	fs.BoolVar(&f.LeaderElect, "leader-elect", false, "Elect one leader among several managers.")
 	fs.StringVar(&f.LeaderElectNamespace, "leader-elect-namespace", "", "Namespace of the lease; that of the Pod when empty.")

@@ -25,9 +25,9 @@ type Options struct {
 	// any (ALL-07). See Watches.
 	WatchFilter string
 
-	// StrictContract disables steps that are ahead of Cluster API core (ALL-15, CP-02): the providers prepare nothing
-	// before core has written Cluster.spec.controlPlaneEndpoint, and do no work of core. Clusters start some seconds
-	// later.
+	// StrictContract disables steps that are ahead of Cluster API core (ALL-15, CP-02, IM-05): the providers prepare nothing
+	// before core has written Cluster.spec.controlPlaneEndpoint, boot no machine before core has written
+	// Cluster.status.initialization.infrastructureProvisioned, and do no work of core. Clusters start some seconds later.
 	StrictContract bool
 
 	// Concurrency is the concurrency by kind; see For.

@@ -65,7 +65,7 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 	return r.listed(ctx, concerned, reconciling.OfCluster(client.ObjectKeyFromObject(o)))
 }
 
-// ofCapstanCluster maps a CapstanCluster, which admits other hosts now, to those of its machines that wait for one.
+// ofCapstanCluster maps a CapstanCluster, which is provisioned or admits other hosts now, to those of its machines that wait for that.
 func (r *Reconciler) ofCapstanCluster(ctx context.Context, o client.Object) []reconcile.Request {
 	owner := reconciling.OwnerOf(o, clusterGroupKind)
 	if owner == nil {

@@ -54,7 +54,9 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	if s.capstan.Spec.ProviderID != "" {
 		return nil
 	}
-	if !ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
+	if provisioned, err := r.hasInfrastructure(ctx, s); err != nil {
+		return err
+	} else if !provisioned {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
 			"Waiting for the cluster's network and control plane endpoint")
 		return errWaiting
@@ -69,6 +71,24 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 		return errWaiting
 	}
 	return nil
+}
+
+// hasInfrastructure reports whether the infrastructure of the cluster is provisioned. Its CapstanCluster says so first, and core copies
+// that to the Cluster up to a second later, or several on a busy box. Core connects to the API server directly after the copy, so
+// the machine boots with the first of both: see the package cluster.
+func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, error) {
+	if ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
+		return true, nil
+	}
+	if r.StrictContract || s.cluster.Spec.InfrastructureRef.Kind != "CapstanCluster" {
+		return false, nil
+	}
+	c, err := r.capstanCluster(ctx, s)
+	return err == nil && isProvisioned(c), client.IgnoreNotFound(err)
+}
+
+func isProvisioned(c *infrav1.CapstanCluster) bool {
+	return ptr.Deref(c.Status.Initialization.Provisioned, false)
 }
 
 // kubernetesVersion returns the version of the Machine. Core sets the version of a pool's Machine only after its Node exists, so
