@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/util/cert"
@@ -65,8 +66,9 @@ func signer(t *testing.T, kubeconfig string, c client.Client) {
 		defer close(done)
 		tick := time.NewTicker(500 * time.Millisecond)
 		defer tick.Stop()
+		looked := map[string]bool{}
 		for {
-			if err := sign(ctx, c); err != nil && ctx.Err() == nil {
+			if err := sign(ctx, c, looked); err != nil && ctx.Err() == nil {
 				fmt.Println("replacement of cert-manager:", err)
 			}
 			select {
@@ -78,8 +80,9 @@ func signer(t *testing.T, kubeconfig string, c client.Client) {
 	}()
 }
 
-// sign creates the Secret of each Certificate without one, and injects the authorities.
-func sign(ctx context.Context, c client.Client) error {
+// sign creates the Secret of each Certificate without one, and injects the authorities. Objects that it has looked at are read again
+// only after a change of them or of the authorities, because they are large.
+func sign(ctx context.Context, c client.Client, looked map[string]bool) error {
 	certificates := &unstructured.UnstructuredList{}
 	certificates.SetGroupVersionKind(schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "CertificateList"})
 	if err := c.List(ctx, certificates); err != nil {
@@ -94,17 +97,25 @@ func sign(ctx context.Context, c client.Client) error {
 		authorities[o.GetNamespace()+"/"+o.GetName()] = ca
 	}
 	for _, kind := range injected {
-		list := &unstructured.UnstructuredList{}
+		list := &metav1.PartialObjectMetadataList{}
 		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 		if err := c.List(ctx, list); err != nil {
 			return err
 		}
-		for _, o := range list.Items {
-			ca := authorities[o.GetAnnotations()["cert-manager.io/inject-ca-from"]]
-			if ca == "" || !inject(&o, ca) {
+		for _, meta := range list.Items {
+			ca := authorities[meta.Annotations["cert-manager.io/inject-ca-from"]]
+			state := fmt.Sprint(meta.UID, meta.Generation, ca)
+			if ca == "" || looked[state] {
 				continue
 			}
-			if err := c.Update(ctx, &o); err != nil && !apierrors.IsConflict(err) {
+			o := &unstructured.Unstructured{}
+			o.SetGroupVersionKind(kind)
+			if err := c.Get(ctx, client.ObjectKey{Name: meta.Name}, o); err != nil {
+				return client.IgnoreNotFound(err)
+			}
+			if !inject(o, ca) {
+				looked[state] = o.GetGeneration() == meta.Generation
+			} else if err := c.Update(ctx, o); err != nil && !apierrors.IsConflict(err) {
 				return err
 			}
 		}
