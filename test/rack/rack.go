@@ -51,10 +51,12 @@ func check(t T, err error) {
 func Eventually(t T, what string, f func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); {
+		start := time.Now()
 		if err = f(); err == nil {
 			return
 		}
+		time.Sleep(max(20*time.Millisecond, 2*time.Since(start))) // Most attempts start programs.
 	}
 	t.Fatalf("%s: %v", what, err)
 }

@@ -140,7 +140,9 @@ func longestGap(b, other *box, f func()) (gap time.Duration, failed int) {
 	ctx, end := context.WithCancel(context.Background())
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		for last := time.Now(); ctx.Err() == nil; {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for last := time.Now(); ctx.Err() == nil; <-tick.C {
 			if b.reaches(other) != nil {
 				failed++
 				continue
