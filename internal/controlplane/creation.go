@@ -54,12 +54,12 @@ func (r *creation) reconcile(ctx context.Context, s *scope) (result, error) {
 	if r.done.is(s.Object.UID, sum) && conditions.IsTrue(s.Object, controlplanev1.ManifestsAppliedCondition) {
 		return result{}, nil
 	}
-	if s.client == nil {
+	if !s.answers() {
 		if !conditions.IsTrue(s.Object, controlplanev1.ManifestsAppliedCondition) {
 			setCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.WaitingForConnectionReason,
 				"the manifests are applied as soon as there is a connection to the cluster")
 		}
-		return result{}, nil // The connection is an event.
+		return result{}, nil // The connection is an event, and a silent cluster is asked again.
 	}
 	if err := r.applyAll(ctx, s, wanted); err != nil {
 		setCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.ManifestsNotAppliedReason, err.Error())

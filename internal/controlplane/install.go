@@ -29,7 +29,7 @@ const (
 func (r *workloads) reconcile(ctx context.Context, s *scope) (result, error) {
 	localVolumes := string(s.Object.Spec.Config.Cluster.LocalVolumes)
 	sum := sha256.Sum256([]byte("installed " + localVolumes + " " + s.Object.Annotations[controlplanev1.RestoredAnnotation]))
-	if s.client == nil || !installDue(s.Object, s.Now) || r.installed.is(s.Object.UID, sum) && !s.Workload.Missing {
+	if !s.answers() || !installDue(s.Object, s.Now) || r.installed.is(s.Object.UID, sum) && !s.Workload.Missing {
 		return result{}, nil
 	}
 	if err := install(ctx, s.client, s.Stacked(), localVolumes); err != nil {

@@ -1,9 +1,11 @@
 package controlplane
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,6 +38,18 @@ func TestInstallDue(t *testing.T) {
 	starting.Status.Conditions[0].Status = metav1.ConditionFalse
 	if installDue(starting, time.Now().Add(time.Hour)) {
 		t.Error("a cluster is due before its API server answers")
+	}
+}
+
+// TestSilentCluster: no step sends a request to a cluster that has just not answered.
+func TestSilentCluster(t *testing.T) {
+	s := &scope{
+		ControlPlane: &model.ControlPlane{Object: initializedFor(time.Hour), Workload: &model.Workload{Err: context.DeadlineExceeded}, Now: time.Now()},
+		client:       struct{ client.Client }{}, // Each request panics.
+	}
+	s.Authority, s.Object.Spec.Manifests = &corev1.Secret{}, []controlplanev1.Manifest{{Name: "first"}}
+	if err := runSteps(t.Context(), s, &result{}, (&workloads{}).reconcile, (&metricsServers{}).reconcile, (&creation{}).reconcile); err != nil {
+		t.Error(err)
 	}
 }
 

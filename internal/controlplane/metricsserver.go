@@ -34,7 +34,7 @@ type metricsServers struct {
 // reconcile registers the API with the authorities that API servers must trust, so it follows their rotation. Each manager does so
 // once for each change. An error does not hold up other steps.
 func (r *metricsServers) reconcile(ctx context.Context, s *scope) (result, error) {
-	if s.client == nil || s.Authority == nil {
+	if !s.answers() || s.Authority == nil {
 		return result{}, nil
 	}
 	wanted := s.Object.Spec.Config.Cluster.ResourceMetrics == bootstrapv1.ResourceMetricsServer

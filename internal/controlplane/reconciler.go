@@ -114,6 +114,10 @@ type scope struct {
 	client client.Client
 }
 
+// answers reports whether the workload cluster has answered in this reconciliation. A request to one that is silent would hold up
+// the next steps until its timeout.
+func (s *scope) answers() bool { return s.client != nil && s.Workload.Err == nil }
+
 // step is one part of a reconciliation.
 type step func(ctx context.Context, s *scope) (result, error)
 
