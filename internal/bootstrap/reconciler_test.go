@@ -175,7 +175,7 @@ func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster, server string) {
 	t.Helper()
 	data, err := clientcmd.Write(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server, CertificateAuthorityData: env.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: env.Config.CertData, ClientKeyData: env.Config.KeyData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: env.Config.BearerToken}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
 	})
@@ -239,7 +239,7 @@ func TestWorker(t *testing.T) {
 // TestHostileKubeconfig: a condition names a kubeconfig that would run a program or has another server. It is not used.
 func TestHostileKubeconfig(t *testing.T) {
 	for field, spoil := range map[string][2]string{
-		"user.exec":         {"client-certificate-data: .*", `exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: "false"}`},
+		"user.exec":         {"token: .*", `exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: "false"}`},
 		"cluster.proxy-url": {"server: ", "proxy-url: http://127.0.0.1:1\n    server: "},
 		"cluster.server":    {"server: https://[^:]*", "server: https://localhost"},
 	} {

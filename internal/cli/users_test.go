@@ -173,7 +173,7 @@ func (s *site) throughProxy(user, namespace string, log http.HandlerFunc) string
 		c.Server, c.CertificateAuthorityData = server.URL, nil
 	}
 	for _, auth := range config.AuthInfos {
-		auth.ClientCertificateData, auth.ClientKeyData = nil, nil
+		auth.Token = ""
 	}
 	if err := clientcmd.WriteToFile(*config, file); err != nil {
 		s.t.Fatal(err)

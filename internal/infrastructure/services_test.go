@@ -53,7 +53,7 @@ func newPublishing(t *testing.T, hosts int, change func(*infrav1.CapstanCluster)
 	})
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://" + net.JoinHostPort(host, port), CertificateAuthorityData: env.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: env.Config.CertData, ClientKeyData: env.Config.KeyData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: env.Config.BearerToken}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
 	})

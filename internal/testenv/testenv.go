@@ -3,7 +3,7 @@ package testenv
 
 import (
 	"context"
-	"encoding/json"
+	"crypto/rand"
 	"flag"
 	"fmt"
 	"net"
@@ -21,7 +21,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -123,15 +122,10 @@ func Start(opts Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours, err := filepath.Glob(filepath.Join(root, "config", "*", "crd", "bases"))
-	if err != nil {
-		return nil, err
-	}
-	crds := append(ours, filepath.Join(capi, "core", "config", "crd", "bases"))
 	var env *envtest.Environment
 	var config *rest.Config
 	for try := 1; ; try++ {
-		if env, err = environment(root, assets, scheme, crds, opts); err != nil {
+		if env, err = environment(root, assets, scheme, opts); err != nil {
 			return nil, err
 		}
 		if config, err = env.Start(); err == nil {
@@ -146,12 +140,12 @@ func Start(opts Options) (*Env, error) {
 	}
 	// The client's own rate limit must not delay tests.
 	config.QPS, config.Burst = 1000, 2000
-	c, err := client.New(config, client.Options{Scheme: scheme})
-	if err != nil {
+	if err := installCRDs(config, root, capi, env.WebhookInstallOptions, opts.Webhooks); err != nil {
 		_ = env.Stop()
 		return nil, err
 	}
-	if err := convert(c, root, env.WebhookInstallOptions, opts.Webhooks); err != nil {
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
 		_ = env.Stop()
 		return nil, err
 	}
@@ -159,18 +153,17 @@ func Start(opts Options) (*Env, error) {
 }
 
 // environment is an API server that was not started yet.
-func environment(root, assets string, scheme *k8sruntime.Scheme, crds []string, opts Options) (*envtest.Environment, error) {
+func environment(root, assets string, scheme *k8sruntime.Scheme, opts Options) (*envtest.Environment, error) {
 	env := &envtest.Environment{
 		Scheme:                   scheme,
 		BinaryAssetsDirectory:    assets,
-		CRDDirectoryPaths:        crds,
-		ErrorIfCRDPathMissing:    true,
-		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: Patience},
 		ControlPlaneStartTimeout: Patience,
 		ControlPlaneStopTimeout:  Patience,
 	}
-	// Services of both address families.
-	flags := env.ControlPlane.GetAPIServer().Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112")
+	server := env.ControlPlane.GetAPIServer()
+	server.SecureServing.Authn = &tokenAuthn{token: rand.Text()}
+	// Services of both address families. Clients do not wait for their turn.
+	flags := server.Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112").Set("enable-priority-and-fairness", "false")
 	if len(opts.AdmissionPlugins) > 0 {
 		flags.Append("enable-admission-plugins", opts.AdmissionPlugins...)
 	}
@@ -189,39 +182,43 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds []string, 
 	return env, nil
 }
 
-// convert sends the CRDs with several versions to the webhook server of the suite, if it serves the webhooks of their
-// provider.
-func convert(c client.Client, root string, server envtest.WebhookInstallOptions, webhooks []string) error {
-	for _, folder := range webhooks {
-		files := envtest.CRDInstallOptions{Paths: []string{filepath.Join(root, filepath.Dir(folder), "crd", "bases")}, ErrorIfPathMissing: true}
+// installCRDs installs the CRDs of Cluster API and Capstan. Those of providers with webhooks are complete from the start, because
+// the API server compiles all rules of a CRD again after each change.
+func installCRDs(config *rest.Config, root, capi string, server envtest.WebhookInstallOptions, webhooks []string) error {
+	folders, err := filepath.Glob(filepath.Join(root, "config", "*", "crd", "bases"))
+	if err != nil {
+		return err
+	}
+	install := envtest.CRDInstallOptions{MaxTime: Patience}
+	for _, folder := range append(folders, filepath.Join(capi, "core", "config", "crd", "bases")) {
+		files := envtest.CRDInstallOptions{Paths: []string{folder}, ErrorIfPathMissing: true}
 		if err := envtest.ReadCRDFiles(&files); err != nil {
 			return err
 		}
+		served := slices.ContainsFunc(webhooks, func(w string) bool { return filepath.Join(root, filepath.Dir(w), "crd", "bases") == folder })
 		for _, crd := range files.CRDs {
-			if len(crd.Spec.Versions) < 2 {
-				continue
-			}
-			conversion, err := json.Marshal(map[string]any{"spec": map[string]any{"conversion": apiextensionsv1.CustomResourceConversion{
-				Strategy: apiextensionsv1.WebhookConverter,
-				Webhook: &apiextensionsv1.WebhookConversion{
-					ClientConfig: &apiextensionsv1.WebhookClientConfig{
-						URL:      ptr.To("https://" + net.JoinHostPort(server.LocalServingHost, strconv.Itoa(server.LocalServingPort)) + "/convert"),
-						CABundle: server.LocalServingCAData,
-					},
-					ConversionReviewVersions: []string{"v1"},
-				},
-			}}})
-			if err != nil {
-				return err
-			}
-			target := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}
-			target.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
-			if err := c.Patch(context.Background(), target, client.RawPatch(types.MergePatchType, conversion)); err != nil {
-				return fmt.Errorf("conversion of %s: %w", crd.Name, err)
+			if served && len(crd.Spec.Versions) > 1 {
+				crd.Spec.Conversion = conversion(server)
 			}
 		}
+		install.CRDs = append(install.CRDs, files.CRDs...)
 	}
-	return nil
+	_, err = envtest.InstallCRDs(config, install)
+	return err
+}
+
+// conversion is that of the webhook server of a suite.
+func conversion(server envtest.WebhookInstallOptions) *apiextensionsv1.CustomResourceConversion {
+	return &apiextensionsv1.CustomResourceConversion{
+		Strategy: apiextensionsv1.WebhookConverter,
+		Webhook: &apiextensionsv1.WebhookConversion{
+			ClientConfig: &apiextensionsv1.WebhookClientConfig{
+				URL:      ptr.To("https://" + net.JoinHostPort(server.LocalServingHost, strconv.Itoa(server.LocalServingPort)) + "/convert"),
+				CABundle: server.LocalServingCAData,
+			},
+			ConversionReviewVersions: []string{"v1"},
+		},
+	}
 }
 
 // Stop ends the API server and etcd.

@@ -88,7 +88,7 @@ func kubeconfig(t *testing.T) string {
 	file := t.TempDir() + "/kubeconfig"
 	must(t, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.Host, CertificateAuthorityData: c.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: c.CertData, ClientKeyData: c.KeyData, Impersonate: managerUser}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: c.BearerToken, Impersonate: managerUser}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
 	}, file))

@@ -86,7 +86,7 @@ func fail(err error) int {
 func writeKubeconfig() ([]byte, error) {
 	c := clientcmdapi.NewConfig()
 	c.Clusters["test"] = &clientcmdapi.Cluster{Server: env.Config.Host, CertificateAuthorityData: env.Config.CAData}
-	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: env.Config.CertData, ClientKeyData: env.Config.KeyData}
+	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: env.Config.BearerToken}
 	c.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
 	c.CurrentContext = "test"
 	return clientcmd.Write(*c)

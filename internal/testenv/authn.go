@@ -1,0 +1,35 @@
+package testenv
+
+import (
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+)
+
+// tokenAuthn gives all users of an API server the token of a cluster-admin. With a client certificate, as envtest would have it,
+// the API server verifies signatures in each request.
+type tokenAuthn struct{ token, file string }
+
+// Configure implements envtest.Authn.
+func (a *tokenAuthn) Configure(dir string, args *envtest.Arguments) error {
+	a.file = filepath.Join(dir, "tokens.csv")
+	args.Set("token-auth-file", a.file)
+	return nil
+}
+
+// Start implements envtest.Authn.
+func (a *tokenAuthn) Start() error {
+	return os.WriteFile(a.file, []byte(a.token+",admin,admin,system:masters\n"), 0o600)
+}
+
+// AddUser implements envtest.Authn.
+func (a *tokenAuthn) AddUser(_ envtest.User, base *rest.Config) (*rest.Config, error) {
+	out := rest.CopyConfig(base)
+	out.BearerToken = a.token
+	return out, nil
+}
+
+// Stop implements envtest.Authn.
+func (a *tokenAuthn) Stop() error { return nil }
