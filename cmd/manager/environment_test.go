@@ -52,7 +52,8 @@ func newEnvironment(t *testing.T, webhooks ...string) *environment {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(2 * time.Minute)
-	g.SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
+	g.SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
 	own, err := testenv.Start(testenv.Options{Webhooks: webhooks, AddToScheme: []func(*runtime.Scheme) error{
 		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme,
 	}})

@@ -269,7 +269,8 @@ func newNamespace(t *testing.T) *box {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(testenv.Patience)
-	g.SetDefaultEventuallyPollingInterval(20 * time.Millisecond)
+	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
+	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(500 * time.Millisecond)
 	return &box{WithT: g, t: t, namespace: env.Namespace(t)}
 }

@@ -174,18 +174,14 @@ func eventually(t testing.TB, what string, check func() error) {
 
 func eventuallyWithin(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	for start := time.Now(); ; time.Sleep(testenv.Pause(time.Since(start))) {
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(start) > limit {
 			t.Fatalf("waiting for %s: %v", what, err)
 		}
-		<-tick.C
 	}
 }
 

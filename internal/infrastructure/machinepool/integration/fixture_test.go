@@ -63,7 +63,8 @@ func newWorldWith(t *testing.T, b hollow.Behaviour, domains ...string) *world {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(testenv.Patience)
-	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
+	g.SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	g.SetDefaultConsistentlyPollingInterval(100 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(1500 * time.Millisecond)
 	w := &world{WithT: g, t: t, namespace: env.Namespace(t)}
 	if len(domains) == 0 {
