@@ -137,7 +137,7 @@ func (w *simulation) step() {
 			w.boot(m, slices.ContainsFunc(members, func(member etcdv1.EtcdMember) bool { return member.Name == m.Name }))
 		}
 	}
-	w.lookAfterEtcd()
+	w.lookAfterEtcd(members)
 }
 
 // boot does one step of the start of a machine. Its member is a learner at first.
@@ -209,9 +209,8 @@ func (w *simulation) patchConditions(m, before *clusterv1.Machine) {
 }
 
 // lookAfterEtcd does one step of the agent at etcd's leader: members join, one learner at a time, and leave.
-func (w *simulation) lookAfterEtcd() {
+func (w *simulation) lookAfterEtcd(members []etcdv1.EtcdMember) {
 	w.t.Helper()
-	members := w.members()
 	voting, working, leaving, learners := 0, 0, 0, 0
 	for i := range members {
 		m := &members[i]
@@ -313,10 +312,14 @@ func (w *simulation) member(name string) *etcdv1.EtcdMember {
 	return nil
 }
 
-// voting returns the number of working voting members.
+// voting returns the number of voting members.
 func (w *simulation) voting() int {
-	n := 0
-	for _, m := range w.members() {
+	w.t.Helper()
+	return voting(w.members())
+}
+
+func voting(members []etcdv1.EtcdMember) (n int) {
+	for _, m := range members {
 		if conditions.IsTrue(&m, etcdv1.JoinedCondition) {
 			n++
 		}
@@ -328,8 +331,8 @@ func (w *simulation) voting() int {
 // status contains these numbers (CP-03, CP-05).
 func (w *simulation) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
 	return func() bool {
-		machines := machinesOf(w.t, w.cluster)
-		if len(machines) != n || w.voting() != n || len(w.members()) != n || w.cluster.Get(cp) != nil {
+		machines, members := machinesOf(w.t, w.cluster), w.members()
+		if len(machines) != n || voting(members) != n || len(members) != n || w.cluster.Get(cp) != nil {
 			return false
 		}
 		for i := range machines {

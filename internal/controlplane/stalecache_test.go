@@ -127,7 +127,7 @@ func (s *staleControlPlane) frozen(replicas int32) {
 func (s *staleControlPlane) run(times int) {
 	s.t.Helper()
 	for range times {
-		s.lookAfterEtcd()
+		s.lookAfterEtcd(s.members())
 		if _, err := s.reconciler.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.cp)}); err != nil {
 			s.t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func (s *staleControlPlane) staleRemediation() {
 	s.t.Helper()
 	dead := machinesOf(s.t, s.cluster)[0]
 	s.dead[dead.Name] = true
-	s.lookAfterEtcd()
+	s.lookAfterEtcd(s.members())
 	unhealthy(s.simulation, &dead)
 	s.cache.deletes = nil
 	s.frozen(3)

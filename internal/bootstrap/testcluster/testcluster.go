@@ -4,6 +4,9 @@ package testcluster
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -353,7 +356,7 @@ func ServingCertificate(ca *corev1.Secret, host string) (tls.Certificate, error)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	key, err := certs.NewSigner("")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
