@@ -21,12 +21,13 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// admit takes a host in. Each step can be repeated. The token is used first, so that it never serves two hosts.
-func (r *Reconciler) admit(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, j joiner, secret *corev1.Secret, t token) error {
+// admit takes a host in. Each step can be repeated. The token is used first, so that it never serves two hosts. existing is the Secret
+// with the credentials of a host that joins again, or nil.
+func (r *Reconciler) admit(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, j joiner, secret, existing *corev1.Secret, t token) error {
 	if err := r.use(ctx, j, secret, t); err != nil {
 		return err
 	}
-	authority, err := r.ensureCredentials(ctx, j, t)
+	authority, err := r.ensureCredentials(ctx, j, existing, t)
 	if err != nil {
 		return err
 	}
@@ -69,38 +70,55 @@ func (r *Reconciler) use(ctx context.Context, j joiner, secret *corev1.Secret, t
 
 func credentialsName(host string) string { return host + "-credentials" }
 
-// ensureCredentials returns the authority of the host. The Secret of a host that joins again keeps its authority.
-func (r *Reconciler) ensureCredentials(ctx context.Context, j joiner, t token) (pki.Authority, error) {
-	key := client.ObjectKey{Namespace: r.namespace, Name: credentialsName(j.Name)}
+// existingCredentials returns the Secret with the name of the host's credentials, or nil.
+func (r *Reconciler) existingCredentials(ctx context.Context, j joiner) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
-	err := r.LiveClient.Get(ctx, key, secret)
-	if client.IgnoreNotFound(err) != nil {
-		return pki.Authority{}, err
+	err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: r.namespace, Name: credentialsName(j.Name)}, secret)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
 	}
-	exists := err == nil
-	if exists && secret.Type != corev1.SecretTypeTLS { // The host has chosen its name, and with it that of the secret.
-		return pki.Authority{}, fmt.Errorf("%w: its type is %q", errForeignSecret, secret.Type)
+	return secret, err
+}
+
+// foreign returns why an existing Secret is not the credentials of a host; empty if it is, or if there is none. A host chooses its name,
+// and with it that of the Secret.
+func foreign(secret *corev1.Secret, host string, hosts []infrav1.CapstanHost) string {
+	if secret == nil {
+		return ""
+	}
+	_, ours := secret.Labels[infrav1.HostCredentialsLabel]
+	for i := range hosts {
+		ref := hosts[i].Spec.CredentialsRef
+		ours = ours || hosts[i].Name == host && ref.Namespace == secret.Namespace && ref.Name == secret.Name
 	}
 	for _, owner := range secret.OwnerReferences {
-		if owner.Kind != "CapstanHost" || owner.Name != j.Name {
-			return pki.Authority{}, fmt.Errorf("%w: %s %s", errForeignSecret, owner.Kind, owner.Name)
-		}
+		ours = ours && owner.Kind == "CapstanHost" && owner.Name == host
 	}
-	if old, err := credentials.AuthorityFromSecret(secret.Data); err == nil && old.Usable(time.Now()) {
-		return old.Authority, nil
+	if ours && secret.Type == corev1.SecretTypeTLS {
+		return ""
+	}
+	return fmt.Sprintf("expected a free name for the credentials of the host, found the Secret %s/%s of another program: join with another --name", secret.Namespace, secret.Name)
+}
+
+// ensureCredentials returns the authority of the host. The Secret of a host that joins again keeps its authority.
+func (r *Reconciler) ensureCredentials(ctx context.Context, j joiner, existing *corev1.Secret, t token) (pki.Authority, error) {
+	if existing != nil {
+		if old, err := credentials.AuthorityFromSecret(existing.Data); err == nil && old.Usable(time.Now()) {
+			return old.Authority, nil
+		}
 	}
 	made, err := credentials.NewAuthority(t.terms.Validity.Duration, time.Now())
 	if err != nil {
 		return pki.Authority{}, err
 	}
-	if exists {
-		before := secret.DeepCopy()
-		secret.Data = made.Data()
-		return made.Authority, r.LiveClient.Patch(ctx, secret, locked(before))
+	if existing != nil {
+		before := existing.DeepCopy()
+		existing.Data = made.Data()
+		return made.Authority, r.LiveClient.Patch(ctx, existing, locked(before))
 	}
 	// The label lets the controller of the CapstanHost see changes at once.
 	return made.Authority, r.LiveClient.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{infrav1.HostCredentialsLabel: ""}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: credentialsName(j.Name), Labels: map[string]string{infrav1.HostCredentialsLabel: ""}},
 		Type:       corev1.SecretTypeTLS, Data: made.Data(),
 	})
 }

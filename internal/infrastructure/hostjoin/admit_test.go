@@ -1,38 +1,48 @@
 package hostjoin
 
 import (
-	"bytes"
-	"errors"
+	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"capstan.dev/capstan/internal/host/credentials"
-	"capstan.dev/capstan/internal/reconciling"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// A host that chooses its name replaces no Secret of other programs in the namespace of the provider. A Secret that can be one of
-// `capstan host credentials` gets an authority.
-func TestForeignSecretStays(t *testing.T) {
-	for kind, refused := range map[corev1.SecretType]bool{corev1.SecretTypeOpaque: true, corev1.SecretTypeTLS: false} {
-		secret := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "provider", Name: "s3-credentials"}, Type: kind, Data: map[string][]byte{"key": []byte("theirs")},
+// TestForeign: a host that joins gets no Secret of another program, whatever name it chooses.
+func TestForeign(t *testing.T) {
+	const name = "s3-credentials"
+	hosts := []infrav1.CapstanHost{{ObjectMeta: metav1.ObjectMeta{Name: "s3"}}, {ObjectMeta: metav1.ObjectMeta{Name: "given"}}}
+	hosts[1].Spec.CredentialsRef = infrav1.SecretReference{Namespace: "provider", Name: "given-credentials"}
+	meta := func(name string, labelled bool, owners ...string) metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Namespace: "provider", Name: name}
+		if labelled {
+			m.Labels = map[string]string{infrav1.HostCredentialsLabel: ""}
 		}
-		r := &Reconciler{namespace: "provider", Options: reconciling.Options{LiveClient: fake.NewClientBuilder().WithObjects(secret).Build()}}
-		j, admitted := joiner{}, token{}
-		j.Name, admitted.terms.Validity.Duration = "s3", credentials.DefaultValidity
-		if _, err := r.ensureCredentials(t.Context(), j, admitted); errors.Is(err, errForeignSecret) != refused || err != nil && !refused {
-			t.Errorf("%s: %v", kind, err)
+		for _, owner := range owners {
+			kind, of, _ := strings.Cut(owner, " ")
+			m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{Kind: kind, Name: of})
 		}
-		if err := r.LiveClient.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil || bytes.Equal(secret.Data["key"], []byte("theirs")) != refused {
-			t.Errorf("%s: the data is %v, %v", kind, secret.Data, err)
-		}
-		if managed, err := credentials.AuthorityFromSecret(secret.Data); (err == nil && managed.Usable(time.Now())) == refused {
-			t.Errorf("%s: %v", kind, err)
+		return m
+	}
+	for why, c := range map[string]struct {
+		secret *corev1.Secret
+		host   string
+		want   bool
+	}{
+		"none":                       {nil, "s3", false},
+		"of an earlier join":         {&corev1.Secret{ObjectMeta: meta(name, true, "CapstanHost s3"), Type: corev1.SecretTypeTLS}, "s3", false},
+		"of an interrupted join":     {&corev1.Secret{ObjectMeta: meta(name, true), Type: corev1.SecretTypeTLS}, "s3", false},
+		"that a CapstanHost names":   {&corev1.Secret{ObjectMeta: meta("given-credentials", false), Type: corev1.SecretTypeTLS}, "given", false},
+		"a certificate of another":   {&corev1.Secret{ObjectMeta: meta(name, false), Type: corev1.SecretTypeTLS}, "s3", true},
+		"another type":               {&corev1.Secret{ObjectMeta: meta(name, true), Type: corev1.SecretTypeOpaque}, "s3", true},
+		"of another owner":           {&corev1.Secret{ObjectMeta: meta(name, true, "Certificate s3"), Type: corev1.SecretTypeTLS}, "s3", true},
+		"of another host":            {&corev1.Secret{ObjectMeta: meta(name, true, "CapstanHost s3", "CapstanHost s4"), Type: corev1.SecretTypeTLS}, "s3", true},
+		"that another host's refers": {&corev1.Secret{ObjectMeta: meta("given-credentials", false), Type: corev1.SecretTypeTLS}, "s3", true},
+	} {
+		if got := foreign(c.secret, c.host, hosts); (got != "") != c.want {
+			t.Errorf("%s: %q", why, got)
 		}
 	}
 }

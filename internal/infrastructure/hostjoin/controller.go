@@ -11,7 +11,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -143,7 +142,14 @@ func (r *Reconciler) reconcileRequest(ctx context.Context, csr *certificatesv1.C
 	if why := refusal(j, t, hosts.Items, time.Now()); why != "" {
 		return r.deny(ctx, csr, why)
 	}
-	return r.admit(ctx, csr, j, secret, t)
+	existing, err := r.existingCredentials(ctx, j)
+	if err != nil {
+		return err
+	}
+	if why := foreign(existing, j.Name, hosts.Items); why != "" {
+		return r.deny(ctx, csr, why)
+	}
+	return r.admit(ctx, csr, j, secret, existing, t)
 }
 
 // tokenOf returns the token of a request, or nil.
@@ -204,5 +210,3 @@ func (r *Reconciler) reconcileToken(ctx context.Context, key client.ObjectKey) (
 func locked(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
-
-var errForeignSecret = errors.New("the secret with the credentials of the host belongs to another object")
