@@ -25,12 +25,12 @@ const logViewerRole = "capstan-infrastructure-machine-log-viewer"
 
 // machineServices are the services of machines that have logs. The first ones run on each machine.
 var machineServices = []string{
-	accessapi.InitService, "containerd", "kubelet", "kube-proxy", "node-agent", "update",
+	accessapi.InitService, "bootstrap", "containerd", "kubelet", "kube-proxy", "node-agent", "update",
 	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "metrics-server",
 }
 
 // workerServices is the number of services that run on each machine.
-const workerServices = 6
+const workerServices = 7
 
 // logLimits bound the logs that a bundle gets through the management cluster. A tenant decides what its machines write.
 type logLimits struct {
