@@ -324,7 +324,7 @@ func runAll(ctx context.Context, commands []cloudconfig.Command, within time.Dur
 	return nil
 }
 
-// killDelay is the time between SIGTERM and SIGKILL for a command.
+// killDelay is the time between SIGTERM and SIGKILL for the processes of a command.
 const killDelay = 5 * time.Second
 
 // shell runs a command. When ctx ends, all processes of the command end that have not left its process group.
@@ -346,9 +346,19 @@ func shell(ctx context.Context, script string) error {
 	cmd.WaitDelay = killDelay
 	err = cmd.Run()
 	if ctx.Err() != nil && cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		endGroup(cmd.Process.Pid)
 	}
 	return err
+}
+
+// endGroup kills a process group that got SIGTERM, after the time for its end. The kernel has no event for the end of a group.
+func endGroup(group int) {
+	for end := time.Now().Add(killDelay); syscall.Kill(-group, 0) == nil; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			_ = syscall.Kill(-group, syscall.SIGKILL)
+			return
+		}
+	}
 }
 
 // limitsTimeout bounds the wait for capstand in a rollback. A capstand that does not run must not prevent the rollback.

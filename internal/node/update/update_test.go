@@ -40,3 +40,15 @@ func TestCommandsThatDoNotEnd(t *testing.T) {
 		t.Error("the next command ran")
 	}
 }
+
+// TestGrace: a program that a command has started has time for its end, for example a package manager for its database.
+func TestGrace(t *testing.T) {
+	ended := filepath.Join(t.TempDir(), "ended")
+	script := "(trap 'sleep 0.5; touch " + ended + "; exit' TERM; sleep 1000 & wait) & sleep 1000"
+	if err := runAll(t.Context(), []cloudconfig.Command{{Shell: script}}, 300*time.Millisecond); err == nil {
+		t.Error("the commands have not failed")
+	}
+	if _, err := os.Stat(ended); err != nil {
+		t.Errorf("the program was killed before its end: %v", err)
+	}
+}
