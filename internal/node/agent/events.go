@@ -23,7 +23,7 @@ const (
 	eventTimeout = 5 * time.Second
 )
 
-// events tell users of the cluster about problems that this node has with their objects.
+// events show the problems that this node has with objects of the cluster.
 type events struct {
 	client dynamic.Interface
 	log    *slog.Logger
@@ -42,13 +42,13 @@ func newEvents(a *agent, client dynamic.Interface) *events {
 }
 
 // report writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
-// written is not reported: the next attempt writes it.
-func (e *events) report(ctx context.Context, object corev1.ObjectReference, reason, message string) {
+// written is in the log, and the next report writes it. report returns whether the API server has all events.
+func (e *events) report(ctx context.Context, object corev1.ObjectReference, reason, message string) bool {
 	maps.DeleteFunc(e.reported, func(_ string, r reportedEvent) bool { return time.Since(r.at) > 2*eventRepeat })
 	key := string(object.UID) + reason
 	last := e.reported[key]
 	if last.message == message && time.Since(last.at) < eventRepeat {
-		return
+		return true
 	}
 	namespace := object.Namespace
 	if namespace == "" {
@@ -61,9 +61,10 @@ func (e *events) report(ctx context.Context, object corev1.ObjectReference, reas
 		metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true})
 	if err != nil {
 		e.log.Error("Cannot write an event", "reason", reason, "error", err)
-		return
+		return false
 	}
 	e.reported[key] = reportedEvent{message: message, at: time.Now()}
+	return true
 }
 
 // warning has a name that depends only on the object and the reason, so that several agents and repetitions are one event.

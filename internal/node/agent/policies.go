@@ -59,10 +59,15 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 			case <-pause:
 			}
 		}
+		var again <-chan time.Time // for the events, which the API server removes
+		if len(reported) > 0 {
+			again = time.After(eventRepeat)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-wake:
+		case <-again:
 		}
 		if err := stores.complete(ctx, client, wake.Send); err != nil {
 			return err
@@ -114,7 +119,8 @@ func (s *policyStores) cluster() networkpolicy.Cluster {
 }
 
 // report writes an event for the first of the policies that are too large, in each namespace: users can make very many. The policies are
-// given by namespace and name, in this order.
+// given by namespace and name, in this order. It ends with the first event that cannot be written: an API server that hangs must not hold
+// up the rules of new pods for each namespace once more.
 func (s *policyStores) report(ctx context.Context, events *events, tooLarge []string) {
 	last := ""
 	for _, key := range tooLarge {
@@ -127,9 +133,11 @@ func (s *policyStores) report(ctx context.Context, events *events, tooLarge []st
 			continue
 		}
 		last = policy.Namespace
-		events.report(ctx, corev1.ObjectReference{
+		if !events.report(ctx, corev1.ObjectReference{
 			APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy", Namespace: policy.Namespace, Name: policy.Name, UID: policy.UID,
-		}, "PolicyTooLarge", networkpolicy.TooLarge)
+		}, "PolicyTooLarge", networkpolicy.TooLarge) {
+			return
+		}
 	}
 }
 

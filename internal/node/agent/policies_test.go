@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -25,7 +26,11 @@ func TestPolicyTooLarge(t *testing.T) {
 	type reference struct{ Kind, Namespace, Name, UID, Reason, Message string }
 	var written []reference
 	client := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	hangs, attempts := true, 0
 	client.PrependReactor("patch", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if attempts++; hangs {
+			return true, nil, errors.New("no answer")
+		}
 		var event corev1.Event
 		must(t, json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &event))
 		if event.Namespace != action.GetNamespace() || event.Type != corev1.EventTypeWarning || event.InvolvedObject.APIVersion != "networking.k8s.io/v1" {
@@ -42,8 +47,13 @@ func TestPolicyTooLarge(t *testing.T) {
 		}
 	}
 	events := newEvents(&agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}, client)
+	tooLarge := []string{"gone/a", "shop/a", "shop/b", "team/b"}
+	if stores.report(t.Context(), events, tooLarge); attempts != 1 {
+		t.Errorf("%d requests to an API server that hangs, want 1", attempts)
+	}
+	hangs = false
 	for range 2 {
-		stores.report(t.Context(), events, []string{"gone/a", "shop/a", "shop/b", "team/b"})
+		stores.report(t.Context(), events, tooLarge)
 	}
 	want := []reference{
 		{"NetworkPolicy", "shop", "a", "shopa", "PolicyTooLarge", networkpolicy.TooLarge}, {"NetworkPolicy", "team", "b", "teamb", "PolicyTooLarge", networkpolicy.TooLarge},
