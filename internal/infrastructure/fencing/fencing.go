@@ -67,6 +67,11 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 	if lost.Acknowledged != lost.Wanted {
 		return Decision{Why: "it has not acknowledged its spec.fencing"}
 	}
+	for _, o := range others {
+		if why := Obstacle(o); why != "" {
+			return Decision{Why: why, Again: askAgain}
+		}
+	}
 	seconds, evidence := lost.Acknowledged, false
 	for _, o := range others {
 		if s := announced(o, lost); s > 0 {
@@ -87,6 +92,19 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 		return waitFor(need-silent, "it stops its machines if it stays cut off")
 	}
 	return Decision{Fenced: true}
+}
+
+// Obstacle returns why no contacts of any host lead to a decision, as long as another host is in this state; empty if they can.
+func Obstacle(o Other) string {
+	switch {
+	case o.Abandoned:
+		return ""
+	case o.Connected && o.SameBox:
+		return fmt.Sprintf("host %s on the same box is connected", o.Name)
+	case !o.Connected && o.Member:
+		return fmt.Sprintf("host %s of the cluster is not connected either, and the two may reach each other", o.Name)
+	}
+	return ""
 }
 
 // announced returns after how many seconds the lost host stops the machines of the cluster, as it has announced to another host; 0 if it has
@@ -113,10 +131,6 @@ func decideOne(o Other, lost Lost, need time.Duration) Decision {
 	switch {
 	case o.Abandoned:
 		return Decision{}
-	case o.Connected && o.SameBox:
-		return Decision{Why: fmt.Sprintf("host %s on the same box is connected", o.Name), Again: askAgain}
-	case !o.Connected && o.Member:
-		return Decision{Why: fmt.Sprintf("host %s of the cluster is not connected either, and the two may reach each other", o.Name), Again: askAgain}
 	case !o.Connected && o.Away < need:
 		return waitFor(need-o.Away, fmt.Sprintf("host %s was lost recently", o.Name))
 	case !o.Connected || o.Contacts == nil:

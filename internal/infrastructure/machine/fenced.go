@@ -74,7 +74,8 @@ func (r *Reconciler) capstanClusterOf(ctx context.Context, s *scope) (*infrav1.C
 	return c, err
 }
 
-// observers describes all other hosts, and asks the connected ones that are not abandoned for their contacts in the network of the cluster.
+// observers describes all other hosts, and asks the connected ones that are not abandoned for their contacts in the network of the cluster,
+// unless one of them is an obstacle.
 func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, cluster string, c *infrav1.CapstanCluster) ([]fencing.Other, error) {
 	hosts, machines := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
 	if err := r.Client.List(ctx, hosts); err != nil {
@@ -89,19 +90,25 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 	}
 	others := slices.DeleteFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return h.Name == lost.Name })
 	out, failed := make([]fencing.Other, len(others)), make([]error, len(others))
-	var all sync.WaitGroup
+	conns := make([]*connections.Host, len(others))
+	obstacle := false
 	for i := range others {
 		h := &others[i]
 		out[i] = fencing.Other{
 			Name: h.Name, Abandoned: hostaccess.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
 		}
-		conn := r.Pool.Get(h.Name)
-		if conn == nil {
-			continue // For this process, it was lost just now.
+		if conns[i] = r.Pool.Get(h.Name); conns[i] != nil { // For this process, the others were lost just now.
+			out[i].Connected, out[i].Away = conns[i].Connected() == nil, conns[i].Away()
 		}
-		out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
+		obstacle = obstacle || fencing.Obstacle(out[i]) != ""
+	}
+	if obstacle {
+		return out, nil // The answers would decide nothing, and a host can be slow.
+	}
+	var all sync.WaitGroup
+	for i := range out {
 		if out[i].Connected && !out[i].Abandoned {
-			all.Go(func() { out[i].Contacts, failed[i] = contacts(ctx, conn, c.Spec.ID) })
+			all.Go(func() { out[i].Contacts, failed[i] = contacts(ctx, conns[i], c.Spec.ID) })
 		}
 	}
 	all.Wait()
