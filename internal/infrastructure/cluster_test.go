@@ -434,20 +434,25 @@ func manifestOfALiveCluster(b *box) {
 // A namespace can write a machine network that contains the whole pool of networks. It takes no network from the clusters that share no
 // host with it (ALL-18). A cluster that can be on the same host chooses another network.
 func TestLargeNetworkOfOthers_ALL18(t *testing.T) {
-	large := func(b *box, network netip.Prefix) *infrav1.CapstanCluster {
+	large := func(b *box, network netip.Prefix, provisioned bool) *infrav1.CapstanCluster {
 		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("large")}}
 		c.Spec.Network.MachineCIDR = network.String()
 		b.create(c)
+		before := c.DeepCopy()
+		c.Status.Initialization.Provisioned = &provisioned
+		b.Expect(env.Client.Status().Patch(ctx, c, client.MergeFrom(before))).To(Succeed())
 		return c
 	}
 	other := newNamespace(t)
-	all := large(other, networkPool)
+	all := large(other, networkPool, true)
 	b := newBox(t).provisioned()
+	claimed := large(b, networkPool, false)
 	half := netip.PrefixFrom(networkPool.Addr(), networkPool.Bits()+1)
-	own := large(b, half)
+	own := large(b, half, true)
 	b.addCluster(nil, nil)
 	b.waitProvisioned()
 	b.Expect(half.Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeFalse())
 	other.delete(all)
+	b.delete(claimed)
 	b.delete(own)
 }

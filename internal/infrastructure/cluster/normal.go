@@ -291,7 +291,7 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 }
 
 // takenNetworks are the cluster's own networks and the machine networks of others. A namespace can write one that contains the whole pool.
-// So a network that is larger than those of the pool counts only if a host admits both clusters (ALL-18).
+// So a network that is larger than those of the pool counts only if its cluster is provisioned, and if a host admits both (ALL-18).
 func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []infrav1.CapstanCluster) ([]netip.Prefix, error) {
 	own := s.cluster.Spec.ClusterNetwork
 	taken := network.Parse(append(slices.Clone(own.Pods.CIDRBlocks), own.Services.CIDRBlocks...)...)
@@ -311,6 +311,9 @@ func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []inf
 			continue
 		}
 		if n[0].Bits() < r.NetworkBits {
+			if !ptr.Deref(c.Status.Initialization.Provisioned, false) {
+				continue
+			}
 			shared, err := both(c.Namespace)
 			if err != nil {
 				return nil, err
