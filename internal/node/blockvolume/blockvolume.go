@@ -78,10 +78,9 @@ func OfMachine() *Devices {
 	return &Devices{Control: "/dev/loop-control", Dir: localvolume.Devices, Folders: localvolume.Blocks}
 }
 
-// Prepare creates the folders of a machine with block volumes, and attaches the volumes that it has. Nothing may use them before. Follow
-// attaches the others.
+// Prepare creates the folders of a machine with block volumes, and attaches the volumes that it has. Nothing may use them before.
 // The nodes have a file system of their own, because that of /run has no devices, and containerd copies the nodes in /dev into
-// privileged containers.
+// privileged containers. Volumes that cannot be attached now are left to Follow.
 func (d *Devices) Prepare() error {
 	if _, err := os.Stat(d.Control); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -154,7 +153,8 @@ func (d *Devices) Provide(name string, size int64) error {
 		return fmt.Errorf("expected the device %s in the machine, found none: block volumes need it; name it in spec.devices of the CapstanMachine, "+
 			"or use volumeMode Filesystem", d.Control)
 	}
-	if err := room(d.volumes, "block volumes"); err != nil {
+	others := slices.DeleteFunc(slices.Clone(d.waiting), func(other string) bool { return other == name })
+	if err := room(len(d.volumes)+len(others), "block volumes"); err != nil {
 		return err
 	}
 	err := d.Folders.CreateImage(name, (size+blockSize-1)/blockSize*blockSize)
@@ -167,8 +167,8 @@ func (d *Devices) Provide(name string, size int64) error {
 	return err
 }
 
-func room(devices map[string]*device, of string) error {
-	if len(devices) >= most {
+func room(devices int, of string) error {
+	if devices >= most {
 		return fmt.Errorf("expected at most %d %s on this machine, found a request for another one: delete one, or use another machine", most, of)
 	}
 	return nil
@@ -254,7 +254,7 @@ func (d *Devices) Hold(path string) error {
 	if d.holds[path] != nil {
 		return nil
 	}
-	if err := room(d.holds, "block volumes in pods"); err != nil {
+	if err := room(len(d.holds), "block volumes in pods"); err != nil {
 		return err
 	}
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
