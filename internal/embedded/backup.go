@@ -170,7 +170,10 @@ func gather(ctx context.Context, l Layout, state State, dir string) (archive.Man
 	}
 	var snapshot backup.Manifest
 	if err := member.Snapshot(ctx, filepath.Join(dir, snapshotName), &snapshot); err != nil {
-		return m, nil, fmt.Errorf("%w; a backup needs a running plane: start it with `capstan up`", err)
+		if !errors.Is(err, backup.ErrNoRoom) {
+			err = fmt.Errorf("%w; a backup needs a running plane: start it with `capstan up`", err)
+		}
+		return m, nil, err
 	}
 	m.EtcdVersion, m.Revision = snapshot.EtcdVersion, snapshot.Revision
 	names := []string{snapshotName, stateName}

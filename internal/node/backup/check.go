@@ -19,6 +19,9 @@ import (
 // spareBytes stay free on a machine that makes or checks a backup: its own etcd writes to the same disk.
 const spareBytes = 256 << 20
 
+// ErrNoRoom is the error of a machine whose disk has too little free space.
+var ErrNoRoom = errors.New("this machine has no room for the backup")
+
 // Check verifies a backup in the same way as a machine that starts from it: the backup exists, is complete, has the
 // expected checksum, and etcd can read its data. The folder dir contains the copy meanwhile.
 func Check(ctx context.Context, store Store, etcdutl, name, dir, sum string) (Manifest, error) {
@@ -47,7 +50,7 @@ func Room(dir string, bytes int64) error {
 		return fmt.Errorf("reading the free space of %s: %w", dir, err)
 	}
 	if has := int64(free.Bavail) * free.Bsize; has < bytes+spareBytes {
-		return fmt.Errorf("this machine has no room for the backup: the backup has %d bytes, %d bytes are free, and %d bytes must stay free", bytes, has, int64(spareBytes))
+		return fmt.Errorf("%w: the backup has %d bytes, %d bytes are free, and %d bytes must stay free", ErrNoRoom, bytes, has, int64(spareBytes))
 	}
 	return nil
 }
