@@ -57,8 +57,6 @@ type Reconciler struct {
 	remediations   *remediations
 	machines       *machines
 	deletion       *deletion
-
-	wrote func(reconciling.Object, string) // see reconciling.Frame
 }
 
 // newReconciler gives each step the objects that it needs. c reads from the cache; events can be nil.
@@ -172,7 +170,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}
 	s := &scope{ControlPlane: &model.ControlPlane{Object: controlPlane, Cluster: cluster, Workload: model.NotAsked(), Now: time.Now()}}
 
-	frame := reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: controlplanev1.ControlPlaneFinalizer, Wrote: r.wrote}
+	frame := reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: controlplanev1.ControlPlaneFinalizer}
 	patch, err := frame.Begin(ctx, cluster, controlPlane)
 	if err != nil || patch == nil {
 		return ctrl.Result{}, err

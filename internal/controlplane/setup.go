@@ -81,7 +81,6 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		return err
 	}
 	r.workloads.controller = c
-	r.wrote = opts.Wrote(c, controlplanev1.GroupVersion, model.Kind)
 	r.infrastructure.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	if opts.ClusterCache == nil {
 		return nil
