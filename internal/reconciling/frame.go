@@ -9,7 +9,6 @@ import (
 	"context"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/finalizers"
@@ -42,8 +41,8 @@ type Frame struct {
 // Begin sets the condition Paused (ALL-08) and adds the finalizer. cluster can be nil. It returns the Patch for End,
 // or nil if the object is paused or does not exist any more; then the reconcile ends.
 func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Object) (*Patch, error) {
-	isNew := !isPaused(cluster, obj) && !conditions.Has(obj, clusterv1.PausedCondition)
-	if !isNew {
+	lacksPaused := !isPaused(cluster, obj) && !conditions.Has(obj, clusterv1.PausedCondition)
+	if !lacksPaused {
 		isPaused, _, err := paused.EnsurePausedCondition(ctx, f.Live, cluster, obj)
 		if err != nil || isPaused {
 			return nil, client.IgnoreNotFound(err)
@@ -59,7 +58,7 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 		}
 	}
 	patch := NewPatch(obj, f.Live)
-	if isNew { // End writes it with the other conditions: each write of a status makes Cluster API core reconcile its owners.
+	if lacksPaused { // End writes it with the other conditions: each write of a status makes Cluster API core reconcile its owners.
 		conditions.Set(obj, metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason})
 	}
 	return patch, nil
@@ -67,7 +66,7 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 
 // isPaused reports whether the Cluster or the object itself is paused.
 func isPaused(cluster *clusterv1.Cluster, obj Object) bool {
-	return cluster != nil && ptr.Deref(cluster.Spec.Paused, false) || annotations.HasPaused(obj)
+	return cluster != nil && annotations.IsPaused(cluster, obj) || annotations.HasPaused(obj)
 }
 
 // End sets Ready and writes the changes since Begin.

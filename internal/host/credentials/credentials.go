@@ -34,8 +34,9 @@ const ClientName = "capstan-manager"
 // Make creates the certificates of a host in a folder and returns credentials for its clients. The addresses are the IP
 // addresses or names that clients dial, or the name of the CapstanHost if the host dials.
 //
-// The certificate authority (ca.crt, ca.key) is created once and kept. A host that joined has no key of its authority: Make then changes nothing. When called again, Make issues new certificates, and
-// earlier ones stay valid until they expire. Any reader of the folder can use the host, so only root can read it.
+// The certificate authority (ca.crt, ca.key) is created once and kept. When called again, Make issues new certificates, and earlier ones
+// stay valid until they expire. On a host that has joined, which has no key of its authority, Make returns an error and changes nothing.
+// Any reader of the folder can use the host, so only root can read it.
 func Make(dir string, addresses []string, validity time.Duration, now time.Time) (Client, error) {
 	if len(addresses) == 0 || validity <= 0 {
 		return Client{}, fmt.Errorf("expected at least one address and a positive validity, found %v and %s", addresses, validity)

@@ -73,9 +73,9 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// hasInfrastructure reports whether the infrastructure of the cluster is provisioned. Its CapstanCluster says so first, and core copies
-// that to the Cluster up to a second later, or several on a busy box. Core connects to the API server directly after the copy, so
-// the machine boots with the first of both: see the package cluster.
+// hasInfrastructure reports whether the infrastructure of the cluster is provisioned. The CapstanCluster shows this first. Core copies it
+// to the Cluster up to a second later, on a busy box several seconds. Directly after the copy, core tries for 5 s to reach the API
+// server, so the machine does not wait for the copy: see the package cluster.
 func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, error) {
 	if ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
 		return true, nil
