@@ -14,8 +14,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
@@ -109,14 +107,4 @@ func (r *bootstrapData) reconcile(ctx context.Context, s *scope) (result, error)
 func hasData(object client.Object) bool {
 	config, ok := object.(*bootstrapv1.CapstanConfig)
 	return ok && ptr.Deref(config.Status.Initialization.DataSecretCreated, false) && config.Status.DataSecretName != ""
-}
-
-// dataCreated passes the update that reports the bootstrap data of a CapstanConfig.
-func dataCreated() predicate.Predicate {
-	return predicate.Funcs{
-		CreateFunc:  func(event.CreateEvent) bool { return false },
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
-		GenericFunc: func(event.GenericEvent) bool { return false },
-		UpdateFunc:  func(e event.UpdateEvent) bool { return !hasData(e.ObjectOld) && hasData(e.ObjectNew) },
-	}
 }

@@ -327,14 +327,6 @@ func clusterChanged() predicate.Funcs {
 }
 
 // clusterPaused passes the pause of a Cluster, which is the first step of a clusterctl move.
-func clusterPaused() predicate.Funcs {
-	return predicate.Funcs{
-		CreateFunc:  func(event.CreateEvent) bool { return false },
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
-		GenericFunc: func(event.GenericEvent) bool { return false },
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
-			return !annotations.IsPaused(before, before) && annotations.IsPaused(after, after)
-		},
-	}
+func clusterPaused() predicate.Predicate {
+	return reconciling.Became(func(c *clusterv1.Cluster) bool { return annotations.IsPaused(c, c) })
 }

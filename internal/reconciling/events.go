@@ -64,14 +64,19 @@ func IgnoreStatus() predicate.Predicate {
 	}}
 }
 
-// Became passes the updates with which holds becomes true for an object.
-func Became[T client.Object](holds func(T) bool) predicate.Predicate {
+// Changed passes the updates of an object for which changed is true, and no other events.
+func Changed[T client.Object](changed func(before, after T) bool) predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(event.CreateEvent) bool { return false },
 		DeleteFunc:  func(event.DeleteEvent) bool { return false },
 		GenericFunc: func(event.GenericEvent) bool { return false },
-		UpdateFunc:  func(e event.UpdateEvent) bool { return !holds(e.ObjectOld.(T)) && holds(e.ObjectNew.(T)) },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return changed(e.ObjectOld.(T), e.ObjectNew.(T)) },
 	}
+}
+
+// Became passes the updates with which holds becomes true for an object.
+func Became[T client.Object](holds func(T) bool) predicate.Predicate {
+	return Changed(func(before, after T) bool { return !holds(before) && holds(after) })
 }
 
 // ControlPlaneInitialized passes the update with which the API server of a Cluster is known to answer.
@@ -106,6 +111,15 @@ func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
 		}
 	}
 	return nil
+}
+
+// OwnerCluster returns the key of the Cluster that owns an object; ok is false if none does.
+func OwnerCluster(obj client.Object) (cluster client.ObjectKey, ok bool) {
+	owner := OwnerOf(obj, clusterv1.GroupVersion.WithKind("Cluster").GroupKind())
+	if owner == nil {
+		return client.ObjectKey{}, false
+	}
+	return client.ObjectKey{Namespace: obj.GetNamespace(), Name: owner.Name}, true
 }
 
 // HasOwner reports whether an object has an owner of the kind, in any version.

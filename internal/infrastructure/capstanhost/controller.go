@@ -22,7 +22,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -127,14 +126,9 @@ func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 }
 
 // hostsChanged passes the update with which a load balancer is off a host.
-var hostsChanged = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	DeleteFunc:  func(event.DeleteEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
-	UpdateFunc: func(e event.UpdateEvent) bool {
-		return !slices.Equal(hostaccess.BalancerHosts(e.ObjectOld.(*infrav1.CapstanCluster)), hostaccess.BalancerHosts(e.ObjectNew.(*infrav1.CapstanCluster)))
-	},
-}
+var hostsChanged = reconciling.Changed(func(before, after *infrav1.CapstanCluster) bool {
+	return !slices.Equal(hostaccess.BalancerHosts(before), hostaccess.BalancerHosts(after))
+})
 
 func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 	switch o := o.(type) {

@@ -85,8 +85,8 @@ func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.clu
 func (s *scope) clusterName() string { return clusterName(s.capstan) }
 
 func clusterName(c *infrav1.CapstanCluster) string {
-	if owner := reconciling.OwnerOf(c, clusterGroupKind); owner != nil {
-		return owner.Name
+	if cluster, ok := reconciling.OwnerCluster(c); ok {
+		return cluster.Name
 	}
 	return cmp.Or(c.Labels[clusterv1.ClusterNameLabel], c.Name)
 }

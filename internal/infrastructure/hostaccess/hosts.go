@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -122,15 +121,10 @@ func RebootEnded() predicate.Predicate {
 // HostsChosen passes the changes of a CapstanCluster with which its machines can have other hosts: that of its selector, and that of the
 // load balancer's host, whose box or tunnels the machines reach.
 func HostsChosen() predicate.Predicate {
-	return predicate.Funcs{
-		CreateFunc:  func(event.CreateEvent) bool { return false },
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
-		GenericFunc: func(event.GenericEvent) bool { return false },
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, after := e.ObjectOld.(*infrav1.CapstanCluster).Spec, e.ObjectNew.(*infrav1.CapstanCluster).Spec
-			return !equality.Semantic.DeepEqual(before.HostSelector, after.HostSelector) || before.LoadBalancer.HostName != after.LoadBalancer.HostName
-		},
-	}
+	return reconciling.Changed(func(before, after *infrav1.CapstanCluster) bool {
+		return !equality.Semantic.DeepEqual(before.Spec.HostSelector, after.Spec.HostSelector) ||
+			before.Spec.LoadBalancer.HostName != after.Spec.LoadBalancer.HostName
+	})
 }
 
 // Named is the part of a list that has the name: one host or none.

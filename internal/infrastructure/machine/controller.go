@@ -48,10 +48,7 @@ import (
 // +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-var (
-	clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
-	machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
-)
+var machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
 
 // Reconciler makes machines.
 type Reconciler struct {

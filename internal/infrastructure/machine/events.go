@@ -67,11 +67,11 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 
 // ofCapstanCluster maps a CapstanCluster, which is provisioned or admits other hosts now, to those of its machines that wait for that.
 func (r *Reconciler) ofCapstanCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	owner := reconciling.OwnerOf(o, clusterGroupKind)
-	if owner == nil {
+	cluster, ok := reconciling.OwnerCluster(o)
+	if !ok {
 		return nil
 	}
-	return r.listed(ctx, waits, reconciling.OfCluster(client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}))
+	return r.listed(ctx, waits, reconciling.OfCluster(cluster))
 }
 
 // ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.

@@ -40,7 +40,6 @@ import (
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 var (
-	clusterGroupKind     = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
 	poolGVK              = infrav1.GroupVersion.WithKind("CapstanMachinePool")
 	machinePoolGroupKind = clusterv1.GroupVersion.WithKind("MachinePool").GroupKind()
 )

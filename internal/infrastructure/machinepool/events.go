@@ -53,11 +53,11 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 
 // ofCapstanCluster maps a CapstanCluster to the pools of its cluster.
 func (r *Reconciler) ofCapstanCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	owner := reconciling.OwnerOf(o, clusterGroupKind)
-	if owner == nil {
+	cluster, ok := reconciling.OwnerCluster(o)
+	if !ok {
 		return nil
 	}
-	return r.listed(ctx, client.InNamespace(o.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: owner.Name})
+	return r.listed(ctx, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name})
 }
 
 // all maps a host to every pool: any of them may use it.
