@@ -290,20 +290,11 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	return nil
 }
 
-// takenNetworks are the cluster's own networks and the machine networks of others. A namespace can write one that contains the whole pool.
-// So a network that is larger than those of the pool counts only if its cluster is provisioned, and if a host admits both (ALL-18).
+// takenNetworks are the cluster's own networks and the machine networks of others. A namespace can write one that contains the whole pool,
+// so a network that is larger than those of the pool counts only under conditions: see reservesLarge.
 func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []infrav1.CapstanCluster) ([]netip.Prefix, error) {
 	own := s.cluster.Spec.ClusterNetwork
 	taken := network.Parse(append(slices.Clone(own.Pods.CIDRBlocks), own.Services.CIDRBlocks...)...)
-	hosts := &infrav1.CapstanHostList{}
-	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, err
-	}
-	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts.Items)
-	if err != nil {
-		return nil, err
-	}
-	both := hostaccess.ByNamespace(ctx, r.Client, admitting)
 	for i := range clusters {
 		c := &clusters[i]
 		n := network.Parse(c.Spec.Network.MachineCIDR)
@@ -311,20 +302,33 @@ func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []inf
 			continue
 		}
 		if n[0].Bits() < r.NetworkBits {
-			if !ptr.Deref(c.Status.Initialization.Provisioned, false) {
-				continue
-			}
-			shared, err := both(c.Namespace)
+			reserves, err := r.reservesLarge(ctx, s, c)
 			if err != nil {
 				return nil, err
 			}
-			if len(shared) == 0 {
+			if !reserves {
 				continue
 			}
 		}
 		taken = append(taken, n...)
 	}
 	return taken, nil
+}
+
+// reservesLarge reports whether another cluster keeps its large network: it is provisioned, and a host admits both clusters (ALL-18).
+func (r *Reconciler) reservesLarge(ctx context.Context, s *scope, other *infrav1.CapstanCluster) (bool, error) {
+	if !ptr.Deref(other.Status.Initialization.Provisioned, false) {
+		return false, nil
+	}
+	hosts := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
+		return false, err
+	}
+	both, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts.Items)
+	if err == nil {
+		both, err = hostaccess.Admitting(ctx, r.Client, other.Namespace, both)
+	}
+	return len(both) > 0, err
 }
 
 // ensureNetwork makes the network on the load balancer's host. Every host makes it by itself with its
