@@ -98,25 +98,12 @@ func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 	} else if files["plane-status.json"], err = json.MarshalIndent(status, "", "  "); err != nil {
 		return nil, err
 	}
-	add := func(path string, log *os.File, openErr error) {
-		if errors.Is(openErr, fs.ErrNotExist) {
-			return // The machine does not run this service, or was deleted in the meantime.
-		}
-		if err = errors.Join(err, openErr); openErr != nil {
-			return
-		}
-		data, readErr := endOf(log, maxLog)
-		err = errors.Join(err, readErr, log.Close())
-		if name, relErr := filepath.Rel(a.root, path); relErr == nil {
-			files[name] = data
-		}
-	}
 	for _, pattern := range []string{"logs/*.log", "hosts/*/machines/*/init.log"} {
 		paths, globErr := filepath.Glob(filepath.Join(a.root, pattern))
 		err = errors.Join(err, globErr)
 		for _, path := range paths {
 			log, openErr := os.Open(path)
-			add(path, log, openErr)
+			err = errors.Join(err, a.addLog(files, path, log, openErr))
 		}
 	}
 	machines, globErr := filepath.Glob(filepath.Join(a.root, "hosts/*/machines/*/rootfs"))
@@ -125,8 +112,25 @@ func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 		for _, service := range machineServices[1:] { // without PID 1
 			path := filepath.Join("var/log/capstan", service+".log")
 			log, openErr := foreignfile.Open(rootfs, path)
-			add(filepath.Join(rootfs, path), log, openErr)
+			err = errors.Join(err, a.addLog(files, filepath.Join(rootfs, path), log, openErr))
 		}
 	}
 	return files, err
+}
+
+// addLog adds the end of an opened log, and closes it. A machine that does not run a service has no log of it, and a machine can be deleted
+// in the meantime.
+func (a *app) addLog(files map[string][]byte, path string, log *os.File, openErr error) error {
+	if errors.Is(openErr, fs.ErrNotExist) {
+		return nil
+	}
+	if openErr != nil {
+		return openErr
+	}
+	name, err := filepath.Rel(a.root, path)
+	data, readErr := endOf(log, maxLog)
+	if err == nil {
+		files[name] = data
+	}
+	return errors.Join(readErr, log.Close())
 }
