@@ -193,6 +193,24 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 	}
 }
 
+// Wait is Eventually for attempts without a context, and for waits of the clean-up, whose context has ended.
+func Wait(t *testing.T, what string, limit time.Duration, try func() error) {
+	t.Helper()
+	begin := time.Now()
+	defer LogWait(t, begin, what)
+	for limit = max(limit, patience); ; {
+		start := time.Now()
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Since(begin) > limit {
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		}
+		time.Sleep(Pause(time.Since(begin), time.Since(start)))
+	}
+}
+
 // LogWait logs a wait of two seconds or more, with its end. make test-times lists the longest.
 func LogWait(t *testing.T, start time.Time, what string) {
 	t.Helper()

@@ -390,20 +390,7 @@ const patience = 3 * time.Minute
 // eventually repeats a function until it returns no error.
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
-	begin := time.Now()
-	defer harness.LogWait(t, begin, "a state of the machine")
-	timeout = max(timeout, patience)
-	for {
-		start := time.Now()
-		err := do()
-		if err == nil {
-			return
-		}
-		if time.Since(begin) > timeout {
-			t.Fatalf("after %s: %v", timeout, err)
-		}
-		time.Sleep(harness.Pause(time.Since(begin), time.Since(start)))
-	}
+	harness.Wait(t, "a state of the machine", timeout, do)
 }
 
 func must(t *testing.T, err error) {

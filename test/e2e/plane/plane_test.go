@@ -149,19 +149,12 @@ func (i *installation) component(name string) embedded.ProcessStatus {
 // eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
 	t.Helper()
-	begin := time.Now()
-	defer harness.LogWait(t, begin, what)
-	timeout = max(timeout, 3*time.Minute) // Only failing tests reach this timeout.
-	for {
-		start := time.Now()
-		if is() {
-			return
+	harness.Wait(t, what, timeout, func() error {
+		if !is() {
+			return errors.New("it does not hold yet")
 		}
-		if time.Since(begin) > timeout {
-			t.Fatalf("not within %s: %s", timeout, what)
-		}
-		time.Sleep(harness.Pause(time.Since(begin), time.Since(start)))
-	}
+		return nil
+	})
 }
 
 // TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Rows CTL-08 and ALL-14.
