@@ -213,7 +213,8 @@ func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	return r.adopt(ctx, s, existing)
 }
 
-// createDataSecret emits an event if there was a Secret before. The machine has not started and gets the data of the current specification.
+// createDataSecret creates the data from the current specification. The machine has not started. If there was a Secret before, an event
+// reports that it is created again.
 func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {
 	in, err := r.input(ctx, s)
 	if err != nil {

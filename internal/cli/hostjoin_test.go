@@ -37,7 +37,7 @@ func TestWithOptions(t *testing.T) {
 	}
 }
 
-// TestJoinServer: only the plane of this box has another URL for other boxes, whatever names it.
+// TestJoinServer: other boxes get another URL for the plane of this box than its kubeconfig has, and the same URL for each other plane.
 func TestJoinServer(t *testing.T) {
 	with := embedded.Layout{Root: t.TempDir()}
 	if err := errors.Join(atomicfile.WriteJSON(with.State(), embedded.State{APIAddress: "10.0.0.1:6443"}, 0o600), os.WriteFile(with.AdminKubeconfig(), []byte(twoContexts), 0o600)); err != nil {

@@ -104,7 +104,7 @@ The command needs the right to create Secrets in the provider's namespace and to
 	return c
 }
 
-// joinServer returns the URL of a management API for other boxes. That of the plane of this box has another one on loopback.
+// joinServer returns the URL of a management API for other boxes. A kubeconfig of the plane of this box has a loopback URL instead.
 func (a *app) joinServer(configured string) string {
 	if configured == a.localEndpoint() {
 		return cmp.Or(a.localServer(), configured)

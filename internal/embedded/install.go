@@ -173,7 +173,8 @@ func retry(ctx context.Context, request func(context.Context) error) error {
 }
 
 func retriable(err error) bool {
-	return lost(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
+	return lost(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
 }
 
 // lost reports whether a request had no answer because the API server was ending. It is then started again.

@@ -80,8 +80,8 @@ func (r *Reconciler) existingCredentials(ctx context.Context, j joiner) (*corev1
 	return secret, err
 }
 
-// foreign returns why an existing Secret is not the credentials of a host; empty if it is, or if there is none. A host chooses its name,
-// and with it that of the Secret.
+// foreign returns the reason to refuse a host whose name leads to a Secret of another program; empty without such a Secret. A host chooses
+// its name, and the name of the Secret follows from it.
 func foreign(secret *corev1.Secret, host string, hosts []infrav1.CapstanHost) string {
 	if secret == nil {
 		return ""

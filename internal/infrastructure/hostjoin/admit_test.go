@@ -10,7 +10,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// TestForeign: a host that joins gets no Secret of another program, whatever name it chooses.
+// TestForeign: a host that joins gets only a Secret of its own, because it chooses the name.
 func TestForeign(t *testing.T) {
 	const name = "s3-credentials"
 	hosts := []infrav1.CapstanHost{{ObjectMeta: metav1.ObjectMeta{Name: "s3"}}, {ObjectMeta: metav1.ObjectMeta{Name: "given"}}}
