@@ -12,19 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
 )
-
-func refused(t *testing.T, err error, want string) {
-	t.Helper()
-	switch {
-	case want == "" && err != nil:
-		t.Errorf("refused: %v", err)
-	case want != "" && err == nil:
-		t.Errorf("accepted, want %q", want)
-	case want != "" && !strings.Contains(err.Error(), want):
-		t.Errorf("got %v, want %q", err, want)
-	}
-}
 
 // TestRules checks the rules of the CRD and the webhook, for configs and templates.
 func TestRules(t *testing.T) {
@@ -194,11 +183,11 @@ func TestRules(t *testing.T) {
 			config := &bootstrapv1.CapstanConfig{}
 			config.Namespace, config.GenerateName = namespace, "test-"
 			c.change(&config.Spec)
-			refused(t, env.Client.Create(context.Background(), config, client.DryRunAll), c.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), config, client.DryRunAll), c.want)
 			template := &bootstrapv1.CapstanConfigTemplate{}
 			template.Namespace, template.GenerateName = namespace, "test-"
 			template.Spec.Template.Spec = config.Spec
-			refused(t, env.Client.Create(context.Background(), template, client.DryRunAll), c.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), template, client.DryRunAll), c.want)
 		})
 	}
 }
@@ -213,21 +202,21 @@ func TestTemplateImmutable(t *testing.T) {
 		t.Fatal(err)
 	}
 	obj.Labels = map[string]string{"a": "b"}
-	refused(t, env.Client.Update(ctx, obj), "")
+	testenv.Refused(t, env.Client.Update(ctx, obj), "")
 	obj.Spec.Template.Spec.PreCommands = []string{"two"}
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
-	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "a template cannot be changed")
 	obj.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
-	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
 	named := &bootstrapv1.CapstanConfigTemplate{}
 	named.Namespace, named.Name = obj.Namespace, "named"
 	named.Spec.Template.Spec.Node.Name = "one"
-	refused(t, env.Client.Create(ctx, named), "needs its own name")
+	testenv.Refused(t, env.Client.Create(ctx, named), "needs its own name")
 	labelled := &bootstrapv1.CapstanConfigTemplate{}
 	labelled.Namespace, labelled.Name = obj.Namespace, "labelled"
 	labelled.Spec.Template.ObjectMeta.Labels = map[string]string{"a": "a b"}
-	refused(t, env.Client.Create(ctx, labelled), "spec.template.metadata.labels")
+	testenv.Refused(t, env.Client.Create(ctx, labelled), "spec.template.metadata.labels")
 }
 
 // TestAdmittedByFormerVersions: a config of a former version can violate rules of this version. Cluster API still writes its owner
@@ -238,10 +227,10 @@ func TestAdmittedByFormerVersions(t *testing.T) {
 	after := before.DeepCopy()
 	after.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 	_, err := webhook{}.ValidateUpdate(context.Background(), before, after)
-	refused(t, err, "")
+	testenv.Refused(t, err, "")
 	after.Spec.PreCommands = []string{"true"}
 	_, err = webhook{}.ValidateUpdate(context.Background(), before, after)
-	refused(t, err, "spec.node.labels")
+	testenv.Refused(t, err, "spec.node.labels")
 }
 
 func numbered(count int) (names []string) {

@@ -16,6 +16,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func s3() etcdv1.BackupStore {
@@ -209,7 +210,7 @@ func TestBackupRules(t *testing.T) {
 		"backup, an external etcd":  {withExternalEtcd(backup(func(*controlplanev1.BackupSpec) {})), "not possible with an external etcd"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused(t, env.Client.Create(context.Background(), newControlPlane(t, c.change), client.DryRunAll), c.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), newControlPlane(t, c.change), client.DryRunAll), c.want)
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 // unchecked disables the check of kubeconfigs for a namespace, and waits until the API server applies this.
@@ -59,22 +60,22 @@ func TestKubeconfigSecrets(t *testing.T) {
 		"no kubeconfig":   {secret("a-kubeconfig", `{user: 1}`), "no valid kubeconfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused(t, env.Client.Create(context.Background(), test.secret), test.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), test.secret), test.want)
 		})
 	}
 	good := secret("token-kubeconfig", `{user: {tokenFile: /x}}`)
-	refused(t, env.Client.Patch(context.Background(), good, client.Merge), "user.tokenFile")
+	testenv.Refused(t, env.Client.Patch(context.Background(), good, client.Merge), "user.tokenFile")
 
 	// A Secret is checked as soon as it contains a kubeconfig.
 	empty := secret("empty-kubeconfig", `{user: {tokenFile: /x}}`)
 	empty.StringData = nil
-	refused(t, env.Client.Create(t.Context(), empty), "")
+	testenv.Refused(t, env.Client.Create(t.Context(), empty), "")
 	for _, data := range []map[string][]byte{nil, {"other": nil}} {
 		empty.Data = data
-		refused(t, env.Client.Update(t.Context(), empty), "")
+		testenv.Refused(t, env.Client.Update(t.Context(), empty), "")
 		filled := empty.DeepCopy()
 		filled.StringData = secret("", `{user: {tokenFile: /x}}`).StringData
-		refused(t, env.Client.Update(t.Context(), filled), "user.tokenFile")
+		testenv.Refused(t, env.Client.Update(t.Context(), filled), "user.tokenFile")
 	}
 
 	// An existing Secret can still be labelled, repaired and deleted.
@@ -91,8 +92,8 @@ func TestKubeconfigSecrets(t *testing.T) {
 		return env.Client.Create(t.Context(), kubeconfigSecret(bad.Namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) != nil
 	})
 	bad.Labels = map[string]string{"a": "b"}
-	refused(t, env.Client.Update(t.Context(), bad), "")
+	testenv.Refused(t, env.Client.Update(t.Context(), bad), "")
 	bad.Data["value"] = []byte(`{apiVersion: v1, kind: Config, users: [{name: a, user: {tokenFile: /y}}]}`)
-	refused(t, env.Client.Update(t.Context(), bad), "user.tokenFile")
-	refused(t, env.Client.Delete(t.Context(), bad), "")
+	testenv.Refused(t, env.Client.Update(t.Context(), bad), "user.tokenFile")
+	testenv.Refused(t, env.Client.Delete(t.Context(), bad), "")
 }

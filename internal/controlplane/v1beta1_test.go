@@ -60,7 +60,7 @@ func TestV1Beta1(t *testing.T) {
 	} {
 		bad := old.DeepCopy()
 		change(bad)
-		refused(t, env.Client.Create(ctx, bad), want)
+		testenv.Refused(t, env.Client.Create(ctx, bad), want)
 	}
 	if err := env.Client.Create(ctx, old); err != nil {
 		t.Fatal(err)

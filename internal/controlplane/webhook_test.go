@@ -14,6 +14,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func newControlPlane(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) *controlplanev1.CapstanControlPlane {
@@ -28,19 +29,6 @@ func newControlPlane(t *testing.T, change func(*controlplanev1.CapstanControlPla
 		change(cp)
 	}
 	return cp
-}
-
-// refused checks the answer of the API server. An empty want means that it accepts the object.
-func refused(t *testing.T, err error, want string) {
-	t.Helper()
-	switch {
-	case want == "" && err != nil:
-		t.Errorf("refused: %v", err)
-	case want != "" && err == nil:
-		t.Errorf("accepted, want %q", want)
-	case want != "" && !strings.Contains(err.Error(), want):
-		t.Errorf("got %v, want %q", err, want)
-	}
 }
 
 // TestDefaults (CP-03, CP-05).
@@ -176,7 +164,7 @@ func TestCreateRules(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			obj := newControlPlane(t, c.change)
-			refused(t, env.Client.Create(context.Background(), obj, client.DryRunAll), c.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), obj, client.DryRunAll), c.want)
 		})
 	}
 }
@@ -205,7 +193,7 @@ func TestUpdateRules(t *testing.T) {
 			}
 			before := obj.DeepCopy()
 			c.change(obj)
-			refused(t, env.Client.Patch(context.Background(), obj, client.MergeFrom(before)), c.want)
+			testenv.Refused(t, env.Client.Patch(context.Background(), obj, client.MergeFrom(before)), c.want)
 		})
 	}
 }
@@ -222,9 +210,9 @@ func TestUpgradeUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	obj.Spec.Version = "v1.38.0"
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "from v1.36.3 to a v1.37 first")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "from v1.36.3 to a v1.37 first")
 	obj.Spec.Version = "v1.37.1"
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "")
 }
 
 // TestTemplateImmutable (ALL-10, CP-12): templates cannot change, except in a dry run of the topology controller.
@@ -237,13 +225,13 @@ func TestTemplateImmutable(t *testing.T) {
 		t.Fatal(err)
 	}
 	obj.Labels = map[string]string{"a": "b"}
-	refused(t, env.Client.Update(ctx, obj), "")
+	testenv.Refused(t, env.Client.Update(ctx, obj), "")
 	obj.Spec.Template.Spec.Kubeconfig.ValidityDays = 20
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
-	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "a template cannot be changed")
 	obj.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
-	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
-	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
+	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
 
 }
 
@@ -269,7 +257,7 @@ func TestTemplateRules(t *testing.T) {
 			obj := &controlplanev1.CapstanControlPlaneTemplate{}
 			obj.Namespace, obj.Name = env.Namespace(t), "bad"
 			obj.Spec.Template.ObjectMeta, obj.Spec.Template.Spec = c.metadata, c.spec
-			refused(t, env.Client.Create(context.Background(), obj), c.want)
+			testenv.Refused(t, env.Client.Create(context.Background(), obj), c.want)
 		})
 	}
 }
@@ -283,8 +271,8 @@ func TestAdmittedByFormerVersions(t *testing.T) {
 	after := before.DeepCopy()
 	after.Annotations = map[string]string{controlplanev1.InitializedAnnotation: "true"}
 	_, err := webhook{}.ValidateUpdate(context.Background(), before, after)
-	refused(t, err, "")
+	testenv.Refused(t, err, "")
 	after.Spec.Replicas = ptr.To[int32](3)
 	_, err = webhook{}.ValidateUpdate(context.Background(), before, after)
-	refused(t, err, "spec.machineTemplate.metadata.labels")
+	testenv.Refused(t, err, "spec.machineTemplate.metadata.labels")
 }
