@@ -259,32 +259,40 @@ func routed(n Network) (used []Used) {
 	return used
 }
 
-// list returns all networks of the box. A folder without a readable network.json and without a user remains from a capstand
-// that was killed while it created or removed the network; list removes it. If the folder has a user, the file is damaged:
-// the leases are still needed, and the user writes the file again with its next machine or at its next start.
+// list returns the networks of the box. It leaves out damaged folders: the bridge and the tunnel of such a network still keep
+// others from using its addresses, and the guards of the box report it.
 func (b Box) list() ([]Network, error) {
+	networks, _, err := b.survey()
+	return networks, err
+}
+
+// survey returns all networks of the box, and the damage of folders. A folder without a readable network.json and without a
+// user remains from a capstand that was killed while it created or removed the network; survey removes it. If the folder has a
+// user, the file is damaged: the leases are still needed, and the user writes the file again with its next machine or at its
+// next start.
+func (b Box) survey() (networks []Network, damage, err error) {
 	entries, err := os.ReadDir(filepath.Join(b.Dir, "networks"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []Network
 	for _, entry := range entries {
 		var n Network
 		dir := filepath.Join(b.Dir, "networks", entry.Name())
 		if atomicfile.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
-			all = append(all, n)
-			continue
-		}
-		if users, err := usersIn(filepath.Join(dir, "hosts")); err != nil {
-			return nil, err
-		} else if len(users) > 0 {
-			continue
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			return nil, err
+			networks = append(networks, n)
+		} else if err := removeUnused(dir); err != nil {
+			damage = errors.Join(damage, fmt.Errorf("expected a network of machines in %s, found a damaged folder: %w; stop the capstands of this box, remove the folder and start them again: they write it again", dir, err))
 		}
 	}
-	return all, nil
+	return networks, damage, nil
+}
+
+// removeUnused removes the folder of a network that no capstand uses.
+func removeUnused(dir string) error {
+	if users, err := usersIn(filepath.Join(dir, "hosts")); err != nil || len(users) > 0 {
+		return err
+	}
+	return os.RemoveAll(dir)
 }
 
 // Release records that this capstand no longer uses the network. The last user removes the network.
@@ -322,7 +330,8 @@ func (b Box) release(ctx context.Context, networkID string) error {
 // or not have completed its removal.
 func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error {
 	return b.locked(func() error {
-		networks, err := b.list()
+		networks, damage, err := b.survey()
+		err = errors.Join(err, damage)
 		for _, n := range networks {
 			if !known(n.ID) {
 				err = errors.Join(err, b.release(ctx, n.ID))

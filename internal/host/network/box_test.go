@@ -219,3 +219,34 @@ func TestDamagedNetwork(t *testing.T) {
 		})
 	}
 }
+
+// A damaged folder does not keep a capstand from its other networks. The guards report it.
+func TestDamagedFolder(t *testing.T) {
+	for name, damage := range map[string]func(dir string) error{
+		"a file instead of the users": func(dir string) error { return os.WriteFile(filepath.Join(dir, "hosts"), nil, 0o600) },
+		"a folder as user":            func(dir string) error { return os.MkdirAll(filepath.Join(dir, "hosts", "a", "b"), 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := box(t, t.TempDir(), "a")
+			damaged := filepath.Join(a.Dir, "networks", "0")
+			err := errors.Join(os.MkdirAll(damaged, 0o700), damage(damaged), os.MkdirAll(filepath.Join(a.dir("n"), "leases"), 0o700),
+				atomicfile.WriteJSON(filepath.Join(a.dir("n"), "network.json"), Network{ID: "n"}, 0o600))
+			if err = errors.Join(err, a.Lease("n", "one", "default/one", []string{"10.0.0.2"})); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.UnleaseAll("one"); err != nil || atomicfile.Exists(a.lease("n", "10.0.0.2")) {
+				t.Errorf("the lease of a machine in another network: %v", err)
+			}
+			if networks, err := a.list(); err != nil || len(networks) != 1 {
+				t.Errorf("got %v, %v", networks, err)
+			}
+			if _, err := a.mendFirewalls(t.Context()); err == nil || !strings.Contains(err.Error(), damaged) {
+				t.Errorf("the guard does not report %s: %v", damaged, err)
+			}
+			known := func(string) bool { return true }
+			if err := a.Sweep(t.Context(), known); err == nil || !strings.Contains(err.Error(), damaged) {
+				t.Errorf("the start does not report %s: %v", damaged, err)
+			}
+		})
+	}
+}

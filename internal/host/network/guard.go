@@ -113,10 +113,11 @@ func removesOrChangesLinks(m syscall.NetlinkMessage) bool {
 func (b Box) mendOverlays() (mended []Network, err error) { return b.mendAll(b.mendOverlay) }
 
 // mendAll repairs the networks of this capstand, and returns those that needed it. A network that cannot be repaired does not keep
-// the others from their repair.
+// the others from their repair, and neither does a damaged folder.
 func (b Box) mendAll(mend func(Network) (wasBroken bool, err error)) (mended []Network, err error) {
 	err = b.locked(func() error {
-		networks, err := b.list()
+		networks, damage, err := b.survey()
+		err = errors.Join(err, damage)
 		for _, n := range networks {
 			if !b.uses(n.ID) { // The capstands that use it repair it.
 				continue
