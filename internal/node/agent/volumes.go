@@ -43,12 +43,11 @@ type volumes struct {
 	controlPlane           bool
 	claims, known, members cache.Store
 	events                 *events
-	// unfinished are the volumes whose data this agent has made without knowing that their PersistentVolume exists.
-	unfinished map[string]*corev1.PersistentVolumeMode
 }
 
 // provideVolumes creates and deletes local volumes of this node from the moment that the cluster has the StorageClass for them.
-// The claims and volumes in the API are the only record, so each step can be repeated after a crash.
+// Each step can be repeated after a crash: the records are the claims and volumes in the API, and those of the data that is made before
+// its PersistentVolume (localvolume.Folders.Begin).
 func (a *agent) provideVolumes(ctx context.Context) error {
 	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
 	if err != nil {
@@ -61,8 +60,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	wake := wakeup.New()
 	v := &volumes{
 		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
-		events: newEvents(a, client), unfinished: map[string]*corev1.PersistentVolumeMode{},
-		controlPlane: a.config.Role != nodeconfig.RoleWorker,
+		events: newEvents(a, client), controlPlane: a.config.Role != nodeconfig.RoleWorker,
 	}
 	if err := v.folders.Enforced(); err != nil {
 		a.log.Info("The sizes of local volumes are not enforced", "reason", err)
@@ -124,7 +122,7 @@ func (v *volumes) sync(ctx context.Context) error {
 		}
 		promised += localvolume.Size(claim)
 	}
-	errs = append(errs, v.removeUnfinished(ctx, wanted))
+	errs = append(errs, v.removeUnfinished(ctx, false, wanted), v.removeUnfinished(ctx, true, wanted))
 	if v.controlPlane {
 		errs = append(errs, v.removeLost(ctx, known))
 	}
@@ -146,11 +144,14 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := localvolume.Check(claim, disk, promised); err != nil {
 		return err
 	}
-	create := v.create
-	if localvolume.Block(claim.Spec.VolumeMode) {
+	block, create := localvolume.Block(claim.Spec.VolumeMode), v.create
+	if block {
 		create = v.init.ProvideDevice
 	}
-	v.unfinished[localvolume.Name(claim)] = claim.Spec.VolumeMode
+	folders := v.foldersOf(block)
+	if err := folders.Begin(localvolume.Name(claim)); err != nil {
+		return err
+	}
 	if err := create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
 		return err
 	}
@@ -162,28 +163,30 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	delete(v.unfinished, localvolume.Name(claim))
 	v.log.Info("Local volume created", "volume", localvolume.Name(claim), "namespace", claim.Namespace, "claim", claim.Name)
-	return nil
+	return folders.End(localvolume.Name(claim))
 }
 
 // removeUnfinished removes the data of volumes that no claim wants any more before they had a PersistentVolume. It asks the API server:
-// the answer to a creation can have been lost.
-func (v *volumes) removeUnfinished(ctx context.Context, wanted map[string]bool) error {
-	var errs []error
-	for name, mode := range v.unfinished {
+// the answer to a creation can have been lost, also by the death of an earlier agent.
+func (v *volumes) removeUnfinished(ctx context.Context, block bool, wanted map[string]bool) error {
+	folders := v.foldersOf(block)
+	names, err := folders.Unfinished()
+	errs := []error{err}
+	for _, name := range names {
 		if wanted[name] {
 			continue
 		}
 		found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err == nil && len(found.Items) == 0 {
-			err = v.removeData(ctx, name, mode)
+			err = v.removeData(ctx, name, block)
+		}
+		if err == nil {
+			err = folders.End(name)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("removing the data of %s, which has no PersistentVolume: %w", name, err))
-			continue
 		}
-		delete(v.unfinished, name)
 	}
 	return errors.Join(errs...)
 }
@@ -234,16 +237,23 @@ func (v *volumes) removeBlock(ctx context.Context, name string) error {
 	return v.blocks.Remove(name)
 }
 
-func (v *volumes) removeData(ctx context.Context, name string, mode *corev1.PersistentVolumeMode) error {
-	if localvolume.Block(mode) {
+func (v *volumes) removeData(ctx context.Context, name string, block bool) error {
+	if block {
 		return v.removeBlock(ctx, name)
 	}
 	return v.removeFolder(ctx, name)
 }
 
+func (v *volumes) foldersOf(block bool) localvolume.Folders {
+	if block {
+		return v.blocks
+	}
+	return v.folders
+}
+
 // remove removes the folder first: the volume is the record that the folder remains.
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
-	if err := v.removeData(ctx, volume.Name, volume.Spec.VolumeMode); err != nil {
+	if err := v.removeData(ctx, volume.Name, localvolume.Block(volume.Spec.VolumeMode)); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
 		v.events.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err

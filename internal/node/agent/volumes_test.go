@@ -21,36 +21,18 @@ import (
 	"capstan.dev/capstan/internal/node/localvolume"
 )
 
-// TestUnfinishedVolume: the data of a claim that goes before it has a PersistentVolume goes too, and only then.
+// TestUnfinishedVolume: the data of a claim that goes before it has a PersistentVolume goes too, and only then. A new agent does it if the
+// first one ends.
 func TestUnfinishedVolume(t *testing.T) {
-	for name, lost := range map[string]bool{"the API server refuses the PersistentVolume": false, "its answer is lost": true} {
+	for name, test := range map[string]struct{ lost, killed bool }{
+		"the API server refuses the PersistentVolume": {false, false},
+		"its answer is lost":                          {true, false},
+		"the agent is killed":                         {false, true},
+		"its answer is lost, and the agent is killed": {true, true},
+	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-				kube.PersistentVolumes: "PersistentVolumeList", kube.Events: "EventList",
-			})
-			client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-				if lost {
-					must(t, client.Tracker().Create(kube.PersistentVolumes, action.(clienttesting.CreateAction).GetObject(), ""))
-				}
-				return true, nil, errors.New("no answer")
-			})
-			a := &agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}
-			v := &volumes{
-				agent: a, client: client, events: newEvents(a, client),
-				folders:    localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
-				unfinished: map[string]*corev1.PersistentVolumeMode{},
-				known:      cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc),
-			}
-			claim := &corev1.PersistentVolumeClaim{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data", UID: "00000000-0000-4000-8000-00000000000a", Annotations: map[string]string{
-					localvolume.StorageProvisioner: localvolume.Provisioner, localvolume.SelectedNode: "n",
-				}},
-				Spec: corev1.PersistentVolumeClaimSpec{
-					StorageClassName: ptr.To(localvolume.Class), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-					Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}},
-				},
-			}
+			v := testVolumes(t, test.lost)
+			claim := testClaim()
 			folder := filepath.Join(v.folders.Dir, localvolume.Name(claim))
 			must(t, v.claims.Add(claim))
 			if err := v.sync(t.Context()); err == nil {
@@ -59,12 +41,69 @@ func TestUnfinishedVolume(t *testing.T) {
 			if _, err := os.Stat(folder); err != nil {
 				t.Fatal(err)
 			}
+			if test.killed {
+				v = &volumes{agent: v.agent, client: v.client, events: v.events, folders: v.folders, blocks: v.blocks, known: v.known, claims: v.claims}
+			}
 			must(t, v.claims.Delete(claim))
 			must(t, v.sync(t.Context()))
-			if _, err := os.Stat(folder); (err == nil) != lost {
-				t.Errorf("the folder, whose PersistentVolume exists %v: %v", lost, err)
+			if _, err := os.Stat(folder); (err == nil) != test.lost {
+				t.Errorf("the folder, whose PersistentVolume exists %v: %v", test.lost, err)
+			}
+			if names, err := v.folders.Unfinished(); err != nil || len(names) > 0 {
+				t.Errorf("the record remains: %v, %v", names, err)
 			}
 		})
+	}
+}
+
+// A volume whose PersistentVolume was made is not unfinished: without the PersistentVolume, for example after a restore of etcd, its data
+// stays.
+func TestFinishedVolume(t *testing.T) {
+	v, claim := testVolumes(t, false), testClaim()
+	v.client.(*dynamicfake.FakeDynamicClient).ReactionChain = v.client.(*dynamicfake.FakeDynamicClient).ReactionChain[1:]
+	must(t, v.claims.Add(claim))
+	must(t, v.sync(t.Context()))
+	must(t, v.claims.Delete(claim))
+	must(t, v.client.Resource(kube.PersistentVolumes).Delete(t.Context(), localvolume.Name(claim), metav1.DeleteOptions{}))
+	must(t, v.sync(t.Context()))
+	if _, err := os.Stat(filepath.Join(v.folders.Dir, localvolume.Name(claim))); err != nil {
+		t.Error(err)
+	}
+}
+
+// testVolumes returns the volumes of a node n without claims. The API server does not answer the creation of a PersistentVolume: it has
+// made it if lost is set, and refuses it otherwise.
+func testVolumes(t *testing.T, lost bool) *volumes {
+	t.Helper()
+	dir := t.TempDir()
+	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		kube.PersistentVolumes: "PersistentVolumeList", kube.Events: "EventList",
+	})
+	client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if lost {
+			must(t, client.Tracker().Create(kube.PersistentVolumes, action.(clienttesting.CreateAction).GetObject(), ""))
+		}
+		return true, nil, errors.New("no answer")
+	})
+	a := &agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	return &volumes{
+		agent: a, client: client, events: newEvents(a, client),
+		folders: localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
+		blocks:  localvolume.Folders{Dir: filepath.Join(dir, "blocks"), Top: dir},
+		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc),
+	}
+}
+
+// testClaim returns a claim that wants a volume on the node n.
+func testClaim() *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data", UID: "00000000-0000-4000-8000-00000000000a", Annotations: map[string]string{
+			localvolume.StorageProvisioner: localvolume.Provisioner, localvolume.SelectedNode: "n",
+		}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To(localvolume.Class), AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}},
+		},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -60,6 +61,50 @@ func (f Folders) Create(name string) error {
 	return root.Chmod(name, 0o777) // the process has a umask
 }
 
+// unfinished is the end of the names of the files of Begin.
+const unfinished = ".unfinished"
+
+// Begin records that a volume is about to have data, but no PersistentVolume, until End. The record outlives the process.
+func (f Folders) Begin(name string) error {
+	root, err := f.open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	record, err := root.OpenFile(name+unfinished, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return record.Close()
+}
+
+// End ends what Begin has recorded.
+func (f Folders) End(name string) error {
+	root, err := f.open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	if err := root.Remove(name + unfinished); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Unfinished returns the names of the volumes between Begin and End.
+func (f Folders) Unfinished() (volumes []string, err error) {
+	entries, err := os.ReadDir(f.Dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if name, ok := strings.CutSuffix(entry.Name(), unfinished); ok && checkName(name) == nil {
+			volumes = append(volumes, name)
+		}
+	}
+	return volumes, nil
+}
+
 // imageName is the file in the folder of a block volume that has its data.
 const imageName = "disk"
 
@@ -78,12 +123,12 @@ func (f Folders) CreateImage(name string, size int64) error {
 		return err
 	}
 	defer func() { _, _ = root.Close(), folder.Close() }()
-	const unfinished = imageName + ".new"
+	const incomplete = imageName + ".new"
 	at := int(folder.Fd())
 	if err := unix.Faccessat(at, imageName, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW); !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	image, err := openImage(folder, unfinished, unix.O_CREAT|unix.O_TRUNC)
+	image, err := openImage(folder, incomplete, unix.O_CREAT|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
@@ -94,7 +139,7 @@ func (f Folders) CreateImage(name string, size int64) error {
 	if err = errors.Join(err, image.Sync(), image.Close()); err != nil {
 		return fmt.Errorf("reserving %d bytes for the volume: %w", size, err)
 	}
-	if err := unix.Renameat(at, unfinished, at, imageName); err != nil {
+	if err := unix.Renameat(at, incomplete, at, imageName); err != nil {
 		return err
 	}
 	return unix.Syncfs(at)
