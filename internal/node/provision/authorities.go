@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 
 	"k8s.io/client-go/util/cert"
 
@@ -23,9 +22,27 @@ const (
 	servingSigner = "kubernetes.io/kubelet-serving"
 	// KubeletServing is the file with the kubelet's certificate for its clients, and the key.
 	KubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
-	// appliedAuthorities contains the authorities that this machine's services were last restarted with.
-	appliedAuthorities = "/etc/capstan/authorities.pem"
+	// restarted is the record of this machine's restarts.
+	restarted restartRecord = "/etc/capstan/authorities.pem"
 )
+
+// restartRecord is a file with the authorities that the services were last restarted with. Without it, a restart is due.
+type restartRecord string
+
+// require makes a restart due, before a certificate is replaced that services read only at their start: an agent that is killed after the
+// replacement finds a certificate that needs no renewal.
+func (r restartRecord) require() error { return removeFile(string(r)) }
+
+// due returns whether services have other authorities than the trusted ones, or an earlier certificate.
+func (r restartRecord) due(trusted []byte) (bool, error) {
+	applied, err := os.ReadFile(string(r))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	return !bytes.Equal(applied, trusted), nil
+}
+
+func (r restartRecord) done(trusted []byte) error { return certfiles.WriteFile(string(r), trusted) }
 
 // Authorities makes a machine trust the certificate authorities in the annotations of its Node (docs/certificates.md).
 // A worker replaces the authorities that it trusts. A control plane machine gets its files with the bootstrap data and
@@ -65,11 +82,10 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature strin
 	if err != nil {
 		return AuthoritiesReport{}, fmt.Errorf("%s: %w", caFile, err)
 	}
-	renewed, err := a.renewAll(ctx, authorities[0])
-	if err != nil {
+	if err := a.renewAll(ctx, authorities[0]); err != nil {
 		return AuthoritiesReport{}, err
 	}
-	if err := a.restart(ctx, trusted, renewed); err != nil {
+	if err := a.restart(ctx, trusted); err != nil {
 		return AuthoritiesReport{}, err
 	}
 	report := AuthoritiesReport{}
@@ -103,61 +119,56 @@ func signedBy(path string, authority *x509.Certificate) bool {
 }
 
 // renewAll renews the certificates that another authority has signed.
-func (a *Authorities) renewAll(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
-	for _, renew := range []func(context.Context, *x509.Certificate) (bool, error){a.renewKubeletClient, a.renewKubeletServing, a.renewClients} {
-		did, err := renew(ctx, authority)
-		if err != nil {
-			return renewed, err
+func (a *Authorities) renewAll(ctx context.Context, authority *x509.Certificate) error {
+	for _, renew := range []func(context.Context, *x509.Certificate) error{a.renewKubeletClient, a.renewKubeletServing, a.renewClients} {
+		if err := renew(ctx, authority); err != nil {
+			return err
 		}
-		renewed = renewed || did
 	}
-	return renewed, nil
+	return nil
 }
 
-func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Certificate) (bool, error) {
+func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Certificate) error {
 	return a.renewKubelet(ctx, authority, "kubelet-client", kube.Request{Signer: kubeletSigner})
 }
 
 // renewKubeletServing requests the names and addresses of the kubelet's own request.
-func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.Certificate) (bool, error) {
+func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.Certificate) error {
 	certs, err := cert.CertsFromFile(KubeletServing)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, errors.New("the kubelet has no serving certificate yet")
+		return errors.New("the kubelet has no serving certificate yet")
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
 	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: servingSigner, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
 }
 
 // renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and stores it where the kubelet
 // reads it at its start. The kubelet itself would wait until shortly before the old one expires.
-func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certificate, name string, r kube.Request) (bool, error) {
-	if signedBy(filepath.Join(kubeletPKIDir, name+"-current.pem"), authority) {
-		return false, nil
+func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certificate, name string, r kube.Request) error {
+	pair := kubeletPair{dir: kubeletPKIDir, name: name}
+	if signedBy(pair.current(), authority) {
+		return pair.forgetKey()
 	}
 	client, err := kube.NewClient(nodeconfig.KubeletKubeconfig)
 	if err != nil {
-		return false, err
+		return err
 	}
-	r.Name, r.KeyFile = requestPrefix("capstan-"+name, authority), filepath.Join(kubeletPKIDir, name+"-next.key")
+	r.Name, r.KeyFile = requestPrefix("capstan-"+name, authority), pair.nextKey()
 	r.CommonName, r.Organization = "system:node:"+a.NodeName, []string{"system:nodes"}
 	certificate, err := kube.RequestCertificate(ctx, client, r)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if issued, err := cert.ParseCertsPEM(certificate); err != nil || issued[0].CheckSignatureFrom(authority) != nil {
-		return false, fmt.Errorf("the certificate authority that signed differs from the one in the annotation %s of this Node", nodeconfig.AuthoritiesAnnotation)
+		return fmt.Errorf("the certificate authority that signed differs from the one in the annotation %s of this Node", nodeconfig.AuthoritiesAnnotation)
 	}
-	key, err := os.ReadFile(r.KeyFile)
-	if err != nil {
-		return false, err
-	}
-	if err := kube.LinkCurrent(kubeletPKIDir, name, append(certificate, key...)); err != nil {
-		return false, err
+	if err := pair.replace(certificate, restarted); err != nil {
+		return err
 	}
 	a.Log.Info("Certificate of another authority replaced", "certificate", name)
-	return true, os.Remove(r.KeyFile)
+	return pair.forgetKey()
 }
 
 // requestPrefix distinguishes requests for the same key under different authorities.
@@ -166,22 +177,24 @@ func requestPrefix(name string, authority *x509.Certificate) string {
 }
 
 // renewClients renews the certificates of kube-proxy and the node agent on a worker. A control plane machine signs its own.
-func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
+func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certificate) error {
 	if a.Config.Role != nodeconfig.RoleWorker {
-		return false, nil
+		return nil
 	}
 	for _, request := range clientRequests(a.Config, a.NodeName) {
 		if signedBy(request.CertFile, authority) {
 			continue
 		}
+		if err := restarted.require(); err != nil {
+			return err
+		}
 		request.Request.Name = requestPrefix(request.Request.Name, authority)
 		if err := request.renew(ctx); err != nil {
-			return renewed, err
+			return err
 		}
-		renewed = true
 		a.Log.Info("Certificate of another authority replaced", "user", request.CommonName)
 	}
-	return renewed, nil
+	return nil
 }
 
 func (a *Authorities) waitReady(ctx context.Context, service string) error {
@@ -192,13 +205,9 @@ func (a *Authorities) waitReady(ctx context.Context, service string) error {
 
 // restart restarts the services that read their authorities or certificates only at their start, and this agent last. Pods
 // continue, and get the new authorities in their volumes when the kubelet starts.
-func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool) error {
-	applied, err := os.ReadFile(appliedAuthorities)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (a *Authorities) restart(ctx context.Context, trusted []byte) error {
+	if due, err := restarted.due(trusted); err != nil || !due {
 		return err
-	}
-	if bytes.Equal(applied, trusted) && !renewed {
-		return nil
 	}
 	services := []string{"kubelet"}
 	if a.Config.Role == nodeconfig.RoleWorker && a.Config.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
@@ -212,7 +221,7 @@ func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool)
 			return err
 		}
 	}
-	if err := certfiles.WriteFile(appliedAuthorities, trusted); err != nil {
+	if err := restarted.done(trusted); err != nil {
 		return err
 	}
 	if a.Config.Role != nodeconfig.RoleWorker {

@@ -271,27 +271,60 @@ func (n *node) writeKubeletKubeconfig() error {
 // joinKubelet requests the kubelet's client certificate from the cluster (TLS bootstrap). The kubelet could do that
 // itself, but here it happens while containerd starts.
 func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error {
+	pair := kubeletPair{dir: kubeletPKIDir, name: "kubelet-client"}
 	if !kubeletCertificateValid() {
 		request := kube.Request{
-			Name: "capstan-kubelet", Signer: kubeletSigner, KeyFile: kubeletPKIDir + "/kubelet-client-initial.key",
+			Name: "capstan-kubelet", Signer: kubeletSigner, KeyFile: pair.nextKey(),
 			CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"},
 		}
 		certificate, err := kube.RequestCertificate(ctx, client, request)
 		if err != nil {
 			return err
 		}
-		key, err := os.ReadFile(request.KeyFile)
-		if err != nil {
-			return err
-		}
-		if err := kube.LinkCurrent(kubeletPKIDir, "kubelet-client", append(certificate, key...)); err != nil {
-			return err
-		}
-		if err := os.Remove(request.KeyFile); err != nil {
+		if err := pair.store(certificate); err != nil {
 			return err
 		}
 	}
+	if err := pair.forgetKey(); err != nil {
+		return err
+	}
 	return n.writeKubeletKubeconfig()
+}
+
+// kubeletPair is a certificate of the kubelet with its key, in the folder of the kubelet.
+type kubeletPair struct{ dir, name string }
+
+func (p kubeletPair) current() string { return filepath.Join(p.dir, p.name+"-current.pem") }
+
+// nextKey is the key of the certificate that is requested.
+func (p kubeletPair) nextKey() string { return filepath.Join(p.dir, p.name+"-next.key") }
+
+// store stores the requested certificate with its key.
+func (p kubeletPair) store(certificate []byte) error {
+	key, err := os.ReadFile(p.nextKey())
+	if err != nil {
+		return err
+	}
+	return kube.LinkCurrent(p.dir, p.name, append(certificate, key...))
+}
+
+// replace is store for a kubelet that has read its certificate.
+func (p kubeletPair) replace(certificate []byte, restarts restartRecord) error {
+	if err := restarts.require(); err != nil {
+		return err
+	}
+	return p.store(certificate)
+}
+
+// forgetKey removes the key of a request after the certificate was stored, also by a process that was killed then: each request has a new
+// key.
+func (p kubeletPair) forgetKey() error { return removeFile(p.nextKey()) }
+
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // joinClients requests the certificates of kube-proxy and the node agent. The control plane provider approves them.
