@@ -22,16 +22,33 @@ type option [2]string
 
 // setDefaults adds options to the file with the options of capstand.service, instead of those of a former join. It calls record before.
 func setDefaults(path string, former, options []option, record func(before string, exists bool) error) error {
-	before, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	before, others, err := otherDefaults(path, former, options)
+	exists := !errors.Is(err, fs.ErrNotExist)
+	if err != nil && exists {
 		return err
+	}
+	if err := record(others, exists); err != nil {
+		return err
+	}
+	return replaceDefaults(path, before, withOptions(others, options))
+}
+
+// otherDefaults returns the content of the file, and the content without the options of a former join that end. The administrator's own
+// options stay, so an option with another value is an error.
+func otherDefaults(path string, former, options []option) (before, others string, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", "", err
 	}
 	ended := slices.DeleteFunc(slices.Clone(former), func(o option) bool { return slices.Contains(options, o) })
-	others := withoutOptions(string(before), ended)
-	if err := record(others, err == nil); err != nil {
-		return err
+	others = withoutOptions(string(data), ended)
+	for _, o := range options {
+		if value, has := optionValue(others, o[0]); has && value != o[1] {
+			return "", "", coded{fmt.Errorf("expected %s %s, or no %s, in %s, found %s %s: run the command again with %s %s, or remove the option from the file",
+				o[0], o[1], o[0], path, o[0], value, o[0], value), exitUsage}
+		}
 	}
-	return replaceDefaults(path, string(before), withOptions(others, options))
+	return string(data), others, nil
 }
 
 // unsetDefaults removes options from the file. made: the file was made for them, and is removed when it has no others.
@@ -60,26 +77,42 @@ func replaceDefaults(path, before, after string) error {
 // optionWords returns the lines of the file, the number of the one with the options or -1, and the options.
 func optionWords(content string) (lines []string, at int, words []string) {
 	lines = strings.Split(strings.TrimSuffix(content, "\n"), "\n")
-	at = slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, defaultsVariable+"=") })
+	at = -1
+	for i, line := range lines {
+		if strings.HasPrefix(line, defaultsVariable+"=") { // systemd takes the last one.
+			at = i
+		}
+	}
 	if at >= 0 {
 		words = strings.Fields(strings.Trim(strings.TrimPrefix(lines[at], defaultsVariable+"="), `"'`))
 	}
 	return lines, at, words
 }
 
+// optionValue returns the value that a flag has in the file: that of its last use.
+func optionValue(content, flag string) (value string, has bool) {
+	_, _, words := optionWords(content)
+	for i, word := range words {
+		if after, ok := strings.CutPrefix(word, flag+"="); ok {
+			value, has = after, true
+		} else if word == flag {
+			value, has = strings.Join(words[i+1:min(i+2, len(words))], ""), true
+		}
+	}
+	return value, has
+}
+
 // missingOptions returns the options whose flags the file does not have.
 func missingOptions(content string, options []option) (out []option) {
-	_, _, words := optionWords(content)
 	for _, o := range options {
-		if !slices.ContainsFunc(words, func(word string) bool { return word == o[0] || strings.HasPrefix(word, o[0]+"=") }) {
+		if _, has := optionValue(content, o[0]); !has {
 			out = append(out, o)
 		}
 	}
 	return out
 }
 
-// withOptions returns the content of the file with the options. An option that the file has keeps its value. All other lines
-// stay.
+// withOptions returns the content of the file with the options that it does not have. All other lines stay.
 func withOptions(content string, options []option) string {
 	lines, at, words := optionWords(content)
 	if at < 0 {
@@ -88,10 +121,7 @@ func withOptions(content string, options []option) string {
 		}
 		at = len(lines) - 1
 	}
-	for _, o := range missingOptions(content, options) {
-		words = append(words, o[0], o[1])
-	}
-	lines[at] = optionLine(words)
+	lines[at] = optionLine(append(words, arguments(missingOptions(content, options))...))
 	return strings.Join(lines, "\n") + "\n"
 }
 
@@ -114,6 +144,13 @@ func withoutOptions(content string, options []option) string {
 	}
 	lines[at] = optionLine(kept)
 	return strings.Join(lines, "\n") + "\n"
+}
+
+func arguments(options []option) (words []string) {
+	for _, o := range options {
+		words = append(words, o[0], o[1])
+	}
+	return words
 }
 
 func optionLine(words []string) string {

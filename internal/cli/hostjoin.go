@@ -41,11 +41,12 @@ type joinOptions struct {
 	name, address, listen, tunnel string
 	dial                          string
 	failureDomain, dir, boxFolder string
-	defaults                      string // the file with the options of the unit
+	// defaults is the file with the options of the unit. systemd exists if systemd runs.
+	defaults, systemd string
 }
 
 func (a *app) hostJoinCommand() *cobra.Command {
-	o := joinOptions{boxFolder: "/", defaults: "/etc/default/capstand"}
+	o := joinOptions{boxFolder: "/", defaults: "/etc/default/capstand", systemd: systemdFolder}
 	var timeout time.Duration
 	hostname, _ := os.Hostname()
 	c := &cobra.Command{
@@ -99,6 +100,11 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	request, err := o.request()
 	if err != nil {
 		return coded{err, exitUsage}
+	}
+	if atomicfile.Exists(o.systemd) { // before the token is used
+		if err := checkDefaults(o.dir, o.defaults, o.unitOptions()); err != nil {
+			return err
+		}
 	}
 	want := joined{Server: o.server, TokenID: claims.ID, Request: request}
 	done, err := o.alreadyJoined(want, time.Now())
@@ -287,19 +293,26 @@ func refusedBy(server string, err error) error {
 	return err
 }
 
+// unitOptions are the options of capstand for the join.
+func (o joinOptions) unitOptions() []option {
+	if o.dial != "" {
+		return []option{{"--dial", o.dial}, {"--name", o.name}}
+	}
+	return []option{{"--listen", o.listen}, {"--name", o.name}}
+}
+
 // startJoined configures capstand and starts it, if systemd runs.
 func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request) error {
-	way, where := option{"--listen", o.listen}, "address "+r.Address
+	where := "address " + r.Address
 	if r.Dials {
-		way, where = option{"--dial", o.dial}, "and dials "+o.dial
+		where = "and dials " + o.dial
 	}
-	options := []option{way, {"--name", r.Name}}
 	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, %s.", o.server, r.Name, where)
-	if !atomicfile.Exists(systemdFolder) {
-		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s %s --name %s\n", next, filepath.Dir(o.dir), way[0], way[1], r.Name)
+	if !atomicfile.Exists(o.systemd) {
+		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s\n", next, filepath.Dir(o.dir), strings.Join(arguments(o.unitOptions()), " "))
 		return err
 	}
-	if err := configure(o.dir, o.defaults, options); err != nil {
+	if err := configure(o.dir, o.defaults, o.unitOptions()); err != nil {
 		return err
 	}
 	for _, verb := range []string{"enable", "restart"} {

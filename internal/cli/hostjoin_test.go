@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"encoding/base64"
 	"errors"
 	"os"
 	"path/filepath"
@@ -34,6 +35,62 @@ func TestWithOptions(t *testing.T) {
 		if again := withOptions(got, options); again != got {
 			t.Errorf("a second run changes %q to %q", got, again)
 		}
+	}
+}
+
+// The options of the administrator in the file of the unit are not silently preferred to those of a join.
+func TestJoinConflictsWithDefaults(t *testing.T) {
+	options := []option{{"--listen", ":7443"}, {"--name", "a"}}
+	for content, conflict := range map[string]string{
+		"": "",
+		"CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n":                        "",
+		"CAPSTAND_OPTIONS=\"--listen :7443 --name=a\"\n":                     "",
+		"CAPSTAND_OPTIONS=\"--listen :9\"\n":                                 "--listen :9",
+		"CAPSTAND_OPTIONS=\"--listen=:9\"\n":                                 "--listen :9",
+		"CAPSTAND_OPTIONS=\"--listen :7443 --listen :9\"\n":                  "--listen :9",
+		"CAPSTAND_OPTIONS=\"--name b --listen\"\n":                           "found --listen : run",
+		"CAPSTAND_OPTIONS=\"--name b\"\n":                                    "--name b",
+		"CAPSTAND_OPTIONS=\"\"\nCAPSTAND_OPTIONS=\"--listen :9\"\n":          "--listen :9",
+		"CAPSTAND_OPTIONS=\"--listen :9\"\nCAPSTAND_OPTIONS=\"--name a\"\n":  "",
+		"CAPSTAND_OPTIONS=\"--listen :1111\"\n":                              "", // of the former join
+		"CAPSTAND_OPTIONS=\"--listen-backlog 5 --names b\"\n# --listen :9\n": "",
+	} {
+		dir, path := t.TempDir(), filepath.Join(t.TempDir(), "capstand")
+		err := errors.Join(os.WriteFile(path, []byte(content), 0o600), joinRecord{Options: []option{{"--listen", ":1111"}}}.write(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, err := range map[string]error{"check": checkDefaults(dir, path, options), "configure": configure(dir, path, options)} {
+			if (err == nil) != (conflict == "") || err != nil && (!strings.Contains(err.Error(), conflict) || exitCode(err) != exitUsage) {
+				t.Errorf("%s with %q: %v", what, content, err)
+			}
+		}
+		if after, err := os.ReadFile(path); err != nil || conflict != "" && string(after) != content {
+			t.Errorf("the file with %q: %q, %v", content, after, err)
+		}
+	}
+	if err := checkDefaults(t.TempDir(), filepath.Join(t.TempDir(), "missing"), options); err != nil {
+		t.Error(err)
+	}
+}
+
+// A join with options that the file contradicts does not use its token: no server answers here.
+func TestJoinChecksDefaultsFirst(t *testing.T) {
+	dir := t.TempDir()
+	defaults := filepath.Join(dir, "capstand")
+	if err := os.WriteFile(defaults, []byte("CAPSTAND_OPTIONS=\"--listen :9\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	token := joining.Token{Bearer: "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"jti":"t"}`)) + ".s"}
+	o := joinOptions{
+		server: "https://127.0.0.1:1", token: token.String(), name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: joining.NoTunnel,
+		dir: filepath.Join(dir, "tls"), boxFolder: dir, defaults: defaults, systemd: dir,
+	}
+	if err := (&app{}).join(t.Context(), o); err == nil || !strings.Contains(err.Error(), "found --listen :9") {
+		t.Error(err)
+	}
+	if atomicfile.Exists(o.dir) {
+		t.Error("the join has begun")
 	}
 }
 

@@ -72,13 +72,30 @@ func finishJoin(dir string, made joined) error {
 	return next.write(dir)
 }
 
-// configure gives capstand.service the options of a join.
-func configure(dir, defaults string, options []option) error {
-	record, err := readJoinRecord(dir)
+// checkDefaults returns an error if capstand.service has other values for options of a join.
+func checkDefaults(dir, defaults string, options []option) error {
+	former, err := formerOptions(dir)
 	if err != nil {
 		return err
 	}
-	former := cmp.Or(record, &joinRecord{}).Options
+	if _, _, err := otherDefaults(defaults, former, options); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// formerOptions returns the options that the last join has added.
+func formerOptions(dir string) ([]option, error) {
+	record, err := readJoinRecord(dir)
+	return cmp.Or(record, &joinRecord{}).Options, err
+}
+
+// configure gives capstand.service the options of a join.
+func configure(dir, defaults string, options []option) error {
+	former, err := formerOptions(dir)
+	if err != nil {
+		return err
+	}
 	return setDefaults(defaults, former, options, func(before string, exists bool) error { return recordDefaults(dir, before, exists, options) })
 }
 
