@@ -110,6 +110,16 @@ func TestAssess(t *testing.T) {
 			cluster: head + "spec: {controlPlaneEndpoint: {host: 10.0.0.1, port: 6443}}\nstatus: {initialization: {infrastructureProvisioned: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 0}}",
 			done:    "infrastructure",
 		},
+		"the infrastructure is complete when machines may boot": {
+			cluster: head,
+			objects: []string{"apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanCluster\nmetadata: {name: a}\nstatus: {conditions: [{type: BootAllowed, status: 'True'}]}"},
+			done:    "infrastructure",
+		},
+		"the infrastructure is not complete while the cluster waits for its turn": {
+			cluster: head,
+			objects: []string{"apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanCluster\nmetadata: {name: a}\nstatus: {conditions: [{type: BootAllowed, status: 'False', reason: WaitingForOtherClusters, message: wait}]}"},
+			blocker: "CapstanCluster a: BootAllowed is False (WaitingForOtherClusters): wait",
+		},
 		"workers are incomplete before the control plane answers, even with 0 replicas": {
 			cluster: head + "status: {initialization: {infrastructureProvisioned: true}, workers: {desiredReplicas: 0}}",
 			done:    "infrastructure",

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/polarity"
 )
 
@@ -32,13 +33,12 @@ func assess(v view) assessment {
 		return assessment{steps: []step{{name: "cluster"}}}
 	}
 	c := v.cluster.Object
-	infrastructure, _, _ := unstructured.NestedBool(c, "status", "initialization", "infrastructureProvisioned")
 	initialized, _, _ := unstructured.NestedBool(c, "status", "initialization", "controlPlaneInitialized")
 	controlPlane, workers := replicasOf(c, "controlPlane"), replicasOf(c, "workers")
 	available := conditionStatus(v.cluster, "Available") == "True"
 
 	a := assessment{steps: []step{
-		{name: "infrastructure", done: infrastructure, note: endpoint(c)},
+		v.infrastructure(),
 		{name: "control plane answers", done: initialized},
 		{name: "control plane machines", done: controlPlane.complete(), note: controlPlane.String()},
 		{name: "workers", done: initialized && workers.complete(), note: workers.String()},
@@ -49,6 +49,18 @@ func assess(v view) assessment {
 		a.blockers = blockers(v)
 	}
 	return a
+}
+
+// infrastructure is complete when machines may boot. A CapstanCluster shows this before the Cluster.
+func (v view) infrastructure() step {
+	done, _, _ := unstructured.NestedBool(v.cluster.Object, "status", "initialization", "infrastructureProvisioned")
+	note := endpoint(v.cluster.Object)
+	for _, o := range v.objects {
+		if o.GetKind() == "CapstanCluster" && conditionStatus(o, infrav1.BootAllowedCondition) == "True" {
+			done, note = true, cmp.Or(note, endpoint(o.Object))
+		}
+	}
+	return step{name: "infrastructure", done: done, note: note}
 }
 
 // replicas are the numbers of machines of a part of a cluster. desired is -1 before it is known.

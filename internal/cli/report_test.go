@@ -178,7 +178,7 @@ func TestTopOfMachinePools(t *testing.T) {
 // goodReasons are the reasons of conditions that block nobody.
 var goodReasons = []string{
 	"Available", "Used", "NoLongerNeeded", "Succeeded", "Restored", "Healthy", "NotUpdating", "NotRotating", "Voting", "Left", "Approved", "Stopped", "Ready",
-	"Connected", "Drained", "HostsAvailable", "NetworkReady", "LoadBalancerReady", "EndpointExternal", "HostAssigned", "AddressesAssigned", "MachineRunning",
+	"Connected", "Drained", "HostsAvailable", "NetworkReady", "LoadBalancerReady", "EndpointExternal", "BootAllowed", "HostAssigned", "AddressesAssigned", "MachineRunning",
 	"BootstrapSucceeded", "ServicesHealthy", "UpdateSucceeded", "Valid", "InRange", "NotOverlapping", "AddressAllocated",
 	"ServicesPublished", "FencingSet", "Rebooted", "Applied", "Free",
 	"NotReady",   // summarizes other conditions

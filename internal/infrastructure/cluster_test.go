@@ -287,11 +287,11 @@ func TestOverlappingNetworks(t *testing.T) {
 	b.Expect(netip.MustParsePrefix("10.204.0.0/14").Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeTrue())
 }
 
-// ALL-15: with a CapstanControlPlane, provisioned becomes true after the kubeconfig and a Machine with bootstrap data exist. The
-// endpoint is written before, because the control plane needs it.
-func TestProvisionedFollowsThePreparation_ALL15(t *testing.T) {
+// ALL-15: with a CapstanControlPlane, machines may boot after the kubeconfig and a Machine with bootstrap data exist, and provisioned
+// becomes true after the first API server answers. The endpoint is written before, because the control plane needs it.
+func TestProvisionedFollowsTheFirstAPIServer_ALL15(t *testing.T) {
 	b := newNamespace(t)
-	b.addHost(nil)
+	_, fake := b.addHost(nil)
 	b.addCluster(func(c *clusterv1.Cluster) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.capstan.dev", Kind: "CapstanControlPlane", Name: "cp"}
 	}, nil)
@@ -300,12 +300,17 @@ func TestProvisionedFollowsThePreparation_ALL15(t *testing.T) {
 		b.get(b.capstan)
 		return b.capstan.Spec.ControlPlaneEndpoint.IsValid()
 	}).Should(BeTrue())
-	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
+	b.condition(b.capstan, "BootAllowed", metav1.ConditionFalse, "PreparingFirstMachine")
 	b.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: b.cluster.Name + "-kubeconfig", Labels: map[string]string{clusterv1.ClusterNameLabel: b.cluster.Name}},
 		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("x")},
 	})
-	b.addMachine(controlPlane, nil)
+	_, m := b.addMachine(controlPlane, nil)
+	b.running(m)
+	b.condition(b.capstan, "BootAllowed", metav1.ConditionTrue, "BootAllowed")
+	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil(), "the API server does not answer yet")
+	b.Expect(b.cluster.Status.Initialization.ControlPlaneInitialized).To(BeNil())
+	fake.Answer(b.capstan.Spec.ID)
 	b.waitProvisioned()
 }
 

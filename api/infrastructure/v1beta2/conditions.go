@@ -102,6 +102,18 @@ const (
 	// LoadBalancerRefusedReason: the host refused the load balancer. The message contains the cause.
 	LoadBalancerRefusedReason = "LoadBalancerRefused"
 
+	// BootAllowedCondition is true when machines may boot. By default this is earlier than initialization.provisioned, which waits
+	// until the first API server of a CapstanControlPlane answers, for at most a minute. Ready does not depend on the condition.
+	BootAllowedCondition = "BootAllowed"
+	// BootAllowedReason: machines may boot.
+	BootAllowedReason = "BootAllowed"
+	// PreparingFirstMachineReason: the kubeconfig, or the bootstrap data of the first control plane machine, does not exist yet.
+	// The machines wait for at most ten seconds.
+	PreparingFirstMachineReason = "PreparingFirstMachine"
+	// WaitingForOtherClustersReason: other clusters boot on the load balancer's host. A host boots one cluster for each two
+	// processors at the same time.
+	WaitingForOtherClustersReason = "WaitingForOtherClusters"
+
 	// ServicesPublishedCondition exists while spec.services.loadBalancer is set, and until the publication has ended. It is
 	// true when hosts publish all Services of type LoadBalancer. Ready does not depend on it: users of the workload cluster
 	// create Services.

@@ -4,7 +4,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 // ALL-15: the wait is bounded, and applies only to Capstan's own kind of control plane.
@@ -24,6 +27,54 @@ func TestHoldForPreparation_ALL15(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := holdForPreparation(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.prepared, tc.since); got != tc.want {
 				t.Errorf("holdForPreparation: got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// ALL-15: provisioned waits for the first API server, for a bounded time, and only with Capstan's own kind of control plane.
+func TestHoldForAnswer_ALL15(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kind    string
+		answers bool
+		since   time.Duration
+		want    time.Duration
+	}{
+		"CapstanControlPlane waits":      {kind: "CapstanControlPlane", since: 20 * time.Second, want: 40 * time.Second},
+		"until its API server answers":   {kind: "CapstanControlPlane", answers: true, since: time.Second},
+		"but not longer than one minute": {kind: "CapstanControlPlane", since: 61 * time.Second},
+		"KubeadmControlPlane never":      {kind: "KubeadmControlPlane"},
+		"no control plane never":         {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := holdForAnswer(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.answers, tc.since); got != tc.want {
+				t.Errorf("holdForAnswer: got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// ALL-15: an API server answers when the load balancer of the same cluster has a healthy backend, or core has it from the control plane.
+func TestAnswers_ALL15(t *testing.T) {
+	lb := func(name string, healthy bool) *hostpb.LoadBalancer {
+		return &hostpb.LoadBalancer{Namespace: "ns", Name: name, Backends: []*hostpb.Backend{{Name: "a"}, {Name: "b", Healthy: healthy}}}
+	}
+	for name, tc := range map[string]struct {
+		initialized bool
+		lb          *hostpb.LoadBalancer
+		want        bool
+	}{
+		"no load balancer":                 {},
+		"no healthy backend":               {lb: lb("c", false)},
+		"a healthy backend":                {lb: lb("c", true), want: true},
+		"a healthy backend of another one": {lb: lb("other", true)},
+		"an initialized control plane":     {initialized: true, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+			cluster.Status.Initialization.ControlPlaneInitialized = &tc.initialized
+			if got := answers(cluster, tc.lb); got != tc.want {
+				t.Errorf("answers: got %t, want %t", got, tc.want)
 			}
 		})
 	}

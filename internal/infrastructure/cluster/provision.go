@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,44 +17,36 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Cluster API core tries to connect to a cluster at the moment when its infrastructure is provisioned,
-// gives up after 5 s, and tries again 30 s later; until then no Machine gets its Node. A cluster gains
-// half a minute when all that is left after `provisioned` is to boot its first machine, and when that
-// machine does not share its processors with others that boot. So `provisioned` is held back for a
-// bounded time. Only speed rests on it (ALL-15).
+// gives up after 5 s, and tries again 30 s later; until then no Machine gets its Node. On a busy box an API server
+// needs longer than 5 s. So machines may boot as soon as network and endpoint exist, and `provisioned` is held back
+// until the first API server answers. A machine boots faster when all that it needs exists, and when it does not share
+// its processors with others that boot, so the boot is held back too. All waits are bounded. Only speed rests on them (ALL-15).
 const (
 	// prepareWait bounds the wait for the kubeconfig and for the first Machine's bootstrap data.
 	prepareWait = 10 * time.Second
 	// turnWait bounds the wait for other clusters of the host that boot.
 	turnWait = 2 * time.Minute
+	// answerWait bounds the wait for the first API server.
+	answerWait = time.Minute
 )
 
 // provision sets initialization.provisioned when the infrastructure exists (IC-02).
 func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, error) {
-	key := client.ObjectKeyFromObject(s.capstan)
 	if ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false) {
-		r.turns.done(key)
+		r.turns.done(client.ObjectKeyFromObject(s.capstan))
 	}
 	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
 		return ctrl.Result{}, nil
 	}
-	prepared, err := r.prepared(ctx, s)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
-	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared || r.StrictContract, waited); wait > 0 {
-		// The Secret and the Machine are the events. The timer bounds the wait, because they may never appear.
-		return ctrl.Result{RequeueAfter: wait}, nil
-	}
-	if prepared && waited < turnWait {
-		if wait := r.turns.take(key, s.capstan.Spec.LoadBalancer.HostName, r.slots(s), time.Now()); wait > 0 {
-			// The end of another cluster's turn is the event; the timer is for a turn that is never ended.
-			return ctrl.Result{RequeueAfter: wait}, nil
-		}
+	// What a cluster waits for are events. The timer bounds the wait, because they may never appear.
+	if wait, err := r.hold(ctx, s); err != nil || wait > 0 {
+		return ctrl.Result{RequeueAfter: wait}, err
 	}
 	s.capstan.Status.Initialization.Provisioned = ptr.To(true)
 	ctrl.LoggerFrom(ctx).Info("Cluster infrastructure is provisioned", "endpoint", s.capstan.Spec.ControlPlaneEndpoint.String())
@@ -62,14 +55,75 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 	return ctrl.Result{}, nil
 }
 
-// holdForPreparation returns how much longer provisioned is held back; zero ends it. CapstanControlPlane
+// hold returns how much longer provisioned is held back, at most; zero ends it.
+func (r *Reconciler) hold(ctx context.Context, s *scope) (time.Duration, error) {
+	answers := answers(s.cluster, r.reported(s))
+	if !answers && !conditions.IsTrue(s.capstan, infrav1.BootAllowedCondition) {
+		if wait, err := r.holdBoot(ctx, s); err != nil || wait > 0 {
+			return wait, err
+		}
+	}
+	set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason, "")
+	booting := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.BootAllowedCondition).Time)
+	return holdForAnswer(s.cluster.Spec.ControlPlaneRef, answers || r.StrictContract, booting), nil
+}
+
+// holdBoot returns how much longer no machine may boot, at most.
+func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, error) {
+	prepared, err := r.prepared(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
+	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared || r.StrictContract, waited); wait > 0 {
+		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
+			"Waiting for the kubeconfig and the bootstrap data of the first control plane machine")
+		return wait, nil
+	}
+	if !prepared || waited >= turnWait {
+		return 0, nil
+	}
+	wait := r.turns.take(client.ObjectKeyFromObject(s.capstan), s.capstan.Spec.LoadBalancer.HostName, r.slots(s), time.Now())
+	if wait > 0 {
+		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.WaitingForOtherClustersReason,
+			"Waiting for other clusters that boot on host %s", s.capstan.Spec.LoadBalancer.HostName)
+	}
+	return wait, nil
+}
+
+// holdForPreparation returns how much longer the boot is held back; zero ends it. CapstanControlPlane
 // prepares all that it can as soon as it sees the endpoint; other control planes do so later, and are
 // never waited for.
 func holdForPreparation(controlPlane clusterv1.ContractVersionedObjectReference, prepared bool, waited time.Duration) time.Duration {
-	if prepared || controlPlane.Kind != "CapstanControlPlane" {
+	return holdFor(controlPlane, prepared, prepareWait-waited)
+}
+
+// holdForAnswer returns how much longer provisioned is held back for the first API server; zero ends it. Other control
+// planes than CapstanControlPlane may wait for provisioned before they create a machine.
+func holdForAnswer(controlPlane clusterv1.ContractVersionedObjectReference, answers bool, booting time.Duration) time.Duration {
+	return holdFor(controlPlane, answers, answerWait-booting)
+}
+
+func holdFor(controlPlane clusterv1.ContractVersionedObjectReference, done bool, left time.Duration) time.Duration {
+	if done || controlPlane.Kind != "CapstanControlPlane" {
 		return 0
 	}
-	return max(0, prepareWait-waited)
+	return max(0, left)
+}
+
+// reported is the load balancer as its host reports it, or nil.
+func (r *Reconciler) reported(s *scope) *hostpb.LoadBalancer {
+	if host := r.connected(s.capstan.Spec.LoadBalancer.HostName); host != nil {
+		return host.LoadBalancer(s.capstan.Spec.ID)
+	}
+	return nil
+}
+
+// answers reports whether an API server of a cluster answers: core has this from the control plane provider, and the load
+// balancer checks it.
+func answers(cluster *clusterv1.Cluster, lb *hostpb.LoadBalancer) bool {
+	return ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false) ||
+		owner.Same(lb, cluster) && slices.ContainsFunc(lb.GetBackends(), (*hostpb.Backend).GetHealthy)
 }
 
 // prepared reports whether the cluster's first machine could boot now: there is a kubeconfig, and a control

@@ -73,9 +73,8 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// hasInfrastructure reports whether the infrastructure of the cluster is provisioned. The CapstanCluster shows this first. Core copies it
-// to the Cluster up to a second later, on a busy box several seconds. Directly after the copy, core tries for 5 s to reach the API
-// server, so the machine does not wait for the copy: see the package cluster.
+// hasInfrastructure reports whether the cluster has the infrastructure that a machine needs to boot. By default the CapstanCluster shows
+// this before it is provisioned: the package cluster explains the reason.
 func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, error) {
 	if ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
 		return true, nil
@@ -84,11 +83,12 @@ func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, err
 		return false, nil
 	}
 	c, err := r.capstanCluster(ctx, s)
-	return err == nil && isProvisioned(c), client.IgnoreNotFound(err)
+	return err == nil && allowsBoot(c), client.IgnoreNotFound(err)
 }
 
-func isProvisioned(c *infrav1.CapstanCluster) bool {
-	return ptr.Deref(c.Status.Initialization.Provisioned, false)
+// allowsBoot is also true for a cluster that was provisioned before the condition existed.
+func allowsBoot(c *infrav1.CapstanCluster) bool {
+	return conditions.IsTrue(c, infrav1.BootAllowedCondition) || ptr.Deref(c.Status.Initialization.Provisioned, false)
 }
 
 // kubernetesVersion returns the version of the Machine. Core sets the version of a pool's Machine only after its Node exists, so

@@ -13,25 +13,30 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// IM-05: a machine boots when its Cluster or its CapstanCluster is provisioned, and with --strict-contract only with the Cluster.
+// IM-05: a machine boots when its Cluster is provisioned or its CapstanCluster allows the boot, and with --strict-contract only with the
+// Cluster.
 func TestHasInfrastructure_IM05(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := infrav1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		strict, cluster, capstan, want bool
-		kind                           string
+		strict, cluster, capstan, allowed, want bool
+		kind                                    string
 	}{
 		"nothing yet":                      {kind: "CapstanCluster"},
 		"the CapstanCluster":               {kind: "CapstanCluster", capstan: true, want: true},
-		"the CapstanCluster is not enough": {kind: "CapstanCluster", capstan: true, strict: true},
+		"the boot is allowed":              {kind: "CapstanCluster", allowed: true, want: true},
+		"the CapstanCluster is not enough": {kind: "CapstanCluster", capstan: true, allowed: true, strict: true},
 		"the Cluster":                      {kind: "CapstanCluster", cluster: true, strict: true, want: true},
 		"another kind":                     {kind: "OtherCluster", capstan: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			capstan := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
 			capstan.Status.Initialization.Provisioned = ptr.To(c.capstan)
+			if c.allowed {
+				capstan.Status.Conditions = []metav1.Condition{{Type: infrav1.BootAllowedCondition, Status: metav1.ConditionTrue}}
+			}
 			cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
 			cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: c.kind, Name: "c"}
 			cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(c.cluster)

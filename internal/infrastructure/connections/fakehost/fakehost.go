@@ -176,6 +176,18 @@ func (h *Host) Deafen(deaf bool) {
 	}
 }
 
+// Answer makes the API servers behind a load balancer healthy.
+func (h *Host) Answer(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed := proto.CloneOf(h.loadBalancers[id])
+	for _, b := range changed.GetBackends() {
+		b.Healthy = true
+	}
+	h.loadBalancers[id] = changed
+	h.broadcast(loadBalancerEvent(hostpb.Event_CHANGED, changed))
+}
+
 // AddTenant limits the effect of DeleteLoadBalancer and DeleteNetwork on Calls, Refuse and Before to objects of the added
 // namespaces. The deletion of a cluster sends them to every connected host, and parallel tests share a manager.
 func (h *Host) AddTenant(namespace string) {
