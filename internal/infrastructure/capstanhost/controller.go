@@ -36,6 +36,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/selection"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -46,7 +47,7 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=list;delete
 // Secrets are patched in the provider's own namespace only, credentials and tokens: config/infrastructure/rbac/host_credentials_role.yaml.
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Fields of the cache's indexes for the objects on a host.
@@ -94,6 +95,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), reconciling.OnlyDeletes).
 		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(hostsOf), reconciling.OnlyDeletes).
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(reconciling.OnlyDeletes, hostsChanged)).
+		// A namespace that is not admitted any more can let such a host go, too.
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.deletedOfNamespace), selection.NamespaceChanged()).
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
@@ -142,6 +145,13 @@ func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 		}
 	}
 	return out
+}
+
+// deletedOfNamespace maps a Namespace to the hosts that are being deleted and select namespaces by label.
+func (r *Reconciler) deletedOfNamespace(ctx context.Context, _ client.Object) []reconcile.Request {
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanHostList{}, func(h *infrav1.CapstanHost) bool {
+		return !h.DeletionTimestamp.IsZero() && h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
+	})
 }
 
 func request(name string) []reconcile.Request {
@@ -349,7 +359,8 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 // reconcileDelete keeps the host until nothing of this management plane is on it.
 func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
 	if !hostaccess.Abandoned(host) {
-		machines, clusters, err := r.users(ctx, host.Name)
+		of := r.residentsOf(ctx, host)
+		machines, clusters, err := r.users(ctx, host.Name, of)
 		if err != nil {
 			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
 				err, infrav1.HostAbandonedAnnotation)
@@ -360,7 +371,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 				machines, clusters, infrav1.HostAbandonedAnnotation)
 			return nil
 		}
-		volumes, err := r.volumes(ctx, host.Name)
+		volumes, err := r.volumes(ctx, host.Name, of)
 		if err != nil || volumes > 0 {
 			setInUse(host, "The host has %d CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with %s", volumes, infrav1.HostAbandonedAnnotation)
 			return err
@@ -383,42 +394,48 @@ func setInUse(host *infrav1.CapstanHost, format string, args ...any) {
 
 // users counts the objects on a host. Several managers may share it (ALL-07), each with a cache of its own namespace.
 // Only the API server has the objects of the others and the newest ones.
-func (r *Reconciler) users(ctx context.Context, name string) (machines, clusters int, err error) {
+func (r *Reconciler) users(ctx context.Context, name string, of residents) (machines, clusters int, err error) {
 	if r.WatchNamespace == "" {
-		machines, clusters, err = count(ctx, r.Client, name, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
+		machines, clusters, err = count(ctx, r.Client, name, of, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
 		if err != nil || machines+clusters > 0 {
 			return machines, clusters, err
 		}
 	}
-	return count(ctx, r.LiveClient, name, client.MatchingFields{}, client.MatchingFields{})
+	return count(ctx, r.LiveClient, name, of, client.MatchingFields{}, client.MatchingFields{})
 }
 
 // volumes counts the CapstanVolumes on a host, of all namespaces.
-func (r *Reconciler) volumes(ctx context.Context, name string) (n int, err error) {
+func (r *Reconciler) volumes(ctx context.Context, name string, of residents) (int, error) {
 	list := &infrav1.CapstanVolumeList{}
-	err = r.LiveClient.List(ctx, list)
-	for i := range list.Items {
-		if list.Items[i].Spec.HostName == name {
-			n++
-		}
+	if err := r.LiveClient.List(ctx, list); err != nil {
+		return 0, err
 	}
-	return n, err
+	return countIf(list.Items, func(v *infrav1.CapstanVolume) bool { return v.Spec.HostName == name }, of.volume)
 }
 
-func count(ctx context.Context, c client.Reader, name string, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {
+func count(ctx context.Context, c client.Reader, name string, of residents, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {
 	machineList, clusterList := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
 	if err := errors.Join(c.List(ctx, machineList, ofMachine), c.List(ctx, clusterList, ofCluster)); err != nil {
 		return 0, 0, err
 	}
-	for i := range machineList.Items {
-		if machineList.Items[i].Spec.HostName == name {
-			machines++
+	machines, errMachines := countIf(machineList.Items, func(m *infrav1.CapstanMachine) bool { return m.Spec.HostName == name }, of.machine)
+	clusters, errClusters := countIf(clusterList.Items, func(c *infrav1.CapstanCluster) bool { return slices.Contains(hostaccess.BalancerHosts(c), name) }, of.cluster)
+	return machines, clusters, errors.Join(errMachines, errClusters)
+}
+
+// countIf counts the objects that name a host and count as its own.
+func countIf[T any](list []T, names func(*T) bool, counts func(*T) (bool, error)) (n int, err error) {
+	for i := range list {
+		if !names(&list[i]) {
+			continue
+		}
+		ok, err := counts(&list[i])
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			n++
 		}
 	}
-	for i := range clusterList.Items {
-		if slices.Contains(hostaccess.BalancerHosts(&clusterList.Items[i]), name) {
-			clusters++
-		}
-	}
-	return machines, clusters, nil
+	return n, nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -44,12 +45,16 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 	if err := r.Client.List(ctx, on, client.MatchingFields{MachineHostIndex: host.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return true, err
 	}
-	if len(on.Items) == 0 {
+	machines, err := only(on.Items, r.residentsOf(ctx, host).machine)
+	if err != nil {
+		return true, err
+	}
+	if len(machines) == 0 {
 		conditions.Set(host, metav1.Condition{Type: infrav1.HostDrainedCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDrainedReason})
 		return false, nil
 	}
 	var delays []string
-	for cluster, names := range byCluster(on.Items) {
+	for cluster, names := range byCluster(machines) {
 		why, err := r.drainCluster(ctx, cluster, names)
 		if err != nil {
 			why = append(why, fmt.Sprintf("Cluster %s: %s", cluster, err))
@@ -58,7 +63,7 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 	}
 	conditions.Set(host, metav1.Condition{
 		Type: infrav1.HostDrainedCondition, Status: metav1.ConditionFalse, Reason: infrav1.HostDrainingReason,
-		Message: drainMessage(len(on.Items), delays),
+		Message: drainMessage(len(machines), delays),
 	})
 	return true, nil
 }
@@ -117,6 +122,9 @@ func planDrain(cluster *clusterv1.Cluster, machines []clusterv1.Machine, names m
 	if ptr.Deref(cluster.Spec.Paused, false) {
 		return nil, []string{fmt.Sprintf("Cluster %s is paused", text)}
 	}
+	if name := withoutMachine(machines, names); name != "" {
+		delays = append(delays, fmt.Sprintf("Cluster %s: CapstanMachine %s has no Machine: delete it", text, name))
+	}
 	for _, group := range groups(cluster, machines) {
 		m, why := group.next(names)
 		if m != nil {
@@ -127,6 +135,21 @@ func planDrain(cluster *clusterv1.Cluster, machines []clusterv1.Machine, names m
 		}
 	}
 	return next, delays
+}
+
+// withoutMachine returns the first of the CapstanMachines that belongs to no Machine, or "". Only a client other than Cluster API makes
+// one.
+func withoutMachine(machines []clusterv1.Machine, names map[string]bool) string {
+	left := maps.Clone(names)
+	for i := range machines {
+		if ref := machines[i].Spec.InfrastructureRef; ref.Kind == infrav1.MachineKind {
+			delete(left, ref.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		return name
+	}
+	return ""
 }
 
 // drainGroup is the control plane or the workers of a cluster.
@@ -157,7 +180,7 @@ func groups(cluster *clusterv1.Cluster, machines []clusterv1.Machine) []drainGro
 func (g drainGroup) next(names map[string]bool) (*clusterv1.Machine, string) {
 	var candidates []*clusterv1.Machine
 	for _, m := range g.machines {
-		if ref := m.Spec.InfrastructureRef; ref.Kind == "CapstanMachine" && names[ref.Name] {
+		if ref := m.Spec.InfrastructureRef; ref.Kind == infrav1.MachineKind && names[ref.Name] {
 			candidates = append(candidates, m)
 		}
 	}

@@ -1,6 +1,7 @@
 package capstanhost
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -45,7 +46,7 @@ func TestPlanDrain(t *testing.T) {
 		"the control plane waits, workers do not": {machines: []clusterv1.Machine{drained("a"), drained("c", controlPlane), drained("d", controlPlane, leaving)}, controlPlane: 1, workers: 1, want: "a", why: "Machine d is being deleted"},
 		"nobody replaces it":                      {machines: []clusterv1.Machine{drained("a", alone)}, workers: 1, why: "has no owner"},
 		"it is paused":                            {machines: []clusterv1.Machine{drained("a", paused)}, workers: 1, why: "is paused"},
-		"another infrastructure":                  {machines: []clusterv1.Machine{drained("a", foreign)}, workers: 1},
+		"another infrastructure":                  {machines: []clusterv1.Machine{drained("a", foreign)}, workers: 1, why: "CapstanMachine a has no Machine"},
 		"elsewhere":                               {machines: []clusterv1.Machine{drained("elsewhere")}, workers: 1},
 		"a paused cluster":                        {machines: []clusterv1.Machine{drained("a")}, change: func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) }, why: "is paused"},
 		"a cluster that is deleted":               {machines: []clusterv1.Machine{drained("a")}, change: func(c *clusterv1.Cluster) { c.DeletionTimestamp = ptr.To(metav1.Now()) }},
@@ -57,7 +58,12 @@ func TestPlanDrain(t *testing.T) {
 			if tc.change != nil {
 				tc.change(cluster)
 			}
-			next, delays := planDrain(cluster, tc.machines, map[string]bool{"a": true, "b": true, "c": true, "d": true})
+			names := map[string]bool{}
+			for _, m := range tc.machines {
+				names[m.Name] = m.Name != "elsewhere"
+			}
+			maps.DeleteFunc(names, func(_ string, here bool) bool { return !here })
+			next, delays := planDrain(cluster, tc.machines, names)
 			var got []string
 			for _, m := range next {
 				got = append(got, m.Name)

@@ -59,10 +59,10 @@ func formatNetwork(n *hostpb.Network) string {
 
 // withLost adds the networks of the machines that have no cluster. A network that could not be read again is left out: no host
 // accepts one.
-func withLost(networks []*hostpb.Network, machines []*hostpb.Machine, clusters map[string]bool) []*hostpb.Network {
+func withLost(networks []*hostpb.Network, machines []*hostpb.Machine, clusters map[scopedID]bool) []*hostpb.Network {
 	for _, m := range machines {
 		n := m.GetSpec().GetNetwork()
-		_, known := clusters[n.GetId()]
+		_, known := clusters[scopedID{n.GetNamespace(), n.GetId()}]
 		_, valid := parseNetwork(formatNetwork(n))
 		if !known && valid && !containsNetwork(networks, n) {
 			networks = append(networks, n)

@@ -52,10 +52,10 @@ func TestWithLost(t *testing.T) {
 	recorded, _ := parseNetworks("default/before/id-0")
 	got := formatNetworks(withLost(recorded, []*hostpb.Machine{
 		machine("default", "lost", "id-1"), machine("default", "lost", "id-1"), // two machines of one cluster
-		machine("default", "before", "id-0"), machine("default", "known", "id-2"), machine("default", "paused", "id-3"),
+		machine("default", "before", "id-0"), machine("default", "known", "id-2"), machine("default", "paused", "id-3"), machine("copied", "lost", "id-2"),
 		machine("default", "a,default/known/id-2", "id-4"), {},
-	}, map[string]bool{"id-2": true, "id-3": false}))
-	if want := "default/before/id-0,default/lost/id-1"; got != want {
+	}, map[scopedID]bool{{"default", "id-2"}: true, {"default", "id-3"}: false}))
+	if want := "default/before/id-0,default/lost/id-1,copied/lost/id-2"; got != want {
 		t.Errorf("%q, expected %q", got, want)
 	}
 }

@@ -56,7 +56,7 @@ func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.Capstan
 // candidates are the machines of this management cluster on a host of which the cache has no CapstanMachine there. Those of a paused
 // cluster are not among them: in a move its objects come one after another. The clusters, by id, are those whose CapstanCluster is
 // here; they are read only for a machine without an object, because each change of a machine leads here.
-func (r *Reconciler) candidates(ctx context.Context, host string, machines []*hostpb.Machine) (out []*hostpb.Machine, clusters map[string]bool, err error) {
+func (r *Reconciler) candidates(ctx context.Context, host string, machines []*hostpb.Machine) (out []*hostpb.Machine, clusters map[scopedID]bool, err error) {
 	known := &infrav1.CapstanMachineList{}
 	if err := r.Client.List(ctx, known, client.MatchingFields{MachineHostIndex: host}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, nil, err
@@ -74,21 +74,27 @@ func (r *Reconciler) candidates(ctx context.Context, host string, machines []*ho
 	return out, clusters, err
 }
 
+// scopedID is an id of a namespace. Ids are public: objects of another namespace with the same id hide nothing of this one.
+type scopedID struct{ namespace, id string }
+
 // clusters returns the ids of the CapstanClusters here, each with whether it may lose machines: it is not paused.
-func (r *Reconciler) clusters(ctx context.Context) (map[string]bool, error) {
+func (r *Reconciler) clusters(ctx context.Context) (map[scopedID]bool, error) {
 	list := &infrav1.CapstanClusterList{}
 	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	clusters := map[string]bool{}
+	clusters := map[scopedID]bool{}
 	for i := range list.Items {
-		paused, err := r.paused(ctx, &list.Items[i])
+		c := &list.Items[i]
+		if c.Spec.ID == "" {
+			continue
+		}
+		paused, err := r.paused(ctx, c)
 		if err != nil {
 			return nil, err
 		}
-		clusters[list.Items[i].Spec.ID] = !paused
+		clusters[scopedID{c.Namespace, c.Spec.ID}] = !paused
 	}
-	delete(clusters, "") // of CapstanClusters that have no id yet
 	return clusters, nil
 }
 
@@ -103,12 +109,12 @@ func (r *Reconciler) paused(ctx context.Context, c *infrav1.CapstanCluster) (boo
 
 // withoutObject are the machines that are not among the objects, in the order of their ids.
 func withoutObject(machines []*hostpb.Machine, objects []infrav1.CapstanMachine) (out []*hostpb.Machine) {
-	known := make(map[string]bool, len(objects))
+	known := make(map[scopedID]bool, len(objects))
 	for i := range objects {
-		known[objects[i].Spec.ID] = true
+		known[scopedID{objects[i].Namespace, objects[i].Spec.ID}] = true
 	}
 	for _, m := range machines {
-		if !known[m.GetSpec().GetId()] {
+		if !known[scopedID{m.GetSpec().GetNamespace(), m.GetSpec().GetId()}] {
 			out = append(out, m)
 		}
 	}
@@ -118,9 +124,9 @@ func withoutObject(machines []*hostpb.Machine, objects []infrav1.CapstanMachine)
 
 // ours are the machines of this management cluster: the network of each is that of a cluster here that is not paused, or it is that
 // of none and the host has recorded self.
-func ours(machines []*hostpb.Machine, clusters map[string]bool, self string) (out []*hostpb.Machine) {
+func ours(machines []*hostpb.Machine, clusters map[scopedID]bool, self string) (out []*hostpb.Machine) {
 	for _, m := range machines {
-		its, known := clusters[m.GetSpec().GetNetwork().GetId()]
+		its, known := clusters[scopedID{m.GetSpec().GetNamespace(), m.GetSpec().GetNetwork().GetId()}]
 		if !known {
 			its = self != "" && m.GetStatus().GetManagementCluster() == self
 		}
@@ -166,7 +172,7 @@ func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.Machine, at 
 // prune removes the unknown machines that the annotation names, and then the networks that have no cluster any more. One that has
 // an object again, or that was never unknown, stays. Only the machines connect a network with the request: the networks are
 // recorded before the first machine is removed, so that a manager that continues after a crash finds them.
-func (r *Reconciler) prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.Machine, clusters map[string]bool) error {
+func (r *Reconciler) prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.Machine, clusters map[scopedID]bool) error {
 	value, ok := host.Annotations[infrav1.HostPruneAnnotation]
 	if !ok {
 		delete(host.Annotations, infrav1.HostPruneNetworksAnnotation) // of a request that was withdrawn
