@@ -302,10 +302,6 @@ E2E_PACKAGES := controlplane rack plane clusterctl cluster node inplace host mac
 E2E_SERIES := $(E2E_PACKAGES) others
 TEST_JOBS := 4
 
-# Integration and unit tests compute most of the time. They use the time that end-to-end tests leave: a new API server that competes
-# with them answers so late that Cluster API core tries again only 30 s later.
-series-integration series-unit: export CPU_WEIGHT = 60
-
 # The lines of a series start with its name.
 series-%:
 	@setpriv --pdeathsig TERM hack/isolated.sh $* $(MAKE) run-$* 2>&1 | sed -u 's/^/$*: /'

@@ -4,8 +4,6 @@
 # a default route without a peer. All processes end with the command. Needs root.
 #
 #   hack/isolated.sh NAME COMMAND [ARGUMENT...]
-#
-# CPU_WEIGHT is the share of the processors of this run while others compete, in percent of the usual share.
 set -euo pipefail
 
 cgroup_mounts() { awk '/ - cgroup2? / { print $5 }' /proc/self/mountinfo; }
@@ -40,8 +38,6 @@ create_groups() {
 		for file in cpuset.cpus cpuset.mems; do # cgroup v1 refuses processes while they are empty.
 			[[ ! -e $mount/$file ]] || cat "$mount/$file" >"$mount/$group/$file"
 		done
-		[[ ! -e $mount/$group/cpu.weight ]] || echo "$weight" >"$mount/$group/cpu.weight"
-		[[ ! -e $mount/$group/cpu.shares ]] || echo $((1024 * weight / 100)) >"$mount/$group/cpu.shares"
 	done
 }
 
@@ -73,7 +69,7 @@ if [[ ${1:-} == --enter ]]; then
 	exit
 fi
 
-group=isolated-$1-$$ weight=${CPU_WEIGHT:-100}
+group=isolated-$1-$$
 shift
 remove_old_groups
 trap 'remove_groups "$group"' EXIT
