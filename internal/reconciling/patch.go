@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -51,6 +52,9 @@ func (p *Patch) WriteStatus(ctx context.Context, obj Object) error {
 // writeSpec needs no resourceVersion: a reconciler is the only writer of the lists in the spec of its kind, and the API
 // server refuses new finalizers during a deletion. It needs the UID: another object with the same name keeps its finalizers.
 func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
+	if p.unchanged(obj, "ObjectMeta", "Spec") {
+		return nil
+	}
 	change, err := p.changes(obj)
 	if err != nil {
 		return err
@@ -101,6 +105,9 @@ func shortenMessages(obj conditions.Setter) {
 func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	setObservedGeneration(obj)
 	shortenMessages(obj)
+	if p.unchanged(obj, "Status") {
+		return nil
+	}
 	change, err := p.changes(obj)
 	if err != nil {
 		return err
@@ -169,6 +176,14 @@ func setObservedGeneration(obj Object) {
 	if f := status.FieldByName("ObservedGeneration"); f.IsValid() {
 		f.SetInt(obj.GetGeneration())
 	}
+}
+
+// unchanged reports whether parts of obj are those of before. Most reconciles change nothing, and to compute a merge patch costs much more.
+func (p *Patch) unchanged(obj Object, parts ...string) bool {
+	before, after := reflect.Indirect(reflect.ValueOf(p.before)), reflect.Indirect(reflect.ValueOf(obj))
+	return !slices.ContainsFunc(parts, func(part string) bool {
+		return !equality.Semantic.DeepEqual(before.FieldByName(part).Interface(), after.FieldByName(part).Interface())
+	})
 }
 
 // changes returns the merge patch from before to obj, without the fields of the API server.
