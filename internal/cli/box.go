@@ -50,10 +50,16 @@ func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
 
 // rootFlag returns the flag that selects the installation; "" for the default.
 func (a *app) rootFlag() string {
-	if a.root == "" || a.root == embedded.DefaultRoot {
+	if a.root == "" || a.isDefaultRoot() {
 		return ""
 	}
 	return " --root " + a.root
+}
+
+// isDefaultRoot returns whether the root folder is the default, which can be a link to another folder.
+func (a *app) isDefaultRoot() bool {
+	root := embedded.DefaultRoot
+	return withoutLinks(&root) == nil && a.root == root
 }
 
 func (a *app) assetsDir() (embedded.Assets, error) {

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -313,5 +315,25 @@ func TestBoxFiles(t *testing.T) {
 		}
 	case <-time.After(testenv.Patience):
 		t.Fatal("the command waits for a pipe of a machine")
+	}
+}
+
+// `capstan down` with a link as root folder removes the folder, and leaves the link to the administrator.
+func TestDownOfLink(t *testing.T) {
+	target, link := filepath.Join(t.TempDir(), "target"), filepath.Join(t.TempDir(), "link")
+	l := embedded.Layout{Root: target}
+	err := errors.Join(os.MkdirAll(l.Logs(), 0o700), os.WriteFile(filepath.Join(target, ".capstan"), nil, 0o600), os.Symlink(target, link))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{out: io.Discard, errOut: io.Discard}
+	if code := a.run(t.Context(), []string{"down", "--root", link}); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	if _, err := os.Stat(target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder remains: %v", err)
+	}
+	if _, err := os.Lstat(link); err != nil {
+		t.Error(err)
 	}
 }

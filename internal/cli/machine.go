@@ -65,7 +65,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 	assets, err1 := a.assetsDir()
 	name, err2 := os.Hostname() // capstand uses it as its default name
 	host := localHost{name: name, socket: socket, root: a.root, assets: assets.Dir}
-	if a.root == embedded.DefaultRoot {
+	if a.isDefaultRoot() {
 		host.root = filepath.Join(a.root, "host")
 	}
 	return []localHost{host}, errors.Join(err1, err2)
@@ -74,7 +74,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 // machines lists the machines of all hosts on this box, those of remote management planes included.
 func (a *app) machines(ctx context.Context) ([]located, error) {
 	unit := ""
-	if a.root == embedded.DefaultRoot {
+	if a.isDefaultRoot() {
 		unit = unitSocket
 	}
 	hosts, err := a.hosts(unit)

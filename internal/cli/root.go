@@ -171,7 +171,7 @@ func (a *app) command() *cobra.Command {
 	}
 	c.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		a.rootGiven = c.Flags().Changed("root")
-		return errors.Join(checkFlags(c), a.checkOutput(), a.setUpLogs(c), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
+		return errors.Join(checkFlags(c), a.checkOutput(), a.setUpLogs(c), withoutLinks(&a.root), absolute(&a.assets), absolute(&a.socket))
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}

@@ -3,10 +3,12 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -216,4 +218,21 @@ func absolute(path *string) error {
 	full, err := filepath.Abs(*path)
 	*path = full
 	return err
+}
+
+// withoutLinks makes a path absolute and follows its symbolic links, also those to a folder that does not exist yet. A part that this
+// user cannot read stays as it is.
+func withoutLinks(path *string) error {
+	if err := absolute(path); err != nil || *path == "" {
+		return err
+	}
+	target, err := securejoin.SecureJoin("/", *path)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	if err != nil {
+		return coded{fmt.Errorf("expected a folder, found %s, whose symbolic links cannot be followed: %w", *path, err), exitUsage}
+	}
+	*path = target
+	return nil
 }

@@ -200,3 +200,40 @@ func TestProgressEvents(t *testing.T) {
 		t.Errorf("events %+v, output %q", got, out.String())
 	}
 }
+
+func TestWithoutLinks(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := func(elements ...string) string { return filepath.Join(append([]string{dir}, elements...)...) }
+	err = errors.Join(os.MkdirAll(in("real", "folder"), 0o700), os.Symlink(in("real"), in("link")), os.Symlink("link/folder", in("chain")),
+		os.Symlink(in("real", "missing"), in("dangling")), os.Symlink("loop", in("loop")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for given, want := range map[string]string{
+		"":                        "",
+		in("real"):                in("real"),
+		in("link"):                in("real"),
+		in("link", "folder"):      in("real", "folder"),
+		in("chain"):               in("real", "folder"),
+		in("chain", "new", "one"): in("real", "folder", "new", "one"),
+		in("dangling"):            in("real", "missing"),
+		in("new"):                 in("new"),
+	} {
+		got := given
+		if err := withoutLinks(&got); err != nil || got != want {
+			t.Errorf("%s: got %s, %v, want %s", given, got, err, want)
+		}
+	}
+	loop := in("loop")
+	if err := withoutLinks(&loop); err == nil || exitCode(err) != exitUsage {
+		t.Errorf("a loop: %v", err)
+	}
+	t.Chdir(in("real"))
+	relative := "../link/folder"
+	if err := withoutLinks(&relative); err != nil || relative != in("real", "folder") {
+		t.Errorf("got %s, %v", relative, err)
+	}
+}

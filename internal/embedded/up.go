@@ -1,7 +1,6 @@
 package embedded
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,7 @@ import (
 
 // Options of `capstan up`.
 type Options struct {
-	// Root is the folder of all state. Default: DefaultRoot.
+	// Root is the folder of all state: an absolute path without symbolic links, because `capstan down` unmounts and removes this folder.
 	Root string
 	// Assets is the folder with the binaries. Default: the folder of the running program.
 	Assets string
@@ -110,12 +109,8 @@ func stateOf(s Status) State {
 }
 
 func (o Options) complete() (Layout, string, error) {
-	root, err := filepath.Abs(cmp.Or(o.Root, DefaultRoot))
-	if err != nil {
-		return Layout{}, "", err
-	}
 	assets, err := AssetsDir(o.Assets)
-	return Layout{Root: root}, assets, err
+	return Layout{Root: o.Root}, assets, err
 }
 
 // AssetsDir returns the folder of the assets: the argument, or else the folder of the running program.
