@@ -4,10 +4,13 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/doctor"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/stall"
@@ -335,5 +339,28 @@ func TestDownOfLink(t *testing.T) {
 	}
 	if _, err := os.Lstat(link); err != nil {
 		t.Error(err)
+	}
+}
+
+// `capstan status` and `capstan doctor` show why the plane does not start.
+func TestFailedStartIsShown(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{out: &out, errOut: io.Discard, root: t.TempDir(), assets: t.TempDir()}
+	listener, err := net.Listen("unix", a.layout().StatusSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const problem = "no space left on device (next attempt in 1m0s)"
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(embedded.Status{Error: problem})
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	if err := a.localStatus(t.Context()); err != nil || !strings.Contains(out.String(), problem) {
+		t.Errorf("status: %v, %s", err, out.String())
+	}
+	results, err := a.examine(t.Context(), false)
+	if err != nil || !slices.ContainsFunc(results, func(r doctor.Result) bool { return strings.Contains(r.Found, problem) }) {
+		t.Errorf("doctor: %v, %v", err, results)
 	}
 }

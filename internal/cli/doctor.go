@@ -69,8 +69,8 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	}
 	facts := doctor.Gather(a.root)
 	facts.Host = host
-	_, err = embedded.GetStatus(ctx, a.layout())
-	facts.Running = err == nil
+	plane, err := embedded.GetStatus(ctx, a.layout())
+	facts.Running, facts.PlaneProblem = err == nil, plane.Problem()
 	facts.FreePorts = embedded.FreePorts(doctor.WantedPorts)
 	if problem := embedded.Enterable(a.root); facts.RootProblem == "" && problem != nil {
 		facts.RootProblem = problem.Error()

@@ -157,6 +157,9 @@ func (a *app) localStatus(ctx context.Context) error {
 	}
 	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
+	if status.Error != "" {
+		fmt.Fprintf(w, "Start failed:\t%s\n", status.Error)
+	}
 	for _, certificate := range status.CertificatesExpiring {
 		fmt.Fprintf(w, "Certificate not renewed:\t%s\n", certificate)
 	}

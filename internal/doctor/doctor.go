@@ -72,6 +72,8 @@ type Facts struct {
 	FreePorts int
 	// Running: the management plane of this root folder runs, and already has its ports.
 	Running bool
+	// PlaneProblem is the reason why the running management plane, or one of its components, does not start; empty without a problem.
+	PlaneProblem string
 	// Host: the box is only a host of a remote management plane, and needs no ports.
 	Host bool
 	// CertificatesExpiring lists the certificates of the management plane that are due for renewal, with their expiry.
@@ -100,7 +102,7 @@ func Check(f Facts) []Result {
 	var results []Result
 	for _, check := range []func(Facts) []Result{
 		checkRoot, checkCapabilities, checkFeatures, checkSeccomp, checkCgroups, checkLimits, checkSysctls,
-		checkTools, checkForward, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates,
+		checkTools, checkForward, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates, checkPlane,
 	} {
 		results = append(results, check(f)...)
 	}
@@ -119,6 +121,15 @@ func checkCertificates(f Facts) []Result {
 		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read the reason in logs/plane.log in the root folder"}}
 	}
 	return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "start the management plane, which renews its certificates: capstan up"}}
+}
+
+// checkPlane finds a plane that does not start. It is no reason to refuse the box: the plane tries again, and `capstan up` of another
+// build can start it.
+func checkPlane(f Facts) []Result {
+	if f.PlaneProblem == "" {
+		return nil
+	}
+	return []Result{{"management plane", Warn, "does not start: " + f.PlaneProblem, "remove the cause; the plane then starts by itself within a minute. `capstan status` shows its components"}}
 }
 
 func ok(name, found string) Result { return Result{Name: name, Level: OK, Found: found} }

@@ -49,6 +49,7 @@ func TestCheck(t *testing.T) {
 	}{
 		"running plane":        {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
 		"stopped plane":        {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
+		"failed start":         {func(f *Facts) { f.Running, f.PlaneProblem = true, "no space left on device" }, "management plane", Warn, "no space left on device", "starts by itself"},
 		"not root":             {func(f *Facts) { f.Root = false }, "root", Fail, "not root", "sudo"},
 		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
 		"no CAP_SYS_RESOURCE":  {func(f *Facts) { f.Capabilities = capabilities }, "CAP_SYS_RESOURCE", Info, "OOM", "nothing to do"},

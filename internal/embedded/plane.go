@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/version"
 )
@@ -32,6 +33,10 @@ const (
 	// logInterval is the interval between checks of the logs. logLimit is the maximum size of a log at that time, in bytes.
 	logInterval = 5 * time.Minute
 	logLimit    = 32 << 20
+	// firstStartPause and lastStartPause bound the pauses before another attempt to start: no event reports the end of a cause such as a
+	// full disk.
+	firstStartPause = time.Second
+	lastStartPause  = time.Minute
 )
 
 // plane is the running daemon.
@@ -43,7 +48,16 @@ type plane struct {
 	board   *board
 	logging []string // flags of Capstan's components
 
-	processes []*process // in the order of their start
+	start        func(context.Context) error // starts all components; can be repeated
+	failedStarts int
+	parts        *parts     // nil before all of them can be made
+	processes    []*process // in the order of their start
+}
+
+// parts are the processes of a plane by their tasks.
+type parts struct {
+	database, api, controllers, core, ours *process
+	hosts                                  []*process
 }
 
 // Run is the daemon. It returns when ctx ends, after it has stopped all components. If another daemon runs for the same root
@@ -83,15 +97,11 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 		return err
 	}
 
-	if err := p.start(ctx); err != nil && ctx.Err() == nil {
-		// Keep running, so that the status shows the cause. Components that run continue.
-		slog.Error("The management plane does not start", "error", err)
-		p.board.update(func(s *Status) { s.Error = err.Error() })
-	}
+	again := p.tryStart(ctx)
 	var helpers sync.WaitGroup
 	helpers.Go(func() { p.backUp(ctx) })
 	helpers.Go(func() { p.care(ctx) })
-	p.keep(ctx)
+	p.keep(ctx, again)
 	helpers.Wait()
 	p.stop()
 	return nil
@@ -120,11 +130,64 @@ func newPlane(l Layout, state State, supervisor Supervisor) *plane {
 		Backup: state.Backup,
 		Server: loopback("https", state.port(portAPIServer)),
 	})
+	p.start = p.startComponents
 	return p
 }
 
-// start starts all components. Independent ones start in parallel.
-func (p *plane) start(ctx context.Context) (err error) {
+// tryStart starts the plane. After an error, the status has the cause, components that run continue, and the result is a channel for the
+// time of the next attempt.
+func (p *plane) tryStart(ctx context.Context) (again <-chan time.Time) {
+	err := p.start(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err == nil:
+		p.board.update(func(s *Status) { s.Ready, s.Error = true, "" })
+		return nil
+	}
+	pause := backoff.After(p.failedStarts, firstStartPause, lastStartPause)
+	p.failedStarts++
+	slog.Error("The management plane does not start; trying again", "error", err, "pause", pause)
+	p.board.update(func(s *Status) { s.Error = fmt.Sprintf("%v (next attempt in %s)", err, pause) })
+	return time.After(pause)
+}
+
+// startComponents starts all components. Independent ones start in parallel. In a repetition, those that run continue.
+func (p *plane) startComponents(ctx context.Context) error {
+	if err := p.makeComponents(ctx); err != nil {
+		return err
+	}
+	c := p.parts
+	p.run(append(slices.Clone(c.hosts), c.database, c.api)...)
+	install, err := newInstallation(p.layout, p.state) // It reads files while the servers start.
+	if err != nil {
+		return err
+	}
+	if err := waitReady(ctx, c.database, c.api); err != nil {
+		return err
+	}
+	if err := install.basics(ctx); err != nil {
+		return err
+	}
+	p.board.update(func(s *Status) { s.Installed = true })
+	p.run(c.controllers, c.core, c.ours)
+	if err := install.inventory(ctx); err != nil {
+		return err
+	}
+	if err := waitReady(ctx, append(slices.Clone(c.hosts), c.controllers, c.core, c.ours)...); err != nil {
+		return err
+	}
+	if err := install.hooks(ctx); err != nil {
+		return err
+	}
+	return install.hosts(ctx)
+}
+
+// makeComponents prepares the files of the components, and then makes all components, once.
+func (p *plane) makeComponents(ctx context.Context) (err error) {
+	if p.parts != nil {
+		return nil
+	}
 	if p.owner, err = ensureUser(); err != nil {
 		return err
 	}
@@ -134,50 +197,26 @@ func (p *plane) start(ctx context.Context) (err error) {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	database := p.add(etcdComponent(p.layout, p.state))
-	api := p.add(apiServerComponent(p.layout, p.state))
-	controllers := p.add(controllerManagerComponent(p.layout, p.state))
-	core := p.add(coreManagerComponent(p.layout, p.state))
-	ours := p.add(managerComponent(p.layout, p.state).with(p.logging))
 	memory, err := boxMemory()
 	if err != nil {
 		return err
 	}
-	var hosts []*process
-	for i, h := range p.state.Hosts {
+	for _, h := range p.state.Hosts {
 		if err := os.MkdirAll(p.layout.HostRoot(h), 0o711); err != nil {
 			return err
 		}
+	}
+	p.parts = &parts{
+		database:    p.add(etcdComponent(p.layout, p.state)),
+		api:         p.add(apiServerComponent(p.layout, p.state)),
+		controllers: p.add(controllerManagerComponent(p.layout, p.state)),
+		core:        p.add(coreManagerComponent(p.layout, p.state)),
+		ours:        p.add(managerComponent(p.layout, p.state).with(p.logging)),
+	}
+	for i, h := range p.state.Hosts {
 		daemon := capstandComponent(p.layout, p.state, h, p.owner, memory).with(p.logging)
-		hosts = append(hosts, p.add(daemon.with(metricsArgs(h, p.state.hostMetrics(ctx, i, loopbackFree)))))
+		p.parts.hosts = append(p.parts.hosts, p.add(daemon.with(metricsArgs(h, p.state.hostMetrics(ctx, i, loopbackFree)))))
 	}
-
-	p.run(append(hosts, database, api)...)
-	install, err := newInstallation(p.layout, p.state) // It reads files while the servers start.
-	if err != nil {
-		return err
-	}
-	if err := waitReady(ctx, database, api); err != nil {
-		return err
-	}
-	if err := install.basics(ctx); err != nil {
-		return err
-	}
-	p.board.update(func(s *Status) { s.Installed = true })
-	p.run(controllers, core, ours)
-	if err := install.inventory(ctx); err != nil {
-		return err
-	}
-	if err := waitReady(ctx, append(hosts, controllers, core, ours)...); err != nil {
-		return err
-	}
-	if err := install.hooks(ctx); err != nil {
-		return err
-	}
-	if err := install.hosts(ctx); err != nil {
-		return err
-	}
-	p.board.update(func(s *Status) { s.Ready = true })
 	return nil
 }
 
@@ -203,8 +242,8 @@ func waitReady(ctx context.Context, processes ...*process) error {
 	return nil
 }
 
-// keep renews certificates and limits the size of logs until ctx ends.
-func (p *plane) keep(ctx context.Context) {
+// keep renews certificates, limits the size of logs, and tries again to start the plane, until ctx ends.
+func (p *plane) keep(ctx context.Context, again <-chan time.Time) {
 	renewal, logs := time.NewTicker(pki.CheckEvery(renewalInterval)), time.NewTicker(logInterval)
 	defer renewal.Stop()
 	defer logs.Stop()
@@ -213,7 +252,12 @@ func (p *plane) keep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-again:
+			again = p.tryStart(ctx)
 		case now := <-renewal.C:
+			if p.parts == nil {
+				continue // The next attempt to start makes the certificates.
+			}
 			err = errors.Join(ensurePKI(p.layout, p.state, p.owner, now), p.showExpiring(now))
 		case <-logs.C:
 			err = trimLogs(p.layout.Logs(), logLimit)

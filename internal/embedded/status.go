@@ -21,7 +21,7 @@ type Status struct {
 	Unit string `json:"unit,omitempty"`
 	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
-	// Error is the reason why the plane cannot become ready.
+	// Error is the reason why the last start failed, with the time to the next attempt; empty after a start without an error.
 	Error             string           `json:"error,omitempty"`
 	Root              string           `json:"root"`
 	Assets            string           `json:"assets"`
@@ -46,6 +46,19 @@ type Status struct {
 	// Backup is the schedule of backups; nil when there is none. BackupStatus is its status.
 	Backup       *BackupSchedule `json:"backup,omitempty"`
 	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
+}
+
+// Problem returns the reason why the plane did not start, or why one of its components does not run; "" without a problem.
+func (s Status) Problem() string {
+	if s.Error != "" {
+		return s.Error
+	}
+	for _, c := range s.Components {
+		if c.State == ProcessBackoff {
+			return c.Name + ": " + c.Message
+		}
+	}
+	return ""
 }
 
 // board stores the status and notifies watchers of each change.

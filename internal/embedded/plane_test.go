@@ -1,0 +1,95 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestStartIsRepeated: a plane whose start fails shows the cause and tries again, after longer pauses, until it runs.
+func TestStartIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithTimeout(t.Context(), time.Hour)
+		defer end()
+		var attempts []time.Duration
+		begin, lasts := time.Now(), 10
+		p := &plane{board: newBoard(Status{}), start: func(context.Context) error {
+			attempts = append(attempts, time.Since(begin))
+			if len(attempts) <= lasts {
+				return errors.New("no space left on device")
+			}
+			return nil
+		}}
+		again := p.tryStart(ctx)
+		if s, _ := p.board.get(); s.Ready || s.Error != "no space left on device (next attempt in 1s)" {
+			t.Errorf("after a failed start: %+v", s)
+		}
+		ended := make(chan struct{})
+		go func() { p.keep(ctx, again); close(ended) }()
+		if !p.board.await(ctx, func(s Status) bool { return s.Ready }) {
+			t.Error("the plane does not start")
+		}
+		if s, _ := p.board.get(); s.Error != "" {
+			t.Errorf("the error remains: %s", s.Error)
+		}
+		want := []time.Duration{0}
+		for i := range lasts {
+			want = append(want, want[i]+min(time.Second<<i, time.Minute))
+		}
+		if !slices.Equal(attempts, want) {
+			t.Errorf("attempts after %v, want %v", attempts, want)
+		}
+		end()
+		<-ended
+	})
+}
+
+// TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards.
+func TestPartsAfterAnError(t *testing.T) {
+	assets := t.TempDir()
+	state := State{ID: "abcd1234", Assets: assets, KubernetesVersion: "v1.36.3", Hosts: []string{"local", "local-2"}, PortBase: 30000}
+	p := newPlane(Layout{Root: newRoot(t)}, state, Supervisor{})
+	must(t, prepareRoot(p.layout))
+	for _, program := range staged(state) {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, nil, 0o755)))
+	}
+	for _, obstacle := range []string{p.layout.Bin(), filepath.Join(p.layout.Root, "hosts")} {
+		must(t, os.WriteFile(obstacle, nil, 0o600)) // in place of a folder
+		if err := p.makeComponents(t.Context()); err == nil || !strings.Contains(err.Error(), "not a directory") {
+			t.Errorf("with a file %s: %v", obstacle, err)
+		}
+		if len(p.processes) > 0 {
+			t.Errorf("%d components in spite of the error", len(p.processes))
+		}
+		must(t, os.Remove(obstacle))
+	}
+	for range 2 {
+		must(t, p.makeComponents(t.Context()))
+		if s, _ := p.board.get(); len(p.processes) != 7 || len(s.Components) != 7 || len(p.parts.hosts) != 2 {
+			t.Errorf("%d processes, %d components, %d hosts", len(p.processes), len(s.Components), len(p.parts.hosts))
+		}
+	}
+}
+
+func TestProblem(t *testing.T) {
+	waiting, failed := ProcessStatus{Name: "manager", State: ProcessWaiting, Message: "m"}, ProcessStatus{Name: "etcd", State: ProcessBackoff, Message: "e"}
+	for name, test := range map[string]struct {
+		status Status
+		want   string
+	}{
+		"ready":              {Status{Ready: true}, ""},
+		"starts":             {Status{Components: []ProcessStatus{waiting}}, ""},
+		"a component ends":   {Status{Components: []ProcessStatus{waiting, failed}}, "etcd: e"},
+		"a start has failed": {Status{Error: "full", Components: []ProcessStatus{failed}}, "full"},
+	} {
+		if got := test.status.Problem(); got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		}
+	}
+}
