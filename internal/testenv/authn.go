@@ -10,7 +10,11 @@ import (
 
 // tokenAuthn gives all users of an API server the token of a cluster-admin. With a client certificate, as envtest would have it,
 // the API server verifies signatures in each request.
-type tokenAuthn struct{ token, file string }
+type tokenAuthn struct {
+	token, file string
+	// beforeServer runs between the start of etcd and that of the API server.
+	beforeServer func() error
+}
 
 // Configure implements envtest.Authn.
 func (a *tokenAuthn) Configure(dir string, args *envtest.Arguments) error {
@@ -21,7 +25,10 @@ func (a *tokenAuthn) Configure(dir string, args *envtest.Arguments) error {
 
 // Start implements envtest.Authn.
 func (a *tokenAuthn) Start() error {
-	return os.WriteFile(a.file, []byte(a.token+",admin,admin,system:masters\n"), 0o600)
+	if err := os.WriteFile(a.file, []byte(a.token+",admin,admin,system:masters\n"), 0o600); err != nil {
+		return err
+	}
+	return a.beforeServer()
 }
 
 // AddUser implements envtest.Authn.

@@ -4,9 +4,9 @@ package testenv
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +25,6 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -122,38 +121,53 @@ func Start(opts Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	var env *envtest.Environment
-	var config *rest.Config
+	hooks, err := webhooks(root, opts.Webhooks)
+	if err != nil {
+		return nil, err
+	}
+	crds, err := readCRDs(root, capi, hooks, opts.Webhooks)
+	if err != nil {
+		return nil, err
+	}
+	out := &Env{Scheme: scheme, Webhooks: hooks}
 	for try := 1; ; try++ {
-		if env, err = environment(root, assets, scheme, opts); err != nil {
-			return nil, err
-		}
-		if config, err = env.Start(); err == nil {
+		out.env = environment(assets, scheme, crds, opts.AdmissionPlugins)
+		if out.Config, err = out.env.Start(); err == nil {
 			break
 		}
-		_ = env.Stop() // the processes that were started
+		_ = out.env.Stop() // the processes that were started
 		err = fmt.Errorf("cannot start a test API server from %s (run `make build-kube` first): %w", assets, err)
 		if try == startTries {
-			return nil, err
+			return nil, errors.Join(err, hooks.Cleanup())
 		}
 		fmt.Fprintln(os.Stderr, err)
 	}
+	if err := out.prepare(crds); err != nil {
+		_ = out.Stop()
+		return nil, err
+	}
+	return out, nil
+}
+
+// prepare waits until the API server serves the CRDs, and installs the webhooks.
+func (e *Env) prepare(crds []*apiextensionsv1.CustomResourceDefinition) (err error) {
 	// The client's own rate limit must not delay tests.
-	config.QPS, config.Burst = 1000, 2000
-	if err := installCRDs(config, root, capi, env.WebhookInstallOptions, opts.Webhooks); err != nil {
-		_ = env.Stop()
-		return nil, err
+	e.Config.QPS, e.Config.Burst = 1000, 2000
+	e.Kubeconfig = e.env.KubeConfig
+	if err := envtest.WaitForCRDs(e.Config, crds, envtest.CRDInstallOptions{MaxTime: Patience, PollInterval: 100 * time.Millisecond}); err != nil {
+		return err
 	}
-	c, err := client.New(config, client.Options{Scheme: scheme})
-	if err != nil {
-		_ = env.Stop()
-		return nil, err
+	if len(e.Webhooks.Paths) > 0 {
+		if err := e.Webhooks.Install(e.Config); err != nil {
+			return err
+		}
 	}
-	return &Env{Config: config, Kubeconfig: env.KubeConfig, Scheme: scheme, Client: c, Webhooks: env.WebhookInstallOptions, env: env}, nil
+	e.Client, err = client.New(e.Config, client.Options{Scheme: e.Scheme})
+	return err
 }
 
 // environment is an API server that was not started yet.
-func environment(root, assets string, scheme *k8sruntime.Scheme, opts Options) (*envtest.Environment, error) {
+func environment(assets string, scheme *k8sruntime.Scheme, crds []*apiextensionsv1.CustomResourceDefinition, admissionPlugins []string) *envtest.Environment {
 	env := &envtest.Environment{
 		Scheme:                   scheme,
 		BinaryAssetsDirectory:    assets,
@@ -161,68 +175,37 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, opts Options) (
 		ControlPlaneStopTimeout:  Patience,
 	}
 	server := env.ControlPlane.GetAPIServer()
-	server.SecureServing.Authn = &tokenAuthn{token: rand.Text()}
+	server.SecureServing.Authn = &tokenAuthn{token: rand.Text(), beforeServer: func() error {
+		return storeCRDs(server.EtcdURL.String(), crds)
+	}}
 	// Services of both address families. Clients do not wait for their turn.
 	flags := server.Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112").Set("enable-priority-and-fairness", "false")
-	if len(opts.AdmissionPlugins) > 0 {
-		flags.Append("enable-admission-plugins", opts.AdmissionPlugins...)
+	if len(admissionPlugins) > 0 {
+		flags.Append("enable-admission-plugins", admissionPlugins...)
 	}
-	if len(opts.Webhooks) == 0 {
-		return env, nil
+	return env
+}
+
+// webhooks returns the address and the certificates of the webhook server of a suite, and the webhooks of folders.
+func webhooks(root string, folders []string) (out envtest.WebhookInstallOptions, err error) {
+	if len(folders) == 0 {
+		return out, nil
 	}
 	// Managers that serve the webhooks are killed and started again, so their port must be reserved.
 	port, err := ports.Take()
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	env.WebhookInstallOptions = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: Patience}
-	for _, w := range opts.Webhooks {
-		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
+	out = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: Patience}
+	for _, folder := range folders {
+		out.Paths = append(out.Paths, filepath.Join(root, folder))
 	}
-	return env, nil
-}
-
-// installCRDs installs the CRDs of Cluster API and Capstan. Those of providers with webhooks are complete from the start, because
-// the API server compiles all rules of a CRD again after each change.
-func installCRDs(config *rest.Config, root, capi string, server envtest.WebhookInstallOptions, webhooks []string) error {
-	folders, err := filepath.Glob(filepath.Join(root, "config", "*", "crd", "bases"))
-	if err != nil {
-		return err
-	}
-	install := envtest.CRDInstallOptions{MaxTime: Patience}
-	for _, folder := range append(folders, filepath.Join(capi, "core", "config", "crd", "bases")) {
-		files := envtest.CRDInstallOptions{Paths: []string{folder}, ErrorIfPathMissing: true}
-		if err := envtest.ReadCRDFiles(&files); err != nil {
-			return err
-		}
-		served := slices.ContainsFunc(webhooks, func(w string) bool { return filepath.Join(root, filepath.Dir(w), "crd", "bases") == folder })
-		for _, crd := range files.CRDs {
-			if served && len(crd.Spec.Versions) > 1 {
-				crd.Spec.Conversion = conversion(server)
-			}
-		}
-		install.CRDs = append(install.CRDs, files.CRDs...)
-	}
-	_, err = envtest.InstallCRDs(config, install)
-	return err
-}
-
-// conversion is that of the webhook server of a suite.
-func conversion(server envtest.WebhookInstallOptions) *apiextensionsv1.CustomResourceConversion {
-	return &apiextensionsv1.CustomResourceConversion{
-		Strategy: apiextensionsv1.WebhookConverter,
-		Webhook: &apiextensionsv1.WebhookConversion{
-			ClientConfig: &apiextensionsv1.WebhookClientConfig{
-				URL:      ptr.To("https://" + net.JoinHostPort(server.LocalServingHost, strconv.Itoa(server.LocalServingPort)) + "/convert"),
-				CABundle: server.LocalServingCAData,
-			},
-			ConversionReviewVersions: []string{"v1"},
-		},
-	}
+	err = out.PrepWithoutInstalling()
+	return out, err
 }
 
 // Stop ends the API server and etcd.
-func (e *Env) Stop() error { return e.env.Stop() }
+func (e *Env) Stop() error { return errors.Join(e.env.Stop(), e.Webhooks.Cleanup()) }
 
 // Namespace creates a namespace for a test. It is not removed, because the API server ends with the tests.
 func (e *Env) Namespace(t testing.TB) string {
