@@ -274,15 +274,16 @@ func (w *world) settled(n int) {
 	w.Eventually(func(g Gomega) {
 		g.Expect(env.Client.Get(ctx, client.ObjectKeyFromObject(w.pool), w.pool)).To(Succeed())
 		s := w.pool.Status
-		g.Expect(w.capstanMachines()).To(HaveLen(n), "CapstanMachines; pool: %+v", s.Conditions)
-		g.Expect(w.machines()).To(HaveLen(n), "Machines")
 		g.Expect(s.Replicas).To(HaveValue(BeEquivalentTo(n)), "replicas")
-		g.Expect(s.ReadyReplicas).To(HaveValue(BeEquivalentTo(n)), "available; %s", w.describe())
+		// Gomega calls describe only for the message of a failure.
+		g.Expect(s.ReadyReplicas).To(HaveValue(BeEquivalentTo(n)), w.describe)
 		g.Expect(s.UpToDateReplicas).To(HaveValue(BeEquivalentTo(n)), "up to date")
 		g.Expect(conditions.IsTrue(w.pool, clusterv1.ReadyCondition)).To(BeTrue(), "Ready: %+v", s.Conditions)
 		for _, c := range []string{clusterv1.ScalingUpCondition, clusterv1.ScalingDownCondition, clusterv1.RollingOutCondition, clusterv1.DeletingCondition} {
 			g.Expect(conditions.IsFalse(w.pool, c)).To(BeTrue(), c)
 		}
+		g.Expect(w.capstanMachines()).To(HaveLen(n), "CapstanMachines; pool: %+v", s.Conditions)
+		g.Expect(w.machines()).To(HaveLen(n), "Machines")
 	}).Should(Succeed())
 }
 
