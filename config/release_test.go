@@ -483,6 +483,7 @@ func TestNamespace_CTL05(t *testing.T) {
 	clusterWide := []string{
 		"Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding",
 		"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration",
+		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 	}
 	for provider, objects := range providers(t) {
 		namespaces := ofKind[corev1.Namespace](t, objects, "Namespace")

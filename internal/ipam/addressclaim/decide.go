@@ -97,11 +97,10 @@ func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string
 	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: remove that controlling owner, delete the IPAddress, or use another name for this claim", ip.Name, owner.Kind, owner.Name)
 }
 
-// isOut reports whether the claim's address was allocated before, here or on the management cluster from which both were
-// moved.
-func isOut(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
-	return claim.Status.AddressRef.Name != "" || ip != nil && metav1.GetControllerOf(ip) != nil
-}
+// isOut reports whether the claim's address was allocated before, here or on the management cluster from which both were moved. The
+// status of the claim is no evidence: a tenant may have the right to write it. IPAddresses with a controller are, see
+// config/ipam/webhook/addresses.yaml.
+func isOut(ip *capiipamv1.IPAddress) bool { return ip != nil && metav1.GetControllerOf(ip) != nil }
 
 // marked reports whether the claim has the provider's finalizer (row IPAM-04c), and the UID that distinguishes a copy
 // from the original.

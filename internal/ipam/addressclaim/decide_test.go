@@ -98,3 +98,21 @@ func TestRelationOf(t *testing.T) {
 		}
 	}
 }
+
+// ALL-18: a pool that does not allow the namespace serves only a claim whose address was allocated before. What the claim itself says
+// does not count.
+func TestIsOut_ALL18(t *testing.T) {
+	owned := &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{Kind: "IPAddressClaim", Controller: ptr.To(true)}}}}
+	for name, tt := range map[string]struct {
+		ip   *capiipamv1.IPAddress
+		want bool
+	}{
+		"no IPAddress":              {nil, false},
+		"written for a later claim": {&capiipamv1.IPAddress{}, false},
+		"allocated to a claim":      {owned, true},
+	} {
+		if got := isOut(tt.ip); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -213,7 +213,7 @@ func (r *Reconciler) choose(ctx context.Context, s *state, book *ledger.Pool) (l
 		// A claim of a Cluster cannot arrive before its address: clusterctl keeps the Cluster paused until all objects
 		// have arrived.
 		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
-		Out:             isOut(s.claim, s.ip),
+		Out:             isOut(s.ip),
 		NamespaceLabels: labels,
 	})
 }

@@ -33,6 +33,7 @@ func TestClusterctlMove(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { _ = target.Stop() })
 	must(t, bindRole(target.Client))
+	must(t, protectRecord(target.Client))
 	markForClusterctl(t, env)
 	markForClusterctl(t, target)
 	startManager(t, env.Config, options())

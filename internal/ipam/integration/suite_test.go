@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -54,7 +55,7 @@ func run(m *testing.M) int {
 	}
 	env = e
 	defer func() { _ = e.Stop() }()
-	if err := bindRole(env.Client); err != nil {
+	if err := errors.Join(bindRole(env.Client), protectRecord(env.Client)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

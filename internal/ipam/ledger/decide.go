@@ -37,8 +37,8 @@ type Request struct {
 	Ask string
 	// Copied is true if the claim came from another management cluster. Its IPAddress may still arrive.
 	Copied bool
-	// Out is true if the claim has its address already, or had it until just now. The pool then serves the claim even if
-	// it does not serve the namespace any more.
+	// Out is true if the claim has its address already. The pool then serves the claim even if it does not serve the
+	// namespace any more.
 	Out bool
 	// NamespaceLabels are the labels of the claim's namespace.
 	NamespaceLabels map[string]string
@@ -84,7 +84,7 @@ func (d *decision) decide() (Result, bool) {
 	if why := d.notReady(); why != "" {
 		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
-	if !r.Out && !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
+	if !r.Out && !d.hasOrHad(r) && !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
 		return d.fail(fmt.Sprintf(
 			"%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it", d.key, r.Namespace))
 	}
@@ -104,6 +104,13 @@ func (d *decision) decide() (Result, bool) {
 		return d.exactAddress(exact)
 	}
 	return d.anyAddress()
+}
+
+// hasOrHad reports whether the claim has an IPAddress, or had one that somebody has just removed by force.
+func (d *decision) hasOrHad(r *Request) bool {
+	e, has := d.addresses.byClaim[r.NamespacedName]
+	_, had := d.last[r.UID]
+	return has && e.claimUID == r.UID || had
 }
 
 // wait leaves the claim in the queue.

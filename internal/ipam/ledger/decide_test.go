@@ -292,3 +292,29 @@ func TestPrune(t *testing.T) {
 		t.Errorf("ledgers remain: %v", f.reg.pools)
 	}
 }
+
+// ALL-18: a claim of a namespace that the pool does not allow any more keeps its address, also after its IPAddress was removed by force.
+// No other claim of the namespace gets one.
+func TestAddressOfExcludedNamespace_ALL18(t *testing.T) {
+	spec := ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}}
+	f := newFixture(spec)
+	global := &ipamv1.GlobalCapstanIPPool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "global", Generation: 1}}
+	global.Spec.CapstanIPPoolSpec = spec
+	global.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{"another"}}
+	global.Status.Conditions = f.doc.GetConditions()
+	f.adopt(global, true)
+	served := f.address("served", "10.0.0.7", ptr.To[int32](24))
+	served.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: "served", UID: "claim-served", Controller: ptr.To(true)}}
+	f.addAddress(served)
+	f.addAddress(f.address("by-hand", "10.0.0.8", ptr.To[int32](24)))
+	for name, want := range map[string]Outcome{"served": Granted, "by-hand": Failed, "other": Failed} {
+		if got := f.ask(name); got.Outcome != want {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	f.reg.Pool(f.key).Created("claim-served", served)
+	f.removeAddress(served.UID, false)
+	if got := f.ask("served"); got.Outcome != Granted || got.Address != "10.0.0.7" {
+		t.Errorf("removed by force: %+v", got)
+	}
+}
