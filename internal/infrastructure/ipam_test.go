@@ -29,6 +29,12 @@ func (b *box) fulfil(claim *capiipamv1.IPAddressClaim, address string, prefix in
 			ClaimRef: capiipamv1.IPAddressClaimReference{Name: claim.Name}, PoolRef: claim.Spec.PoolRef, Address: address, Prefix: ptr.To(prefix), Gateway: gateway,
 		},
 	})
+	b.names(claim)
+}
+
+// names makes a claim name its IPAddress, which is created later.
+func (b *box) names(claim *capiipamv1.IPAddressClaim) {
+	b.t.Helper()
 	before := claim.DeepCopy()
 	claim.Status.AddressRef.Name = claim.Name
 	b.Expect(env.Client.Status().Patch(ctx, claim, client.MergeFrom(before))).To(Succeed())
@@ -164,6 +170,30 @@ func TestGatewayOutsideOfTheNetwork_IPAM07(t *testing.T) {
 		To(And(ContainSubstring("172.16.0.1"), ContainSubstring(b.address(1))))
 	b.delete(m)
 	b.gone(m)
+}
+
+// IPAM-07: an IPAddress that was removed by force is created again after its claim has named it. The claim does not change then, and the
+// new IPAddress is the event for the machine and for the cluster.
+func TestAddressAfterItsClaim_IPAM07(t *testing.T) {
+	b := fromPool(t)
+	endpoint := b.claim(b.capstan.Name + "-endpoint")
+	b.names(endpoint)
+	b.Eventually(func() string {
+		return b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(ContainSubstring("is not to be seen yet"))
+	b.settled(b.capstan)
+	b.fulfil(endpoint, b.address(9), 24, b.address(1))
+	b.provisioned()
+
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	claim := b.claim(m.Name + "-0")
+	b.names(claim)
+	b.Eventually(func() string {
+		return b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(ContainSubstring("is not to be seen yet"))
+	b.settled(m)
+	b.fulfil(claim, b.address(7), 24, b.address(1))
+	b.running(m)
 }
 
 const endpointCIDR = "10.77.8.0/24"

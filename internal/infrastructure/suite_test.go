@@ -475,16 +475,16 @@ func (b *box) running(m *infrav1.CapstanMachine) {
 	}).Should(BeTrue())
 }
 
-// unchanged checks that further reconciles of objects in their desired state cause neither writes nor calls to their host.
-func (b *box) unchanged(objs ...client.Object) {
+// settled waits until objects cause neither writes nor calls to their host. The last write can still follow, because an object is
+// reconciled at most once a second. It returns the number of writes and calls, and how to count them.
+func (b *box) settled(objs ...client.Object) (before int, work func() int) {
 	b.t.Helper()
-	work := func() (n int) {
+	work = func() (n int) {
 		if b.fake != nil {
 			n = b.fake.Calls("EnsureNetwork") + b.fake.Calls("EnsureLoadBalancer") + b.fake.Calls("EnsureMachine")
 		}
 		return n + writes.of(objs...)
 	}
-	// The last write can still follow, because an object is reconciled at most once a second.
 	before, since := work(), time.Now()
 	b.Eventually(func() time.Duration {
 		if n := work(); n != before {
@@ -492,6 +492,13 @@ func (b *box) unchanged(objs ...client.Object) {
 		}
 		return time.Since(since)
 	}).Should(BeNumerically(">", 3*time.Second))
+	return before, work
+}
+
+// unchanged checks that further reconciles of objects in their desired state cause neither writes nor calls to their host.
+func (b *box) unchanged(objs ...client.Object) {
+	b.t.Helper()
+	before, work := b.settled(objs...)
 	for _, o := range objs {
 		update(b, o, func(o client.Object) { o.SetAnnotations(map[string]string{"touched": unique("by-a-test")}) })
 	}

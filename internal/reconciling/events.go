@@ -86,6 +86,13 @@ func ControlPlaneInitialized() predicate.Predicate {
 	})
 }
 
+// OnlyCreates passes creations.
+var OnlyCreates = predicate.Funcs{
+	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
 // OnlyDeletes passes deletions.
 var OnlyDeletes = predicate.Funcs{
 	CreateFunc:  func(event.CreateEvent) bool { return false },

@@ -20,6 +20,8 @@ import (
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -170,6 +172,26 @@ func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddr
 		return nil, "", fmt.Errorf("reading IPAddress %s: %w", key, err)
 	}
 	return address, "", nil
+}
+
+// OfOwner maps an IPAddress to the object of a kind that waits for it: the owner of the claim that names it already. An IPAddress that
+// was removed by force is created again, and its claim does not change. A claim that does not name it yet will change.
+func OfOwner(c client.Reader, kind string) handler.MapFunc {
+	return func(ctx context.Context, o client.Object) []reconcile.Request {
+		address, ok := o.(*capiipamv1.IPAddress)
+		if !ok {
+			return nil
+		}
+		claim := &capiipamv1.IPAddressClaim{}
+		if err := c.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: address.Spec.ClaimRef.Name}, claim); err != nil || claim.Status.AddressRef.Name != o.GetName() {
+			return nil
+		}
+		owner := metav1.GetControllerOfNoCopy(claim)
+		if owner == nil || owner.Kind != kind {
+			return nil
+		}
+		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}}}
+	}
 }
 
 // ClaimsGone deletes the claims of an owner and reports whether none remains. The owner keeps its finalizer until then,

@@ -28,6 +28,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/reconciling"
@@ -98,6 +99,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	c, err := r.Controller(mgr, "CapstanMachine").
 		For(&infrav1.CapstanMachine{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machineGroupKind))).
 		Owns(&capiipamv1.IPAddressClaim{}).
+		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(addresses.OfOwner(mgr.GetClient(), infrav1.MachineKind)), reconciling.OnlyCreates).
 		// Of the Machine its spec matters (bootstrap data, version, failure domain) and the progress of an update in place.
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(util.MachineToInfrastructureMapFunc(gvk)), updateStep()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofUpdateData), isUpdateData()).

@@ -318,3 +318,42 @@ func TestAddressOfExcludedNamespace_ALL18(t *testing.T) {
 		t.Errorf("removed by force: %+v", got)
 	}
 }
+
+// A claim whose IPAddress was moved is woken when the history of the move ends, also if clusterctl has given up the move.
+func TestMoveThatIsGivenUp(t *testing.T) {
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}})
+	moved := f.address("a", "10.0.0.7", ptr.To[int32](24))
+	moved.OwnerReferences = []metav1.OwnerReference{{Kind: "IPAddressClaim", UID: "claim-a", Controller: ptr.To(true)}}
+	f.addAddress(moved)
+	f.removeAddress(moved.UID, true)
+	if got := f.ask("a"); got.Outcome != NotReady || !strings.Contains(got.Message, "clusterctl is moving") {
+		t.Fatalf("after the move: %+v", got)
+	}
+	f.clock = f.clock.Add(remember + time.Second)
+	f.forgetOld(f.clock)
+	if got := f.ask("a"); len(f.woken) != 1 || got.Outcome != Granted {
+		t.Errorf("woken claims: %v, then got %+v", f.woken, got)
+	}
+}
+
+// The pool reports the number of waiting claims again when one of them is deleted, and looks again when the watch reports the deletion of
+// an IPAddress that the release has reported before: until then, the IPAddress in the cache keeps a deleted pool.
+func TestPoolLooksAgain(t *testing.T) {
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/29", Ranges: []ipamv1.AddressRange{"10.0.0.1"}}}})
+	changes := 0
+	f.opts.PoolChanged = func(Key) { changes++ }
+	f.addAddress(f.address("a", "10.0.0.1", ptr.To[int32](29)))
+	if got := f.ask("b"); got.Outcome != Exhausted {
+		t.Fatalf("got %+v", got)
+	}
+	reported := func(what string, f func()) {
+		before := changes
+		if f(); changes == before {
+			t.Errorf("%s: the pool is not reconciled", what)
+		}
+	}
+	reported("the deletion of a waiting claim", func() { f.leave("claim-b") })
+	reported("the release of an address", func() { f.removeAddress("ip-a", false) })
+	f.doc.SetDeletionTimestamp(&metav1.Time{Time: f.clock})
+	reported("the watch's report of the release", func() { f.removeAddress("ip-a", false) })
+}

@@ -136,7 +136,10 @@ func (s *state) addAddress(ip *capiipamv1.IPAddress) {
 // removeAddress records the deletion of an IPAddress. moved is true if clusterctl has deleted it after a move.
 func (s *state) removeAddress(uid types.UID, moved bool) {
 	e := s.addresses.remove(uid, s.now())
-	if e == nil {
+	if e == nil { // The release has reported it before. A deleted pool waits until the cache reports it too.
+		if s.doc != nil && !s.doc.GetDeletionTimestamp().IsZero() {
+			s.opts.PoolChanged(s.key)
+		}
 		return
 	}
 	s.space.uncount(e)
@@ -258,10 +261,15 @@ func (s *state) enqueue(t Ticket, copied bool) {
 	}
 }
 
-// leave removes a claim from the queue and wakes the claims that move up.
+// leave removes a claim from the queue and wakes the claims that move up. The pool shows the number of waiting claims.
 func (s *state) leave(uid types.UID) {
-	if s.queue.remove(uid) {
-		s.wakeNext()
+	waiting := s.queue.waiting
+	if !s.queue.remove(uid) {
+		return
+	}
+	s.wakeNext()
+	if s.queue.waiting != waiting {
+		s.opts.PoolChanged(s.key)
 	}
 }
 
@@ -333,11 +341,16 @@ func sign(record *ipamv1.AllocatorStatus, holder string) {
 	record.Write = strconv.FormatUint(writes.Add(1), 10)
 }
 
-// forgetOld forgets the history of objects that were deleted long ago. It reports whether no state is left.
+// forgetOld forgets the history of objects that were deleted long ago. It reports whether no state is left. A claim whose IPAddress
+// clusterctl has moved gets no other address while the history lasts: it is woken then, because a move can be given up without an event.
 func (s *state) forgetOld(now time.Time) (empty bool) {
+	history := len(s.last)
 	s.addresses.forgetOld(now, remember)
 	maps.DeleteFunc(s.dead, func(_ types.UID, at time.Time) bool { return now.Sub(at) > remember })
 	maps.DeleteFunc(s.last, func(_ types.UID, l lastAddress) bool { return now.Sub(l.at) > remember })
+	if len(s.last) < history {
+		s.wakeAll()
+	}
 	return s.doc == nil && len(s.queue.tickets) == 0 &&
 		len(s.addresses.byUID)+len(s.pending)+len(s.addresses.gone)+len(s.dead)+len(s.last) == 0
 }
