@@ -19,7 +19,8 @@ const workloadTimeout = 5 * time.Second
 // workloadClient returns a client of the workload cluster, or nil if it is not reachable yet. An event follows in that
 // case. ClusterCache connects after core has copied the status of the control plane, and waits 30 s after a failure.
 // Once a CapstanControlPlane reports that it is initialized, the client uses the kubeconfig directly, so that workers
-// do not have to wait for the ClusterCache.
+// do not have to wait for the ClusterCache. The kubeconfig must be for the Cluster's endpoint, which core copies when the
+// infrastructure is provisioned.
 func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Client, error) {
 	key := util.ObjectKey(s.cluster)
 	if r.ClusterCache != nil {

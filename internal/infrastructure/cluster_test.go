@@ -21,6 +21,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
 // address returns the n-th address of the cluster's network.
@@ -290,8 +291,18 @@ func TestOverlappingNetworks(t *testing.T) {
 // ALL-15: with a CapstanControlPlane, machines may boot after the kubeconfig and a Machine with bootstrap data exist, and provisioned
 // becomes true after the first API server answers. The endpoint is written before, because the control plane needs it.
 func TestProvisionedFollowsTheFirstAPIServer_ALL15(t *testing.T) {
-	b := newNamespace(t)
-	_, fake := b.addHost(nil)
+	for name, addHost := range map[string]func(*box) *fakehost.Host{
+		"network on one host":  func(b *box) *fakehost.Host { _, fake := b.addHost(nil); return fake },
+		"network across hosts": func(b *box) *fakehost.Host { return b.rack(1)[0].fake },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newNamespace(t)
+			bootsBeforeProvisioned(b, addHost(b))
+		})
+	}
+}
+
+func bootsBeforeProvisioned(b *box, fake *fakehost.Host) {
 	b.addCluster(func(c *clusterv1.Cluster) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.capstan.dev", Kind: "CapstanControlPlane", Name: "cp"}
 	}, nil)
@@ -306,10 +317,17 @@ func TestProvisionedFollowsTheFirstAPIServer_ALL15(t *testing.T) {
 		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("x")},
 	})
 	_, m := b.addMachine(controlPlane, nil)
-	b.running(m)
 	b.condition(b.capstan, "BootAllowed", metav1.ConditionTrue, "BootAllowed")
+	b.Eventually(func() *hostpb.Machine {
+		b.get(m)
+		machine, _ := fake.Machine(m.Spec.ID)
+		return machine
+	}).ShouldNot(BeNil())
+	b.get(b.capstan)
 	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil(), "the API server does not answer yet")
-	b.Expect(b.cluster.Status.Initialization.ControlPlaneInitialized).To(BeNil())
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "10.77.0.0/24" })).
+		To(MatchError(ContainSubstring("machines and certificates have addresses of it")))
+	b.running(m)
 	fake.Answer(b.capstan.Spec.ID)
 	b.waitProvisioned()
 }

@@ -3,7 +3,9 @@ package v1beta2
 import (
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
@@ -297,7 +299,8 @@ type CapstanClusterStatus struct {
 // CapstanClusterInitializationStatus contains the fields that Cluster API reads during the first provisioning.
 // +kubebuilder:validation:MinProperties=1
 type CapstanClusterInitializationStatus struct {
-	// provisioned is true when the network and the control plane endpoint exist.
+	// provisioned is true when the network and the control plane endpoint exist. With a CapstanControlPlane, it follows by default when
+	// the first API server answers, at most a minute after the condition BootAllowed.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
@@ -332,6 +335,12 @@ type CapstanCluster struct {
 	// status is the observed state of the cluster's infrastructure.
 	// +optional
 	Status CapstanClusterStatus `json:"status,omitempty,omitzero"`
+}
+
+// AllowsBoot reports whether machines of the cluster may run: the condition BootAllowed is true, or the cluster was provisioned before
+// there was this condition. From then on, the network, the endpoint and the VXLAN identifier stay.
+func (c *CapstanCluster) AllowsBoot() bool {
+	return meta.IsStatusConditionTrue(c.Status.Conditions, BootAllowedCondition) || ptr.Deref(c.Status.Initialization.Provisioned, false)
 }
 
 // GetConditions returns the conditions.

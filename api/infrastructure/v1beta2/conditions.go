@@ -261,7 +261,8 @@ const (
 
 // Reasons that conditions of several kinds share.
 const (
-	// WaitingForClusterInfrastructureReason: the cluster's network and endpoint do not exist yet.
+	// WaitingForClusterInfrastructureReason: the cluster's network and endpoint do not exist yet, or its machines may not boot yet. The
+	// condition BootAllowed of the CapstanCluster contains the cause.
 	WaitingForClusterInfrastructureReason = clusterv1.WaitingForClusterInfrastructureReadyReason
 	// WaitingForBootstrapDataReason: the bootstrap provider has not created the data yet.
 	WaitingForBootstrapDataReason = clusterv1.WaitingForBootstrapDataReason

@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/utils/ptr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -16,10 +16,10 @@ import (
 func TestMayChooseAgain(t *testing.T) {
 	const cidr, message = "10.200.8.0/21", "network 10.200.8.0/21 overlaps 10.0.0.0/8"
 	for name, test := range map[string]struct {
-		err         error
-		chosen      bool
-		provisioned bool
-		want        bool
+		err     error
+		chosen  bool
+		running bool
+		want    bool
 	}{
 		"its choice":               {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, cidr, "any text"), true, false, true},
 		"the user's network":       {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, cidr, message), false, false, false},
@@ -33,7 +33,9 @@ func TestMayChooseAgain(t *testing.T) {
 		if test.chosen {
 			c.Annotations = map[string]string{infrav1.MachineCIDRFromPoolAnnotation: ""}
 		}
-		c.Status.Initialization.Provisioned = ptr.To(test.provisioned)
+		if test.running {
+			c.Status.Conditions = []metav1.Condition{{Type: infrav1.BootAllowedCondition, Status: metav1.ConditionTrue}}
+		}
 		if got := mayChooseAgain(c, refusal.Of(test.err)); got != test.want {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}

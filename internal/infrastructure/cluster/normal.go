@@ -223,9 +223,9 @@ func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope, usable []
 }
 
 // chooseLAN returns the network of the LAN to which the machines are attached; empty for a cluster with a network of its own. It
-// stops a cluster whose LAN no host offers. A cluster that is provisioned continues: its machines keep their network.
+// stops a cluster whose LAN no host offers. A cluster whose machines may run continues: they keep their network.
 func (r *Reconciler) chooseLAN(ctx context.Context, s *scope, usable []infrav1.CapstanHost) (cidr string, err error) {
-	if s.capstan.Spec.Network.LAN.Name == "" || ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
+	if s.capstan.Spec.Network.LAN.Name == "" || s.capstan.AllowsBoot() {
 		return "", nil
 	}
 	offering, cidr, why, err := hostaccess.Offering(ctx, r.Client, s.capstan, usable)
@@ -315,9 +315,9 @@ func (r *Reconciler) takenNetworks(ctx context.Context, s *scope, clusters []inf
 	return taken, nil
 }
 
-// reservesLarge reports whether another cluster keeps its large network: it is provisioned, and a host admits both clusters (ALL-18).
+// reservesLarge reports whether another cluster keeps its large network: its machines may run, and a host admits both clusters (ALL-18).
 func (r *Reconciler) reservesLarge(ctx context.Context, s *scope, other *infrav1.CapstanCluster) (bool, error) {
-	if !ptr.Deref(other.Status.Initialization.Provisioned, false) {
+	if !other.AllowsBoot() {
 		return false, nil
 	}
 	hosts := &infrav1.CapstanHostList{}
@@ -411,7 +411,7 @@ func (r *Reconciler) makeNetwork(ctx context.Context, s *scope, host *connection
 func mayChooseAgain(c *infrav1.CapstanCluster, r *hostpb.Refusal) bool {
 	_, ours := c.Annotations[infrav1.MachineCIDRFromPoolAnnotation]
 	return (ours && r.Subject == c.Spec.Network.MachineCIDR || isVNI(c, r.Subject)) &&
-		r.Reason == hostpb.Refusal_NETWORK_CONFLICT && !ptr.Deref(c.Status.Initialization.Provisioned, false)
+		r.Reason == hostpb.Refusal_NETWORK_CONFLICT && !c.AllowsBoot()
 }
 
 // isVNI reports whether the subject of a refusal is the cluster's VXLAN network identifier.

@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -31,9 +30,9 @@ import (
 func spans(c *infrav1.CapstanCluster) bool { return c.Spec.Network.Overlay.VNI != 0 }
 
 // begun reports whether something of the cluster may be on a host. Clusters from before there was a record of hosts
-// have the id of one, or are provisioned.
+// have the id of one, or let machines boot.
 func begun(c *infrav1.CapstanCluster) bool {
-	return len(c.Spec.LoadBalancerHosts) > 0 || c.Spec.LoadBalancer.HostID != "" || ptr.Deref(c.Status.Initialization.Provisioned, false)
+	return len(c.Spec.LoadBalancerHosts) > 0 || c.Spec.LoadBalancer.HostID != "" || c.AllowsBoot()
 }
 
 // chooseOverlay makes the network span hosts if the load balancer's host has a tunnel address, before anything is made on

@@ -7,7 +7,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // ALL-15: the wait is bounded, and applies only to Capstan's own kind of control plane.
@@ -75,6 +78,39 @@ func TestAnswers_ALL15(t *testing.T) {
 			cluster.Status.Initialization.ControlPlaneInitialized = &tc.initialized
 			if got := answers(cluster, tc.lb); got != tc.want {
 				t.Errorf("answers: got %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
+// ALL-15: with --strict-contract, nothing holds provisioned back.
+func TestStrictContractHoldsNothing_ALL15(t *testing.T) {
+	r := &Reconciler{Options: reconciling.Options{StrictContract: true}, Pool: &connections.Pool{}}
+	s := &scope{cluster: &clusterv1.Cluster{}, capstan: &infrav1.CapstanCluster{}}
+	s.cluster.Spec.ControlPlaneRef.Kind = "CapstanControlPlane"
+	if wait, err := r.hold(t.Context(), s); wait != 0 || err != nil {
+		t.Errorf("hold: %s, %v", wait, err)
+	}
+}
+
+// A cluster waits for others only if it could boot now, and not on an unknown host.
+func TestNeedsTurn(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode     infrav1.LoadBalancerMode
+		prepared bool
+		waited   time.Duration
+		want     bool
+	}{
+		"ready to boot":        {mode: infrav1.LoadBalancerManaged, prepared: true, want: true},
+		"not prepared":         {mode: infrav1.LoadBalancerManaged},
+		"waited long enough":   {mode: infrav1.LoadBalancerManaged, prepared: true, waited: turnWait},
+		"an external endpoint": {mode: infrav1.LoadBalancerExternal, prepared: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &infrav1.CapstanCluster{}
+			c.Spec.LoadBalancer.Mode = tc.mode
+			if got := needsTurn(c, tc.prepared, tc.waited); got != tc.want {
+				t.Errorf("needsTurn: got %t, want %t", got, tc.want)
 			}
 		})
 	}

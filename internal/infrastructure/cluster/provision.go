@@ -26,7 +26,8 @@ import (
 // gives up after 5 s, and tries again 30 s later; until then no Machine gets its Node. On a busy box an API server
 // needs longer than 5 s. So machines may boot as soon as network and endpoint exist, and `provisioned` is held back
 // until the first API server answers. A machine boots faster when all that it needs exists, and when it does not share
-// its processors with others that boot, so the boot is held back too. All waits are bounded. Only speed rests on them (ALL-15).
+// its processors with others that boot, so the boot is held back too. The waits are bounded. Only speed rests on them (ALL-15). From the
+// moment when machines may boot, CapstanCluster.AllowsBoot is true, and what they use does not change.
 const (
 	// prepareWait bounds the wait for the kubeconfig and for the first Machine's bootstrap data.
 	prepareWait = 10 * time.Second
@@ -70,17 +71,20 @@ func (r *Reconciler) hold(ctx context.Context, s *scope) (time.Duration, error) 
 
 // holdBoot returns how much longer no machine may boot, at most.
 func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, error) {
+	if r.StrictContract {
+		return 0, nil
+	}
 	prepared, err := r.prepared(ctx, s)
 	if err != nil {
 		return 0, err
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
-	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared || r.StrictContract, waited); wait > 0 {
+	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared, waited); wait > 0 {
 		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
 			"Waiting for the kubeconfig and the bootstrap data of the first control plane machine")
 		return wait, nil
 	}
-	if !prepared || waited >= turnWait {
+	if !needsTurn(s.capstan, prepared, waited) {
 		return 0, nil
 	}
 	wait := r.turns.take(client.ObjectKeyFromObject(s.capstan), s.capstan.Spec.LoadBalancer.HostName, r.slots(s), time.Now())
@@ -89,6 +93,11 @@ func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, err
 			"Waiting for other clusters that boot on host %s", s.capstan.Spec.LoadBalancer.HostName)
 	}
 	return wait, nil
+}
+
+// needsTurn reports whether a cluster waits for others of the load balancer's host. With an external endpoint that host is unknown.
+func needsTurn(c *infrav1.CapstanCluster, prepared bool, waited time.Duration) bool {
+	return prepared && waited < turnWait && !external(c)
 }
 
 // holdForPreparation returns how much longer the boot is held back; zero ends it. CapstanControlPlane

@@ -131,7 +131,7 @@ func (r *Reconciler) hasEndpoint(c *infrav1.CapstanCluster, hosts []infrav1.Caps
 
 // unoffered reports whether no host offers a new cluster its endpoint as a virtual address.
 func (r *Reconciler) unoffered(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (bool, error) {
-	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
+	if s.capstan.AllowsBoot() {
 		return false, nil // It keeps the endpoint that it has, and reserves nothing.
 	}
 	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts)

@@ -107,7 +107,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
 			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), mgr.GetLogger())).
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCapstanCluster),
-			predicate.Or(hostaccess.HostsChosen(), reconciling.Became(allowsBoot))).
+			predicate.Or(hostaccess.HostsChosen(), reconciling.Became((*infrav1.CapstanCluster).AllowsBoot))).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), predicate.Or(reconciling.IgnoreStatus(), hostaccess.RebootEnded())).
 		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(r.ofVolume), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).

@@ -58,7 +58,7 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 		return err
 	} else if !provisioned {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
-			"Waiting for the cluster's network and control plane endpoint")
+			"Waiting until the CapstanCluster allows the boot: see its condition %s", infrav1.BootAllowedCondition)
 		return errWaiting
 	}
 	name, err := r.dataSecretName(ctx, s)
@@ -83,12 +83,7 @@ func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, err
 		return false, nil
 	}
 	c, err := r.capstanCluster(ctx, s)
-	return err == nil && allowsBoot(c), client.IgnoreNotFound(err)
-}
-
-// allowsBoot is also true for a cluster that was provisioned before the condition existed.
-func allowsBoot(c *infrav1.CapstanCluster) bool {
-	return conditions.IsTrue(c, infrav1.BootAllowedCondition) || ptr.Deref(c.Status.Initialization.Provisioned, false)
+	return err == nil && c.AllowsBoot(), client.IgnoreNotFound(err)
 }
 
 // kubernetesVersion returns the version of the Machine. Core sets the version of a pool's Machine only after its Node exists, so
@@ -372,16 +367,16 @@ func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec
 	return spec, nil
 }
 
-// checkOverlay prevents that the machine's host makes a network that spans hosts before the CapstanCluster is provisioned.
+// checkOverlay prevents that the machine's host makes a network that spans hosts before the CapstanCluster allows the boot.
 // The Cluster may have been provisioned with another CapstanCluster: a new one could name the network of another tenant.
 func checkOverlay(s *scope, c *infrav1.CapstanCluster, host *infrav1.CapstanHost) error {
 	if c.Spec.Network.Overlay.VNI == 0 {
 		return nil
 	}
-	if !ptr.Deref(c.Status.Initialization.Provisioned, false) {
+	if !c.AllowsBoot() {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
 			"Waiting for the network of CapstanCluster %s: see its conditions", c.Name)
-		return fmt.Errorf("CapstanCluster %s is not provisioned", c.Name) // No event: the Cluster was provisioned before.
+		return fmt.Errorf("CapstanCluster %s does not allow the boot yet", c.Name) // No event: the Cluster was provisioned before.
 	}
 	if host.Spec.TunnelAddress == "" {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason,

@@ -13,7 +13,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/overhead"
@@ -147,12 +146,12 @@ func at(prefixes []netip.Prefix, place uint32) netip.Addr {
 }
 
 func before(a, b *infrav1.CapstanCluster) bool {
-	provisioned := func(c *infrav1.CapstanCluster) int {
-		if ptr.Deref(c.Status.Initialization.Provisioned, false) {
+	running := func(c *infrav1.CapstanCluster) int {
+		if c.AllowsBoot() {
 			return 0
 		}
 		return 1
 	}
-	return cmp.Or(cmp.Compare(provisioned(a), provisioned(b)),
+	return cmp.Or(cmp.Compare(running(a), running(b)),
 		a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare[types.UID](a.UID, b.UID)) < 0
 }

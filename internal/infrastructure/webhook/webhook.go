@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -66,7 +65,7 @@ func (v *Cluster) ValidateUpdate(ctx context.Context, before, c *infrav1.Capstan
 	if was == is {
 		return nil, nil
 	}
-	if ptr.Deref(before.Status.Initialization.Provisioned, false) {
+	if before.AllowsBoot() {
 		return nil, invalid("CapstanCluster", c.Name, field.Forbidden(field.NewPath("spec", "network"),
 			fmt.Sprintf("cannot be changed from %s: machines and certificates have addresses of it", was)))
 	}
