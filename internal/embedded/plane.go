@@ -48,10 +48,9 @@ type plane struct {
 	board   *board
 	logging []string // flags of Capstan's components
 
-	start        func(context.Context) error // starts all components; can be repeated
-	failedStarts int
-	parts        *parts     // nil before all of them can be made
-	processes    []*process // in the order of their start
+	start     func(context.Context) error // starts all components; can be repeated
+	parts     *parts                      // nil before all of them can be made
+	processes []*process                  // in the order of their start
 }
 
 // parts are the processes of a plane by their tasks.
@@ -97,14 +96,19 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 		return err
 	}
 
-	again := p.tryStart(ctx)
-	var helpers sync.WaitGroup
-	helpers.Go(func() { p.backUp(ctx) })
-	helpers.Go(func() { p.care(ctx) })
-	p.keep(ctx, again)
-	helpers.Wait()
+	p.work(ctx)
 	p.stop()
 	return nil
+}
+
+// work starts the plane and maintains it until ctx ends. No maintenance waits for the start: a start waits without a limit for each
+// component, and the log of a component that ends again and again grows.
+func (p *plane) work(ctx context.Context) {
+	var tasks sync.WaitGroup
+	for _, task := range []func(context.Context){p.launch, p.renew, p.trim, p.backUp, p.care} {
+		tasks.Go(func() { task(ctx) })
+	}
+	tasks.Wait()
 }
 
 // ensurePorts claims the ports of the plane until release is called. If others use them, it chooses new ports and records them.
@@ -134,22 +138,27 @@ func newPlane(l Layout, state State, supervisor Supervisor) *plane {
 	return p
 }
 
-// tryStart starts the plane. After an error, the status has the cause, components that run continue, and the result is a channel for the
-// time of the next attempt.
-func (p *plane) tryStart(ctx context.Context) (again <-chan time.Time) {
-	err := p.start(ctx)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case err == nil:
-		p.board.update(func(s *Status) { s.Ready, s.Error = true, "" })
-		return nil
+// launch starts the plane. After an error, the status has the cause, components that run continue, and another attempt follows.
+func (p *plane) launch(ctx context.Context) {
+	for failures := 0; ; failures++ {
+		err := p.start(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			p.board.update(func(s *Status) { s.Ready, s.Error = true, "" })
+			return
+		}
+		pause := backoff.After(failures, firstStartPause, lastStartPause)
+		slog.Error("The management plane does not start; trying again", "error", err, "pause", pause)
+		p.board.update(func(s *Status) { s.Error = fmt.Sprintf("%v (next attempt in %s)", err, pause) })
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		p.board.update(func(s *Status) { s.Error = fmt.Sprintf("%v (another attempt is in progress)", err) })
 	}
-	pause := backoff.After(p.failedStarts, firstStartPause, lastStartPause)
-	p.failedStarts++
-	slog.Error("The management plane does not start; trying again", "error", err, "pause", pause)
-	p.board.update(func(s *Status) { s.Error = fmt.Sprintf("%v (next attempt in %s)", err, pause) })
-	return time.After(pause)
 }
 
 // startComponents starts all components. Independent ones start in parallel. In a repetition, those that run continue.
@@ -242,28 +251,33 @@ func waitReady(ctx context.Context, processes ...*process) error {
 	return nil
 }
 
-// keep renews certificates, limits the size of logs, and tries again to start the plane, until ctx ends.
-func (p *plane) keep(ctx context.Context, again <-chan time.Time) {
-	renewal, logs := time.NewTicker(pki.CheckEvery(renewalInterval)), time.NewTicker(logInterval)
-	defer renewal.Stop()
-	defer logs.Stop()
+// renew renews certificates until ctx ends. The start makes them before it makes the components.
+func (p *plane) renew(ctx context.Context) {
+	if !p.board.await(ctx, func(s Status) bool { return len(s.Components) > 0 }) {
+		return
+	}
+	maintain(ctx, pki.CheckEvery(renewalInterval), func(now time.Time) error {
+		return errors.Join(ensurePKI(p.layout, p.state, p.owner, now), p.showExpiring(now))
+	})
+}
+
+// trim limits the size of logs until ctx ends.
+func (p *plane) trim(ctx context.Context) {
+	maintain(ctx, logInterval, func(time.Time) error { return trimLogs(p.layout.Logs(), logLimit) })
+}
+
+// maintain repeats a task until ctx ends.
+func maintain(ctx context.Context, interval time.Duration, task func(now time.Time) error) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
 	for {
-		var err error
 		select {
 		case <-ctx.Done():
 			return
-		case <-again:
-			again = p.tryStart(ctx)
-		case now := <-renewal.C:
-			if p.parts == nil {
-				continue // The next attempt to start makes the certificates.
+		case now := <-ticker.C:
+			if err := task(now); err != nil {
+				slog.Error("Cannot maintain the management plane", "error", err)
 			}
-			err = errors.Join(ensurePKI(p.layout, p.state, p.owner, now), p.showExpiring(now))
-		case <-logs.C:
-			err = trimLogs(p.layout.Logs(), logLimit)
-		}
-		if err != nil {
-			slog.Error("Cannot maintain the management plane", "error", err)
 		}
 	}
 }

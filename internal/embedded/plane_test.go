@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 // TestStartIsRepeated: a plane whose start fails shows the cause and tries again, after longer pauses, until it runs.
@@ -26,12 +28,12 @@ func TestStartIsRepeated(t *testing.T) {
 			}
 			return nil
 		}}
-		again := p.tryStart(ctx)
+		ended := make(chan struct{})
+		go func() { p.work(ctx); close(ended) }()
+		synctest.Wait()
 		if s, _ := p.board.get(); s.Ready || s.Error != "no space left on device (next attempt in 1s)" {
 			t.Errorf("after a failed start: %+v", s)
 		}
-		ended := make(chan struct{})
-		go func() { p.keep(ctx, again); close(ended) }()
 		if !p.board.await(ctx, func(s Status) bool { return s.Ready }) {
 			t.Error("the plane does not start")
 		}
@@ -48,6 +50,57 @@ func TestStartIsRepeated(t *testing.T) {
 		end()
 		<-ended
 	})
+}
+
+// TestMaintenanceDuringStart: while a start waits for a component, logs stay small and certificates are renewed, the status has the cause
+// of the last failure, and the plane can be stopped.
+func TestMaintenanceDuringStart(t *testing.T) {
+	for name, test := range map[string]struct {
+		fails int
+		shown string
+	}{
+		"first attempt":  {0, ""},
+		"second attempt": {1, "no space left on device (another attempt is in progress)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { checkMaintenance(t, test.fails, test.shown) })
+		})
+	}
+}
+
+func checkMaintenance(t *testing.T, fails int, shown string) {
+	l, s, owner := testPKI(t)
+	must(t, ensurePKI(l, s, owner, time.Now().Add(-leafValidity))) // They expire now.
+	log := l.Log(etcd)
+	must(t, errors.Join(os.MkdirAll(l.Logs(), 0o700), os.WriteFile(log, nil, 0o600), os.Truncate(log, logLimit+1)))
+
+	p := &plane{layout: l, state: s, board: newBoard(Status{})}
+	attempts := 0
+	p.start = func(ctx context.Context) error {
+		p.owner = owner
+		p.board.component(ProcessStatus{Name: etcd, State: ProcessBackoff})
+		if attempts++; attempts <= fails {
+			return errors.New("no space left on device")
+		}
+		<-ctx.Done() // waits for etcd
+		return ctx.Err()
+	}
+	begin, lasts := time.Now(), renewalInterval+time.Hour
+	ctx, end := context.WithTimeout(t.Context(), lasts)
+	defer end()
+	p.work(ctx)
+	if took := time.Since(begin); took != lasts {
+		t.Errorf("the plane ended after %s, want %s", took, lasts)
+	}
+	if status, _ := p.board.get(); status.Error != shown {
+		t.Errorf("the status shows %q, want %q", status.Error, shown)
+	}
+	if info, err := os.Stat(log); err != nil || info.Size() > 0 {
+		t.Errorf("the log was not trimmed: %v, %v", info, err)
+	}
+	if c := loadCert(t, filepath.Join(l.Component(apiServer), "server.crt")); !pki.ValidAt(c, time.Now()) {
+		t.Errorf("the certificate was not renewed: valid until %s", c.NotAfter)
+	}
 }
 
 // TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards.
@@ -86,7 +139,8 @@ func TestProblem(t *testing.T) {
 		"ready":              {Status{Ready: true}, ""},
 		"starts":             {Status{Components: []ProcessStatus{waiting}}, ""},
 		"a component ends":   {Status{Components: []ProcessStatus{waiting, failed}}, "etcd: e"},
-		"a start has failed": {Status{Error: "full", Components: []ProcessStatus{failed}}, "full"},
+		"a start has failed": {Status{Error: "full", Components: []ProcessStatus{waiting}}, "full"},
+		"both":               {Status{Error: "full", Components: []ProcessStatus{failed}}, "full; etcd: e"},
 	} {
 		if got := test.status.Problem(); got != test.want {
 			t.Errorf("%s: got %q, want %q", name, got, test.want)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ type Status struct {
 	Unit string `json:"unit,omitempty"`
 	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
-	// Error is the reason why the last start failed, with the time to the next attempt; empty after a start without an error.
+	// Error is the reason why the last start failed, and whether another attempt waits or is in progress; empty after a start without an error.
 	Error             string           `json:"error,omitempty"`
 	Root              string           `json:"root"`
 	Assets            string           `json:"assets"`
@@ -48,17 +49,19 @@ type Status struct {
 	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
 }
 
-// Problem returns the reason why the plane did not start, or why one of its components does not run; "" without a problem.
+// Problem returns the reasons why the plane did not start, and why components do not run; "" without a problem. Another attempt to start
+// can wait for a component that has nothing to do with the failure of the last one.
 func (s Status) Problem() string {
+	var problems []string
 	if s.Error != "" {
-		return s.Error
+		problems = append(problems, s.Error)
 	}
 	for _, c := range s.Components {
 		if c.State == ProcessBackoff {
-			return c.Name + ": " + c.Message
+			problems = append(problems, c.Name+": "+c.Message)
 		}
 	}
-	return ""
+	return strings.Join(problems, "; ")
 }
 
 // board stores the status and notifies watchers of each change.
