@@ -22,6 +22,13 @@ func newAPIRelay(t *testing.T, to string) *apiRelay {
 	t.Cleanup(func() { _ = listener.Close() })
 	r := &apiRelay{Listener: listener}
 	go func() {
+		var open []net.Conn
+		// Otherwise the cluster would stay connected, and manage the Services of later tests.
+		defer func() {
+			for _, c := range open {
+				_ = c.Close()
+			}
+		}()
 		for {
 			client, err := listener.Accept()
 			if err != nil {
@@ -32,6 +39,7 @@ func newAPIRelay(t *testing.T, to string) *apiRelay {
 				_ = client.Close()
 				continue
 			}
+			open = append(open, client, server)
 			go r.carry(server, client)
 			go r.carry(client, server)
 		}
