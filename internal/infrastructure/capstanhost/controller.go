@@ -362,7 +362,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 		of := r.residentsOf(ctx, host)
 		machines, clusters, err := r.users(ctx, host.Name, of)
 		if err != nil {
-			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
+			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, and to read Namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
 				err, infrav1.HostAbandonedAnnotation)
 			return err
 		}
@@ -372,9 +372,14 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 			return nil
 		}
 		volumes, err := r.volumes(ctx, host.Name, of)
-		if err != nil || volumes > 0 {
-			setInUse(host, "The host has %d CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with %s", volumes, infrav1.HostAbandonedAnnotation)
+		if err != nil {
+			setInUse(host, "The CapstanVolumes on the host are unknown: %s. Allow this manager to list CapstanVolumes of all namespaces, and to read Namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
+				err, infrav1.HostAbandonedAnnotation)
 			return err
+		}
+		if volumes > 0 {
+			setInUse(host, "The host has %d CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with %s", volumes, infrav1.HostAbandonedAnnotation)
+			return nil
 		}
 	}
 	if err := r.endTokens(ctx, host); err != nil {

@@ -45,15 +45,15 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 	if err := r.Client.List(ctx, on, client.MatchingFields{MachineHostIndex: host.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return true, err
 	}
-	machines, err := only(on.Items, r.residentsOf(ctx, host).machine)
-	if err != nil {
-		return true, err
-	}
+	machines, unjudged := only(on.Items, r.residentsOf(ctx, host).machine)
 	if len(machines) == 0 {
 		conditions.Set(host, metav1.Condition{Type: infrav1.HostDrainedCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDrainedReason})
 		return false, nil
 	}
 	var delays []string
+	if unjudged != nil {
+		delays = append(delays, unjudged.Error())
+	}
 	for cluster, names := range byCluster(machines) {
 		why, err := r.drainCluster(ctx, cluster, names)
 		if err != nil {
@@ -65,7 +65,7 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 		Type: infrav1.HostDrainedCondition, Status: metav1.ConditionFalse, Reason: infrav1.HostDrainingReason,
 		Message: drainMessage(len(machines), delays),
 	})
-	return true, nil
+	return true, unjudged
 }
 
 // byCluster returns the names of CapstanMachines by their cluster.

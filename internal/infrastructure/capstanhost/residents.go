@@ -2,6 +2,7 @@ package capstanhost
 
 import (
 	"context"
+	"fmt"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -27,7 +28,10 @@ func (r *Reconciler) residentsOf(ctx context.Context, host *infrav1.CapstanHost)
 	admitting := hostaccess.ByNamespace(ctx, r.Client, []infrav1.CapstanHost{*host})
 	out := residents{admits: func(namespace string) (bool, error) {
 		hosts, err := admitting(namespace)
-		return len(hosts) > 0, err
+		if err != nil {
+			return false, fmt.Errorf("read Namespace %s: %w", namespace, err)
+		}
+		return len(hosts) > 0, nil
 	}}
 	if conn := r.Pool.Get(host.Name); conn != nil && conn.Connected() == nil {
 		out.conn = conn
@@ -63,17 +67,18 @@ func (r residents) counts(o client.Object, onHost func() bool) (bool, error) {
 	return r.admits(o.GetNamespace())
 }
 
-// only returns the part of a list that passes. It uses the memory of the list.
-func only[T any](list []T, passes func(*T) (bool, error)) ([]T, error) {
-	kept := list[:0]
+// only returns the part of a list that passes, with the objects that cannot be judged, and the first error about those. It uses the
+// memory of the list.
+func only[T any](list []T, passes func(*T) (bool, error)) (kept []T, first error) {
+	kept = list[:0]
 	for i := range list {
 		ok, err := passes(&list[i])
-		if err != nil {
-			return nil, err
+		if first == nil {
+			first = err
 		}
-		if ok {
+		if ok || err != nil {
 			kept = append(kept, list[i])
 		}
 	}
-	return kept, nil
+	return kept, first
 }
