@@ -259,17 +259,17 @@ func routed(n Network) (used []Used) {
 	return used
 }
 
-// list returns the networks of the box. It leaves out damaged folders: the bridge and the tunnel of such a network still keep
-// others from using its addresses, and the guards of the box report it.
+// list returns the networks of the box without damaged folders, for work that concerns each network alone. A check that compares
+// networks must use survey: it is not complete while a folder is damaged. The guard of the box reports the damage.
 func (b Box) list() ([]Network, error) {
 	networks, _, err := b.survey()
 	return networks, err
 }
 
-// survey returns all networks of the box, and the damage of folders. A folder without a readable network.json and without a
+// survey returns the networks of the box, and the damage of folders. A folder without a readable network.json and without a
 // user remains from a capstand that was killed while it created or removed the network; survey removes it. If the folder has a
 // user, the file is damaged: the leases are still needed, and the user writes the file again with its next machine or at its
-// next start.
+// next start. The networks are those of the other folders.
 func (b Box) survey() (networks []Network, damage, err error) {
 	entries, err := os.ReadDir(filepath.Join(b.Dir, "networks"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -278,19 +278,23 @@ func (b Box) survey() (networks []Network, damage, err error) {
 	for _, entry := range entries {
 		var n Network
 		dir := filepath.Join(b.Dir, "networks", entry.Name())
-		if atomicfile.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
+		if unreadable := atomicfile.ReadJSON(filepath.Join(dir, "network.json"), &n); unreadable == nil {
 			networks = append(networks, n)
-		} else if err := removeUnused(dir); err != nil {
+		} else if err := removeUnused(dir, unreadable); err != nil {
 			damage = errors.Join(damage, fmt.Errorf("expected a network of machines in %s, found a damaged folder: %w; stop the capstands of this box, remove the folder and start them again: they write it again", dir, err))
 		}
 	}
 	return networks, damage, nil
 }
 
-// removeUnused removes the folder of a network that no capstand uses.
-func removeUnused(dir string) error {
-	if users, err := usersIn(filepath.Join(dir, "hosts")); err != nil || len(users) > 0 {
+// removeUnused removes the folder of an unreadable network, or returns why it must stay: a capstand uses it.
+func removeUnused(dir string, unreadable error) error {
+	users, err := usersIn(filepath.Join(dir, "hosts"))
+	if err != nil {
 		return err
+	}
+	if len(users) > 0 {
+		return unreadable
 	}
 	return os.RemoveAll(dir)
 }

@@ -3,6 +3,8 @@ package network
 import (
 	"errors"
 	"io/fs"
+	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -240,13 +242,65 @@ func TestDamagedFolder(t *testing.T) {
 			if networks, err := a.list(); err != nil || len(networks) != 1 {
 				t.Errorf("got %v, %v", networks, err)
 			}
-			if _, err := a.mendFirewalls(t.Context()); err == nil || !strings.Contains(err.Error(), damaged) {
-				t.Errorf("the guard does not report %s: %v", damaged, err)
+			if _, err := a.mendFirewalls(t.Context()); err != nil {
+				t.Errorf("the guard of the rules stops: %v", err)
+			}
+			if reported := a.reportDamage(slog.New(slog.DiscardHandler), ""); !strings.Contains(reported, damaged) {
+				t.Errorf("the guard does not report %s: %q", damaged, reported)
 			}
 			known := func(string) bool { return true }
 			if err := a.Sweep(t.Context(), known); err == nil || !strings.Contains(err.Error(), damaged) {
 				t.Errorf("the start does not report %s: %v", damaged, err)
 			}
 		})
+	}
+}
+
+// A damaged folder can have leases and Services that are unknown: addresses and ports that it may have are refused, and those that were
+// given before stay.
+func TestDamagedFolderRefuses(t *testing.T) {
+	for name, damage := range map[string]func(a Box, dir string) error{
+		"unreadable users": func(_ Box, dir string) error { return os.WriteFile(filepath.Join(dir, "hosts"), nil, 0o600) },
+		"an unreadable network": func(a Box, dir string) error {
+			return errors.Join(os.Mkdir(filepath.Join(dir, "hosts"), 0o700), atomicfile.WriteJSON(filepath.Join(dir, "hosts", a.HostID), a.me(), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := box(t, t.TempDir(), "a")
+			damaged := filepath.Join(a.Dir, "networks", "0")
+			if err := errors.Join(os.MkdirAll(damaged, 0o700), damage(a, damaged)); err != nil {
+				t.Fatal(err)
+			}
+			refusesBeside(t, a, damaged)
+		})
+	}
+}
+
+func refusesBeside(t *testing.T, a Box, damaged string) {
+	address := netip.MustParseAddr("127.0.0.1")
+	ports := Service{Name: "ns/s", HostPorts: true, Address: address, Ports: []ServicePort{{"tcp", 4443, 30443}}}
+	pool := Service{Address: netip.MustParseAddr("203.0.113.7"), Ports: ports.Ports}
+	err := errors.Join(os.MkdirAll(filepath.Join(a.dir("n"), "hosts"), 0o700), os.Mkdir(filepath.Join(a.dir("n"), "leases"), 0o700),
+		atomicfile.WriteJSON(filepath.Join(a.dir("n"), "network.json"), Network{ID: "n", LAN: &LAN{Bridge: "br"}}, 0o600),
+		atomicfile.WriteJSON(filepath.Join(a.dir("n"), "hosts", a.HostID), a.me(), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lent := func() error { return a.lentElsewhere("n", []string{"10.0.0.2"}) }
+	_, errBalancer := a.PortPublished(netip.AddrPortFrom(address, 4443))
+	_, errPool := a.publisher("n", pool.Address)
+	for name, err := range map[string]error{
+		"an address of a LAN": lent(), "a port of a Service": a.portsFlaw("n", ports), "a port of a load balancer": errBalancer, "an address of a Service": errPool,
+	} {
+		if err == nil || !strings.Contains(err.Error(), damaged) {
+			t.Errorf("%s: %v, want the damage of %s", name, err, damaged)
+		}
+	}
+	if err := errors.Join(a.take("n", Lease{Machine: "m", owner: a.me()}, []string{"10.0.0.2"}, false), a.recordServices("n", []Service{ports, pool})); err != nil {
+		t.Fatal(err)
+	}
+	held, err := a.publisher("n", pool.Address)
+	if err = errors.Join(err, lent(), a.portsFlaw("n", ports)); err != nil || !held {
+		t.Errorf("the network had the addresses and the port before: %v", err)
 	}
 }

@@ -44,12 +44,13 @@ func (p Peers) ends() (all []netip.Addr) {
 	return all
 }
 
-// syncLink gives the link the boxes of all encrypted networks as its peers, and removes it without such a network.
+// syncLink gives the link the boxes of all encrypted networks as its peers, and removes it without such a network. While a folder is
+// damaged, its network may need the link and any of its peers: they stay.
 func (b Box) syncLink() error {
 	if b.Link == nil {
 		return nil
 	}
-	networks, err := b.list()
+	networks, damage, err := b.survey()
 	if err != nil {
 		return err
 	}
@@ -66,10 +67,13 @@ func (b Box) syncLink() error {
 		}
 		peers = append(peers, found.ofLink()...)
 	}
-	if mtu == 0 {
-		return b.Link.Remove()
+	switch {
+	case mtu > 0:
+		return b.Link.Ensure(mtu, unique(peers), damage != nil)
+	case damage != nil:
+		return nil
 	}
-	return b.Link.Ensure(mtu, unique(peers))
+	return b.Link.Remove()
 }
 
 // ofLink returns the boxes with a key.

@@ -206,6 +206,21 @@ func (r *rack) otherClusterEncrypted(a, b *rackBox) {
 	}
 }
 
+// While the folder of an encrypted network is damaged, its machines keep the link and their other boxes.
+func TestDamagedFolderKeepsLink(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	r, a, _, onA, onB := encryptedBoxes(t, false)
+	r.serve(onB, ":80", "b")
+	hosts := filepath.Join(a.dir("n"), "hosts")
+	r.must(errors.Join(os.WriteFile(filepath.Join(a.dir("n"), "network.json"), nil, 0o600), os.RemoveAll(hosts), os.WriteFile(hosts, nil, 0o600)))
+	r.ensure(Network{ID: "other", CIDR: "10.231.8.0/24", Cluster: "other/demo", Overlay: &Overlay{VNI: 5001, MTU: 1300}}, a)
+	r.reaches("after another network came", onA, "10.231.7.20:80", "b")
+	r.must(in(a.ns, func() error { return a.Release(t.Context(), "other") }))
+	r.reaches("after the other network went", onA, "10.231.7.20:80", "b")
+}
+
 // With encryption, only boxes with a key of the network can send packets into it, whatever the source address.
 func TestEncryptedInjection(t *testing.T) {
 	if !testnetns.Run(t) {

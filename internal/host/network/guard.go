@@ -33,6 +33,20 @@ func (b Box) GuardFirewalls(ctx context.Context, log *slog.Logger) {
 	}
 }
 
+// reportDamage logs the damage of folders, unless it is the reported one, and returns it. A repair of rules does not wait for the repair
+// of folders.
+func (b Box) reportDamage(log *slog.Logger, reported string) string {
+	var damage error
+	if err := b.locked(func() (err error) { _, damage, err = b.survey(); return err }); err != nil || damage == nil {
+		return "" // The next list of the networks has the same error.
+	}
+	text := damage.Error()
+	if text != reported {
+		log.Error("A network has a damaged folder", "error", damage)
+	}
+	return text
+}
+
 func rest(ctx context.Context, pause time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -47,7 +61,9 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
+	damage := ""
 	for {
+		damage = b.reportDamage(log, damage)
 		mended, err := b.mendFirewalls(ctx)
 		for _, n := range mended {
 			log.Warn("Another program on this host removed the nftables rules of a network; capstand restored them", "cluster", n.Cluster, "id", n.ID)
@@ -116,8 +132,7 @@ func (b Box) mendOverlays() (mended []Network, err error) { return b.mendAll(b.m
 // the others from their repair, and neither does a damaged folder.
 func (b Box) mendAll(mend func(Network) (wasBroken bool, err error)) (mended []Network, err error) {
 	err = b.locked(func() error {
-		networks, damage, err := b.survey()
-		err = errors.Join(err, damage)
+		networks, err := b.list()
 		for _, n := range networks {
 			if !b.uses(n.ID) { // The capstands that use it repair it.
 				continue

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -41,16 +42,21 @@ func TestGuardFirewalls(t *testing.T) {
 	if refused, err := a.SetServices(t.Context(), n.ID, []Service{hostPorts(ipv4.box, nil)}); err != nil || len(refused) > 0 {
 		t.Fatal(refused, err)
 	}
+	damaged := filepath.Join(a.Dir, "networks", "0") // It is logged once, and the guard still follows the events.
+	if err := errors.Join(os.Mkdir(damaged, 0o700), os.WriteFile(filepath.Join(damaged, "hosts"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	whole := nft(t, "list", "ruleset")
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 {
 		t.Errorf("no rule was missing: mended %v, %v", mended, err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
+	var others bytes.Buffer
 	mended, ended := make(chan struct{}, 100), make(chan struct{})
 	go func() {
 		defer close(ended)
-		a.GuardFirewalls(ctx, slog.New(warningHandler{slog.DiscardHandler, mended}))
+		a.GuardFirewalls(ctx, slog.New(warningHandler{slog.NewTextHandler(&others, nil), mended}))
 	}()
 	for _, harm := range [][]string{
 		{"flush", "ruleset"},
@@ -69,6 +75,9 @@ func TestGuardFirewalls(t *testing.T) {
 	}
 	cancel()
 	<-ended
+	if log := others.String(); strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, damaged) {
+		t.Errorf("expected one error about %s, found %q", damaged, log)
+	}
 
 	if err := a.Release(t.Context(), n.ID); err != nil {
 		t.Fatal(err)
@@ -101,16 +110,17 @@ func TestBrokenNetworksAreIndependent(t *testing.T) {
 	}
 }
 
-// warningHandler sends a signal for each warning.
+// warningHandler sends a signal for each warning, and passes on all other records.
 type warningHandler struct {
 	slog.Handler
 	logged chan struct{}
 }
 
 func (h warningHandler) Enabled(context.Context, slog.Level) bool { return true }
-func (h warningHandler) Handle(_ context.Context, r slog.Record) error {
-	if r.Level == slog.LevelWarn {
-		h.logged <- struct{}{}
+func (h warningHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level != slog.LevelWarn {
+		return h.Handler.Handle(ctx, r)
 	}
+	h.logged <- struct{}{}
 	return nil
 }

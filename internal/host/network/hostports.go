@@ -54,7 +54,7 @@ func (b Box) portsFlaw(networkID string, s Service) error {
 	if !own {
 		return fmt.Errorf("%s is not an address of the host: correct spec.services.hostAddresses of the CapstanHost", s.Address)
 	}
-	held, others, err := b.portHolders(networkID)
+	held, others, damage, err := b.portHolders(networkID)
 	if err != nil {
 		return err
 	}
@@ -70,6 +70,8 @@ func (b Box) portsFlaw(networkID string, s Service) error {
 		case slices.ContainsFunc(others, has(p)):
 			return fmt.Errorf("another cluster on this box publishes a Service at %s: use another port", port)
 		case slices.ContainsFunc(held, has(p)):
+		case damage != nil:
+			return damage
 		default:
 			if err := portFree(s.Address, p); errors.Is(err, unix.EADDRINUSE) {
 				return fmt.Errorf("a program of the host uses %s: use another port, or stop the program (ss -lntup shows it)", port)
@@ -99,54 +101,58 @@ func (b Box) isOwn(address netip.Addr) (bool, error) {
 		return false, nil
 	}
 	published := false
-	err = b.eachService(func(_, _ string, s Service) { published = published || !s.HostPorts && s.Address == address })
+	_, err = b.eachService(func(_, _ string, s Service) { published = published || !s.HostPorts && s.Address == address })
 	return !published, err
 }
 
-// portHolders returns the Services that this capstand publishes for a network, and all others of the box.
-func (b Box) portHolders(networkID string) (held, others []Service, err error) {
-	err = b.eachService(func(network, host string, s Service) {
+// portHolders returns the Services that this capstand publishes for a network, and all others of the box that are not in damaged folders.
+func (b Box) portHolders(networkID string) (held, others []Service, damage, err error) {
+	damage, err = b.eachService(func(network, host string, s Service) {
 		if network == networkID && host == b.HostID {
 			held = append(held, s)
 			return
 		}
 		others = append(others, s)
 	})
-	return held, others, err
+	return held, others, damage, err
 }
 
 // PortPublished returns whether a Service has a TCP port of the box, so that a program that listens there would get no connections.
 func (b Box) PortPublished(to netip.AddrPort) (published bool, err error) {
 	err = b.locked(func() error {
-		return b.eachService(func(_, _ string, s Service) {
+		damage, err := b.eachService(func(_, _ string, s Service) {
 			published = published || s.HostPorts && s.hasPort("tcp", to.Port()) && (s.Address == to.Addr() || to.Addr().IsUnspecified())
 		})
+		if published {
+			return err
+		}
+		return errors.Join(err, damage)
 	})
 	return published, err
 }
 
-// eachService calls f for each Service that a capstand of the box publishes.
-func (b Box) eachService(f func(network, host string, s Service)) error {
-	networks, err := b.list()
+// eachService calls f for each Service that a capstand of the box publishes. The Services in damaged folders are unknown.
+func (b Box) eachService(f func(network, host string, s Service)) (damage, err error) {
+	networks, damage, err := b.survey()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, n := range networks {
 		users, err := b.users(n.ID)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, u := range users {
 			services, err := readServices(filepath.Join(b.servicesDir(n.ID), u.Host))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, s := range services {
 				f(n.ID, u.Host, s)
 			}
 		}
 	}
-	return nil
+	return damage, nil
 }
 
 // portFree binds a socket to the port for a moment, without listening. It fails with EADDRINUSE if a program listens at the port of this

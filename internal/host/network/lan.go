@@ -135,7 +135,7 @@ func (b Box) lentElsewhere(networkID string, addresses []string) error {
 	if !ok || n.LAN == nil {
 		return nil
 	}
-	networks, err := b.list()
+	networks, damage, err := b.survey()
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,10 @@ func (b Box) lentElsewhere(networkID string, addresses []string) error {
 			}
 		}
 	}
-	return nil
+	if slices.ContainsFunc(addresses, func(address string) bool { return !atomicfile.Exists(b.lease(networkID, address)) }) {
+		return damage // The leases in a damaged folder are unknown.
+	}
+	return nil // The network had the addresses before.
 }
 
 // lanStation is a machine of this box in a LAN.

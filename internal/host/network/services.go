@@ -265,7 +265,7 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 // publisher returns whether this capstand publishes a Service of the network at the address. It returns an error if another
 // network or capstand of the box does.
 func (b Box) publisher(networkID string, address netip.Addr) (own bool, err error) {
-	held, others, err := b.portHolders(networkID)
+	held, others, damage, err := b.portHolders(networkID)
 	if err != nil {
 		return false, err
 	}
@@ -273,7 +273,10 @@ func (b Box) publisher(networkID string, address netip.Addr) (own bool, err erro
 	if slices.ContainsFunc(others, has) {
 		return false, fmt.Errorf("another Service on this box has the address %s", address)
 	}
-	return slices.ContainsFunc(held, has), nil
+	if slices.ContainsFunc(held, has) {
+		return true, nil
+	}
+	return false, damage
 }
 
 // addServiceAddress gives an interface an address, and announces it if it is new. The box does not use it for its own

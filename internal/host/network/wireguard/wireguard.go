@@ -77,8 +77,9 @@ type control interface {
 	configure(wgtypes.Config) error
 }
 
-// Ensure creates or repairs the device, and makes the peers those of the list.
-func (l *Link) Ensure(mtu int, peers []Peer) error {
+// Ensure creates or repairs the device, and makes the peers those of the list. If keep is true, other peers of the device stay, and
+// its MTU does not become smaller.
+func (l *Link) Ensure(mtu int, peers []Peer, keep bool) error {
 	c, created, err := l.device()
 	if err != nil {
 		return fmt.Errorf("the WireGuard device %s: %w", Device, err)
@@ -90,7 +91,8 @@ func (l *Link) Ensure(mtu int, peers []Peer) error {
 	if created {
 		have = keysOf(peers) // These peers may have sessions with the device before, so they do not start others.
 	}
-	change, later := l.change(have, peers)
+	keep = keep && !created
+	change, later := l.change(have, peers, keep)
 	if err := c.configure(change); err != nil {
 		return fmt.Errorf("setting the peers of the WireGuard device %s: %w", Device, err)
 	}
@@ -98,16 +100,16 @@ func (l *Link) Ensure(mtu int, peers []Peer) error {
 		// An error means that the device is gone. The next Ensure gives its successor all peers.
 		time.AfterFunc(headStart, func() { _ = c.configure(later) })
 	}
-	return l.connect(mtu)
+	return l.connect(mtu, keep)
 }
 
-// change returns the configuration that turns the peers of a device into those of the list, and the configuration that follows after
-// headStart.
+// change returns the configuration that turns the peers of a device into those of the list, or adds them, and the configuration that
+// follows after headStart.
 //
 // If the first packets of both boxes start a session each at the same time, neither session works, and WireGuard notices that after
 // 5 to 15 seconds. So one of two boxes starts the first session, and the other one receives the address of a new peer later. A packet
 // of that peer also contains its address.
-func (l *Link) change(have []wgtypes.Key, want []Peer) (now, later wgtypes.Config) {
+func (l *Link) change(have []wgtypes.Key, want []Peer, keep bool) (now, later wgtypes.Config) {
 	keys := map[wgtypes.Key]bool{}
 	for _, p := range want {
 		keys[p.Key] = true
@@ -123,7 +125,7 @@ func (l *Link) change(have []wgtypes.Key, want []Peer) (now, later wgtypes.Confi
 		now.Peers = append(now.Peers, peer)
 	}
 	for _, key := range have {
-		if !keys[key] {
+		if !keys[key] && !keep {
 			now.Peers = append(now.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
 		}
 	}
@@ -178,12 +180,12 @@ func (l *Link) device() (c control, created bool, err error) {
 }
 
 // connect gives the device its address, and sends the packets for all boxes into it.
-func (l *Link) connect(mtu int) error {
+func (l *Link) connect(mtu int, keep bool) error {
 	link, err := netlink.LinkByName(Device)
 	if err != nil {
 		return err
 	}
-	if link.Attrs().MTU != mtu {
+	if have := link.Attrs().MTU; have < mtu || have > mtu && !keep {
 		err = netlink.LinkSetMTU(link, mtu)
 	}
 	if e := os.WriteFile("/proc/sys/net/ipv6/conf/"+Device+"/disable_ipv6", []byte("0"), 0); e != nil { // Some hosts disable it by default.

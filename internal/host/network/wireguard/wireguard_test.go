@@ -57,7 +57,7 @@ func TestChange(t *testing.T) {
 	peers := []Peer{
 		{key(0), netip.MustParseAddr("192.0.2.3")}, {key(1), netip.MustParseAddr("192.0.2.1")}, {key(4), netip.MustParseAddr("2001:db8::2")},
 	}
-	c, later := own.change([]wgtypes.Key{key(1), key(3)}, peers)
+	c, later := own.change([]wgtypes.Key{key(1), key(3)}, peers, false)
 	if c.ReplacePeers || c.PrivateKey != nil {
 		t.Errorf("the change ends all sessions: %+v", c)
 	}
@@ -84,6 +84,10 @@ remove=true
 		strings.Repeat("00", 32), Address(key(0)))
 	if got := text(c); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	kept, _ := own.change([]wgtypes.Key{key(1), key(3)}, peers, true)
+	if got := text(kept); strings.Contains(got, "remove") || !strings.HasPrefix(want, got) {
+		t.Errorf("with all peers kept: got\n%s", got)
 	}
 }
 
