@@ -84,17 +84,22 @@ func (d *decision) decide() (Result, bool) {
 	if why := d.notReady(); why != "" {
 		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
-	if !r.Out && !d.hasOrHad(r) && !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
-		return d.fail(fmt.Sprintf(
-			"%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it", d.key, r.Namespace))
+	e, exists := d.addresses.byClaim[r.NamespacedName]
+	before, removed := d.last[r.UID]
+	excluded := !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels)
+	if excluded && (exists && !r.Out && e.claimUID != r.UID || !exists && !removed) {
+		return d.fail(d.notServed())
 	}
-	if e, ok := d.addresses.byClaim[r.NamespacedName]; ok {
+	if exists {
 		return d.existing(e)
 	}
 	if hold, after := d.arriving(); hold {
 		d.park(d.line)
 		return d.wait(Result{Outcome: NotReady, RetryAfter: after,
 			Message: fmt.Sprintf("%s has come from another management cluster: waiting for the addresses that belong to it to arrive", d.key)})
+	}
+	if excluded {
+		return d.formerAddress(before.span)
 	}
 	exact, want, err := d.requested()
 	if err != nil {
@@ -104,13 +109,6 @@ func (d *decision) decide() (Result, bool) {
 		return d.exactAddress(exact)
 	}
 	return d.anyAddress()
-}
-
-// hasOrHad reports whether the claim has an IPAddress, or had one that somebody has just removed by force.
-func (d *decision) hasOrHad(r *Request) bool {
-	e, has := d.addresses.byClaim[r.NamespacedName]
-	_, had := d.last[r.UID]
-	return has && e.claimUID == r.UID || had
 }
 
 // wait leaves the claim in the queue.
@@ -260,6 +258,21 @@ func (d *decision) exactAddress(a alloc.U128) (Result, bool) {
 	}
 	d.allocate(d.request, d.space.block(a))
 	return d.space.grant(a), true
+}
+
+// formerAddress allocates the address of an IPAddress that somebody has removed by force. The pool does not serve the namespace any more,
+// so the claim gets no other address, whatever it requests.
+func (d *decision) formerAddress(span alloc.Range) (Result, bool) {
+	if plan := d.space.plan; !plan.IsBlock(span) || !plan.Contains(span) {
+		return d.fail(fmt.Sprintf("%s has no longer the address that the claim had. %s", d.key, d.notServed()))
+	}
+	return d.exactAddress(span.First)
+}
+
+// notServed explains that the pool does not allow the namespace of the claim.
+func (d *decision) notServed() string {
+	return fmt.Sprintf("%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it",
+		d.key, d.request.Namespace)
 }
 
 // unavailable returns the reason why the claim cannot get a certain address, or nothing.

@@ -3,6 +3,7 @@ package ledger
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,16 @@ func newFixture(spec ipamv1.CapstanIPPoolSpec) *fixture {
 	f.state = f.reg.Pool(KeyOfPool(doc)).state
 	f.adopt(doc, true)
 	return f
+}
+
+// excluding makes the pool a global one that does not allow the namespace of the claims.
+func (f *fixture) excluding() *ipamv1.GlobalCapstanIPPool {
+	global := &ipamv1.GlobalCapstanIPPool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "global", Generation: 1}}
+	f.doc.PoolSpec().DeepCopyInto(&global.Spec.CapstanIPPoolSpec)
+	global.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{"another"}}
+	global.Status.Conditions = slices.Clone(f.doc.GetConditions())
+	f.adopt(global, true)
+	return global.DeepCopy()
 }
 
 func (f *fixture) ref() capiipamv1.IPPoolReference {
@@ -296,13 +307,8 @@ func TestPrune(t *testing.T) {
 // ALL-18: a claim of a namespace that the pool does not allow any more keeps its address, also after its IPAddress was removed by force.
 // No other claim of the namespace gets one.
 func TestAddressOfExcludedNamespace_ALL18(t *testing.T) {
-	spec := ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}}
-	f := newFixture(spec)
-	global := &ipamv1.GlobalCapstanIPPool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "global", Generation: 1}}
-	global.Spec.CapstanIPPoolSpec = spec
-	global.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{"another"}}
-	global.Status.Conditions = f.doc.GetConditions()
-	f.adopt(global, true)
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}})
+	f.excluding()
 	served := f.address("served", "10.0.0.7", ptr.To[int32](24))
 	served.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: "served", UID: "claim-served", Controller: ptr.To(true)}}
 	f.addAddress(served)
@@ -314,8 +320,46 @@ func TestAddressOfExcludedNamespace_ALL18(t *testing.T) {
 	}
 	f.reg.Pool(f.key).Created("claim-served", served)
 	f.removeAddress(served.UID, false)
-	if got := f.ask("served"); got.Outcome != Granted || got.Address != "10.0.0.7" {
-		t.Errorf("removed by force: %+v", got)
+	asking := &Request{Ticket: TicketOf(f.claim("served")), Ask: "10.0.0.200"}
+	f.addAddress(f.address("other", "10.0.0.7", ptr.To[int32](24)))
+	if got, _ := f.decide(asking); got.Outcome != Failed || !strings.Contains(got.Message, "10.0.0.7 of CapstanIPPool/ns/p is in use") {
+		t.Errorf("removed by force, and its address in use: %+v", got)
+	}
+	f.removeAddress("ip-other", false)
+	if got, _ := f.decide(asking); got.Outcome != Granted || got.Address != "10.0.0.7" || !slices.Contains(f.woken, "served") {
+		t.Errorf("removed by force: %+v, woken: %v", got, f.woken)
+	}
+}
+
+// ALL-18: a claim of a namespace that the pool does not allow any more gets no other address if its former one left the pool, and none
+// for an IPAddress that somebody has written in the place of its own.
+func TestFormerAddressOfExcludedNamespace_ALL18(t *testing.T) {
+	for name, change := range map[string]func(*fixture, *ipamv1.GlobalCapstanIPPool){
+		"left the pool": func(_ *fixture, p *ipamv1.GlobalCapstanIPPool) { p.Spec.Subnets[0].CIDR = "10.0.1.0/24" },
+		"now a part of a prefix": func(_ *fixture, p *ipamv1.GlobalCapstanIPPool) {
+			p.Spec.PrefixLength = ptr.To[int32](28)
+		},
+		"another IPAddress": func(f *fixture, _ *ipamv1.GlobalCapstanIPPool) {
+			by := f.address("served", "10.0.0.200", ptr.To[int32](24))
+			by.UID = "by-hand"
+			f.addAddress(by)
+		},
+	} {
+		f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}})
+		global := f.excluding()
+		served := f.address("served", "10.0.0.7", ptr.To[int32](24))
+		served.OwnerReferences = []metav1.OwnerReference{{Kind: "IPAddressClaim", UID: "claim-served", Controller: ptr.To(true)}}
+		f.addAddress(served)
+		f.removeAddress(served.UID, false)
+		global.Generation = 2
+		global.Status.Conditions[0].ObservedGeneration = 2
+		change(f, global)
+		f.adopt(global, true)
+		for _, ask := range []string{"", "10.0.1.9"} {
+			if got, _ := f.decide(&Request{Ticket: TicketOf(f.claim("served")), Ask: ask}); got.Outcome != Failed || !strings.Contains(got.Message, "does not serve claims of namespace ns") {
+				t.Errorf("%s, asking for %q: %+v", name, ask, got)
+			}
+		}
 	}
 }
 
