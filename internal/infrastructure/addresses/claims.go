@@ -183,7 +183,8 @@ func OfOwner(c client.Reader, kind string) handler.MapFunc {
 			return nil
 		}
 		claim := &capiipamv1.IPAddressClaim{}
-		if err := c.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: address.Spec.ClaimRef.Name}, claim); err != nil || claim.Status.AddressRef.Name != o.GetName() {
+		err := c.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: address.Spec.ClaimRef.Name}, claim)
+		if !reconciling.Found(ctx, err) || claim.Status.AddressRef.Name != o.GetName() {
 			return nil
 		}
 		owner := metav1.GetControllerOfNoCopy(claim)

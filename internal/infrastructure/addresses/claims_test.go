@@ -2,15 +2,20 @@ package addresses
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -64,6 +69,53 @@ func TestFetchAddress_IPAM07(t *testing.T) {
 		address, waiting, err := FetchAddress(context.Background(), oneAddress{address: "10.0.0.1"}, tt.claim)
 		if err != nil || (address != nil) != (tt.waiting == "") || !strings.Contains(waiting, tt.waiting) {
 			t.Errorf("%s: got %v, %q, %v", name, address, waiting, err)
+		}
+	}
+}
+
+// oneClaim is a client that returns one IPAddressClaim, or an error.
+type oneClaim struct {
+	client.Reader
+	claim capiipamv1.IPAddressClaim
+	err   error
+}
+
+func (o oneClaim) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	o.claim.DeepCopyInto(obj.(*capiipamv1.IPAddressClaim)) //nolint:forcetypeassert // nothing else is asked for.
+	return o.err
+}
+
+// IPAM-07, ALL-13: the IPAddress of a claim is an event for the owner of the claim. A failed read is logged, because the event is lost.
+func TestOfOwner_IPAM07(t *testing.T) {
+	claim := func(address, kind string) capiipamv1.IPAddressClaim {
+		return capiipamv1.IPAddressClaim{
+			ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{Kind: kind, Name: "owner", Controller: ptr.To(true)}}},
+			Status:     capiipamv1.IPAddressClaimStatus{AddressRef: capiipamv1.IPAddressReference{Name: address}},
+		}
+	}
+	for name, tt := range map[string]struct {
+		claim  capiipamv1.IPAddressClaim
+		err    error
+		want   int
+		logged bool
+	}{
+		"names the IPAddress": {claim: claim("a", "CapstanMachine"), want: 1},
+		"does not name it":    {claim: claim("", "CapstanMachine")},
+		"of another kind":     {claim: claim("a", "CapstanCluster")},
+		"without an owner":    {claim: capiipamv1.IPAddressClaim{Status: claim("a", "").Status}},
+		"gone":                {err: apierrors.NewNotFound(schema.GroupResource{}, "a")},
+		"unreadable":          {err: errors.New("broken cache"), logged: true},
+	} {
+		var logged string
+		ctx := ctrl.LoggerInto(t.Context(), funcr.New(func(_, line string) { logged += line }, funcr.Options{}))
+		got := OfOwner(oneClaim{claim: tt.claim, err: tt.err}, "CapstanMachine")(ctx, &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"}})
+		if len(got) != tt.want || strings.Contains(logged, "broken cache") != tt.logged {
+			t.Errorf("%s: got %v, logged %q", name, got, logged)
+		}
+		for _, r := range got {
+			if r.Namespace != "ns" || r.Name != "owner" {
+				t.Errorf("%s: got %v", name, r)
+			}
 		}
 	}
 }
