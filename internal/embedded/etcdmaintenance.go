@@ -13,9 +13,10 @@ import (
 )
 
 // care maintains the plane's etcd until ctx ends, as node agents do for workload clusters. It defragments the database when
-// much of its file is free. If the database is full, it frees space and clears the alarm.
+// much of its file is free. If the database is full, it frees space and clears the alarm. An etcd with this alarm is not ready, so care
+// does not wait for the end of the start.
 func (p *plane) care(ctx context.Context) {
-	if !p.board.await(ctx, func(s Status) bool { return s.Installed }) {
+	if !p.made(ctx) {
 		return
 	}
 	config, err := etcdTLS(p.layout)

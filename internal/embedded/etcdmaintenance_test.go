@@ -33,7 +33,7 @@ func TestEtcdOutOfSpace(t *testing.T) {
 	if !full {
 		t.Fatal("etcd is not full: the test proves nothing")
 	}
-	d := &plane{layout: p.layout, state: p.state, board: newBoard(Status{Installed: true})}
+	d := &plane{layout: p.layout, state: p.state, board: newBoard(Status{Components: []ProcessStatus{{Name: etcdName}}})}
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	done := make(chan struct{})

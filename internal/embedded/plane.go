@@ -251,9 +251,14 @@ func waitReady(ctx context.Context, processes ...*process) error {
 	return nil
 }
 
-// renew renews certificates until ctx ends. The start makes them before it makes the components.
+// made waits until the start has made the components. It makes their certificates before. The result is false if ctx ends earlier.
+func (p *plane) made(ctx context.Context) bool {
+	return p.board.await(ctx, func(s Status) bool { return len(s.Components) > 0 })
+}
+
+// renew renews certificates until ctx ends.
 func (p *plane) renew(ctx context.Context) {
-	if !p.board.await(ctx, func(s Status) bool { return len(s.Components) > 0 }) {
+	if !p.made(ctx) {
 		return
 	}
 	maintain(ctx, pki.CheckEvery(renewalInterval), func(now time.Time) error {
