@@ -487,13 +487,11 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, nil)
 	w.settled(2)
-	w.Eventually(func(g Gomega) { // Core makes its last writes.
+	w.Eventually(func(g Gomega) { // On a busy box, core makes its last writes late.
 		before := w.resourceVersions()
-		time.Sleep(3 * time.Second) // The idle period is the measurement.
+		time.Sleep(7 * time.Second) // The idle period is the measurement.
 		g.Expect(w.resourceVersions()).To(Equal(before))
 	}).Should(Succeed())
-	before := w.resourceVersions()
-	w.Consistently(w.resourceVersions, "4s", "1s").Should(Equal(before))
 }
 
 func (w *world) resourceVersions() string {
