@@ -288,7 +288,7 @@ argo-cd:
 test: setup modules ## Set up, lint, verify, build and run all tests.
 	@$(MAKE) lint verify
 	@$(MAKE) build build-conformance gotestsum versitygw registry
-	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,integration $(E2E_PACKAGES) unit others)
+	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,$(SERIES) others)
 
 .PHONY: test-e2e
 test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
@@ -296,9 +296,10 @@ test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-e
 
 # Tests run in series: the integration tests are one, the unit tests are one, and each package with end-to-end tests is one.
 # End-to-end tests wait more than they compute, so several series run at a time, each in namespaces of its own. When one ends,
-# make starts the next of the list. The longest ones come first, so that the last ones end at about the same time. A package that
-# is not in this list is in the last series, others.
-E2E_PACKAGES := controlplane rack plane clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
+# make starts the next of the list. The longest ones come first, so that the last ones end at about the same time. The unit tests
+# only compute: they use the time in which others wait. A package that is not in this list is in the last series, others.
+SERIES := integration controlplane rack plane unit clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
+E2E_PACKAGES := $(filter-out integration unit,$(SERIES))
 E2E_SERIES := $(E2E_PACKAGES) others
 TEST_JOBS := 4
 
