@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -144,6 +145,9 @@ func TestExternalEndpoint_IC14(t *testing.T) {
 	b.waitProvisioned()
 	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}))
 	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+	// The endpoint was not compared with those of other clusters (ALL-18).
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged })).
+		To(MatchError(ContainSubstring("cannot be changed to or from External once controlPlaneEndpoint is set")))
 }
 
 // IC-06: the controller writes neither the object nor the status of an externally managed cluster.
@@ -457,21 +461,21 @@ func manifestOfALiveCluster(b *box) {
 // A namespace can write a machine network that contains the whole pool of networks. It takes no network from the clusters that share no
 // host with it (ALL-18). A cluster that can be on the same host chooses another network.
 func TestLargeNetworkOfOthers_ALL18(t *testing.T) {
-	large := func(b *box, network netip.Prefix, provisioned bool) *infrav1.CapstanCluster {
+	large := func(b *box, network netip.Prefix, running metav1.ConditionStatus) *infrav1.CapstanCluster {
 		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("large")}}
 		c.Spec.Network.MachineCIDR = network.String()
 		b.create(c)
 		before := c.DeepCopy()
-		c.Status.Initialization.Provisioned = &provisioned
+		conditions.Set(c, metav1.Condition{Type: infrav1.BootAllowedCondition, Status: running, Reason: infrav1.BootAllowedReason})
 		b.Expect(env.Client.Status().Patch(ctx, c, client.MergeFrom(before))).To(Succeed())
 		return c
 	}
 	other := newNamespace(t)
-	all := large(other, networkPool, true)
+	all := large(other, networkPool, metav1.ConditionTrue)
 	b := newBox(t).provisioned()
-	claimed := large(b, networkPool, false)
+	claimed := large(b, networkPool, metav1.ConditionFalse)
 	half := netip.PrefixFrom(networkPool.Addr(), networkPool.Bits()+1)
-	own := large(b, half, true)
+	own := large(b, half, metav1.ConditionTrue)
 	b.addCluster(nil, nil)
 	b.waitProvisioned()
 	b.Expect(half.Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeFalse())

@@ -37,7 +37,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.mtu) ? oldSelf.network.mtu : 0) == (has(self.network) && has(self.network.mtu) ? self.network.mtu : 0)",message="network.mtu cannot be changed once the network exists on a host (see loadBalancerHosts): the machines have it"
 // +kubebuilder:validation:XValidation:rule="(has(self.network) && has(self.network.lan)) == (has(oldSelf.network) && has(oldSelf.network.lan))",message="network.lan cannot be added or removed: the machines have addresses of their network; create another cluster"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || !has(self.loadBalancer) || !has(self.loadBalancer.bindAddress)",message="network.lan cannot be set together with loadBalancer.bindAddress: the load balancer listens at a virtual address of the LAN, from spec.virtualAddresses of the hosts"
-// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || (has(self.loadBalancer) && has(self.loadBalancer.mode) && self.loadBalancer.mode == 'External') == (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.mode) && oldSelf.loadBalancer.mode == 'External')",message="loadBalancer.mode of a cluster in a LAN cannot be changed to or from External: machines reach the endpoint that the cluster was created with"
+// +kubebuilder:validation:XValidation:rule="!(has(self.network) && has(self.network.lan)) && !(has(oldSelf.controlPlaneEndpoint) && has(oldSelf.controlPlaneEndpoint.host)) || (has(self.loadBalancer) && has(self.loadBalancer.mode) && self.loadBalancer.mode == 'External') == (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.mode) && oldSelf.loadBalancer.mode == 'External')",message="loadBalancer.mode cannot be changed to or from External once controlPlaneEndpoint is set, or in a LAN: clients use the endpoint that the cluster was created with"
 // +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.lan) || !has(self.services)",message="network.lan cannot be set together with services: the machines are reachable in the LAN"
 type CapstanClusterSpec struct {
 	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
@@ -231,7 +231,7 @@ type ClusterNetworkSpec struct {
 	MTU int32 `json:"mtu,omitempty"`
 
 	// overlay connects the cluster's network across hosts. The controller sets it before it creates anything if the
-	// host of the load balancer has a tunnelAddress, and never changes it after the cluster is provisioned. If empty,
+	// host of the load balancer has a tunnelAddress, and never changes it after machines may boot. If empty,
 	// the network stays on one box.
 	// +optional
 	Overlay NetworkOverlay `json:"overlay,omitempty,omitzero"`
@@ -246,8 +246,8 @@ type ClusterNetworkSpec struct {
 // NetworkOverlay connects the parts of a cluster's network on its hosts: with VXLAN between their tunnelAddresses.
 // +kubebuilder:validation:XValidation:rule="self.mtu == oldSelf.mtu",message="mtu is written once by the controller and cannot be changed: the machines have it"
 type NetworkOverlay struct {
-	// vni is the VXLAN network identifier. Each cluster has its own. Of two clusters with the same one, only the one that
-	// was provisioned first, or else the older one, is served.
+	// vni is the VXLAN network identifier. Each cluster has its own. Of two clusters with the same one, only the one whose
+	// machines may boot, or else the older one, is served.
 	// +required
 	// +kubebuilder:validation:Minimum=4096
 	// +kubebuilder:validation:Maximum=16777215

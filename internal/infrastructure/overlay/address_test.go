@@ -5,7 +5,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
@@ -40,12 +39,14 @@ func TestChooseAddress(t *testing.T) {
 	}
 }
 
-// ALL-18: a virtual address belongs to the provisioned cluster, even if another one is older.
+// ALL-18: a virtual address belongs to the cluster whose machines may boot, even if another one is older.
 func TestRivalEndpoint_ALL18(t *testing.T) {
-	cluster := func(uid types.UID, second int64, provisioned bool) infrav1.CapstanCluster {
+	cluster := func(uid types.UID, second int64, running bool) infrav1.CapstanCluster {
 		c := infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{UID: uid, CreationTimestamp: metav1.Unix(second, 0)}}
 		c.Spec.ControlPlaneEndpoint.Host = "203.0.113.64"
-		c.Status.Initialization.Provisioned = ptr.To(provisioned)
+		if running {
+			c.Status.Conditions = []metav1.Condition{{Type: infrav1.BootAllowedCondition, Status: metav1.ConditionTrue}}
+		}
 		return c
 	}
 	owner, older := cluster("owner", 2, true), cluster("older", 1, false)

@@ -75,9 +75,9 @@ func start(id string, size uint32) uint32 {
 	return h.Sum32() % size
 }
 
-// Rival returns the cluster that has the same identifier and comes first, or nil. A cluster that is provisioned comes
-// before one that is not: a namespace can write an identifier into an old CapstanCluster, but not into one that is
-// provisioned. Then the older one comes first.
+// Rival returns the cluster that has the same identifier and comes first, or nil. A cluster whose machines may boot comes
+// before one whose machines wait: a namespace can write an identifier into an old CapstanCluster, but not into one whose machines may
+// boot. Then the older one comes first.
 func Rival(c *infrav1.CapstanCluster, all []infrav1.CapstanCluster) *infrav1.CapstanCluster {
 	vni := c.Spec.Network.Overlay.VNI
 	for i := range all {

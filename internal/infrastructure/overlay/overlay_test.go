@@ -79,25 +79,27 @@ func TestMTU(t *testing.T) {
 
 func TestRival(t *testing.T) {
 	at := func(minute int) metav1.Time { return metav1.NewTime(time.Unix(int64(minute)*60, 0)) }
-	cluster := func(uid string, vni int32, minute int, provisioned bool) infrav1.CapstanCluster {
+	cluster := func(uid string, vni int32, minute int, running bool) infrav1.CapstanCluster {
 		c := infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), CreationTimestamp: at(minute)}}
 		c.Spec.Network.Overlay.VNI = vni
-		c.Status.Initialization.Provisioned = ptr.To(provisioned)
+		if running {
+			c.Status.Conditions = []metav1.Condition{{Type: infrav1.BootAllowedCondition, Status: metav1.ConditionTrue}}
+		}
 		return c
 	}
 	for name, tc := range map[string]struct {
 		self, other infrav1.CapstanCluster
 		refused     bool
 	}{
-		"no overlay":                         {cluster("b", 0, 2, false), cluster("a", 0, 1, true), false},
-		"another identifier":                 {cluster("b", 5000, 2, false), cluster("a", 5001, 1, true), false},
-		"the same object":                    {cluster("a", 5000, 1, false), cluster("a", 5000, 1, false), false},
-		"the older one comes first":          {cluster("b", 5000, 2, false), cluster("a", 5000, 1, false), true},
-		"the younger one waits":              {cluster("b", 5000, 1, false), cluster("a", 5000, 2, false), false},
-		"equally old: by UID":                {cluster("b", 5000, 1, false), cluster("a", 5000, 1, false), true},
-		"an old object does not take a vni":  {cluster("b", 5000, 1, false), cluster("a", 5000, 2, true), true},
-		"what is provisioned goes on":        {cluster("b", 5000, 2, true), cluster("a", 5000, 1, false), false},
-		"both are provisioned: the older is": {cluster("b", 5000, 2, true), cluster("a", 5000, 1, true), true},
+		"no overlay":                        {cluster("b", 0, 2, false), cluster("a", 0, 1, true), false},
+		"another identifier":                {cluster("b", 5000, 2, false), cluster("a", 5001, 1, true), false},
+		"the same object":                   {cluster("a", 5000, 1, false), cluster("a", 5000, 1, false), false},
+		"the older one comes first":         {cluster("b", 5000, 2, false), cluster("a", 5000, 1, false), true},
+		"the younger one waits":             {cluster("b", 5000, 1, false), cluster("a", 5000, 2, false), false},
+		"equally old: by UID":               {cluster("b", 5000, 1, false), cluster("a", 5000, 1, false), true},
+		"an old object does not take a vni": {cluster("b", 5000, 1, false), cluster("a", 5000, 2, true), true},
+		"what runs goes on":                 {cluster("b", 5000, 2, true), cluster("a", 5000, 1, false), false},
+		"both run: the older one goes on":   {cluster("b", 5000, 2, true), cluster("a", 5000, 1, true), true},
 	} {
 		if got := overlay.Rival(&tc.self, []infrav1.CapstanCluster{tc.self, tc.other}); (got != nil) != tc.refused {
 			t.Errorf("%s: %v", name, got)
