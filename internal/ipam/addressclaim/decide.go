@@ -60,7 +60,8 @@ const (
 )
 
 // relationOf decides the owner of an IPAddress. An owner with another UID is an earlier claim of the same name, unless
-// it is this claim with its UID from before a move from another management cluster.
+// it is this claim with its UID from before a move from another management cluster. A claim without an address does not adopt an
+// IPAddress that is being deleted.
 func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) relation {
 	if ip == nil {
 		return none
@@ -70,6 +71,8 @@ func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) rela
 	}
 	owner := metav1.GetControllerOf(ip)
 	switch {
+	case owner == nil && !ip.DeletionTimestamp.IsZero() && claim.Status.AddressRef.Name == "":
+		return leftover
 	case owner == nil:
 		return adoptive
 	case owner.UID == claim.UID:
@@ -86,6 +89,27 @@ func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) rela
 // isClaim reports whether an owner is an IPAddressClaim.
 func isClaim(owner *metav1.OwnerReference) bool {
 	return owner.Kind == "IPAddressClaim" && groupOf(owner.APIVersion) == capiipamv1.GroupVersion.Group
+}
+
+// allocated reports whether the provider has allocated an IPAddress to a claim. When the claim is gone, the garbage collector removes the
+// reference to it, because the pool, the other owner, still exists. The finalizer is left then.
+func allocated(ip *capiipamv1.IPAddress) bool {
+	if owner := metav1.GetControllerOf(ip); owner != nil {
+		return isClaim(owner)
+	}
+	return controllerutil.ContainsFinalizer(ip, ipamv1.AddressFinalizer)
+}
+
+// abandoned reports whether the claim with the name of an allocated IPAddress, or nil, neither has it nor can adopt it.
+func abandoned(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
+	if claim == nil {
+		return true
+	}
+	if owner := metav1.GetControllerOf(ip); owner != nil && owner.UID == claim.UID {
+		return false
+	}
+	r := relationOf(claim, ip)
+	return r == leftover || r == foreign
 }
 
 // inTheWay returns the reason why an IPAddress with the claim's name does not belong to the claim.

@@ -74,10 +74,13 @@ func TestRelationOf(t *testing.T) {
 		ip.OwnerReferences[0].APIVersion, ip.OwnerReferences[0].Kind = apiVersion, kind
 		return ip
 	}
+	deleted := owned("")
+	deleted.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))
 	tests := map[string]struct {
 		ip   *capiipamv1.IPAddress
 		want relation
 	}{
+		"created before the claim and deleted": {deleted, leftover},
 		"none":                                 {nil, none},
 		"created for the claim":                {owned("new"), ours},
 		"created before the claim":             {owned(""), adoptive},
@@ -97,6 +100,10 @@ func TestRelationOf(t *testing.T) {
 			t.Errorf("%s: unclear message %q", name, inTheWay(claim, tt.ip))
 		}
 	}
+	claim.Status.AddressRef.Name = "a"
+	if got := relationOf(claim, deleted); got != adoptive {
+		t.Errorf("a deleted IPAddress that the claim names: %v", got)
+	}
 }
 
 // ALL-18: a pool that does not allow the namespace serves only a claim whose address was allocated before. What the claim itself says
@@ -112,6 +119,50 @@ func TestIsOut_ALL18(t *testing.T) {
 		"allocated to a claim":      {owned, true},
 	} {
 		if got := isOut(tt.ip); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// An IPAddress whose claim is gone is removed, also after the garbage collector has removed the reference to the claim. One that a user
+// has created for a later claim stays, and one that a claim can adopt.
+func TestAbandoned(t *testing.T) {
+	ref := capiipamv1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "p"}
+	claim := func(uid types.UID, pool string) *capiipamv1.IPAddressClaim {
+		c := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{UID: uid, Annotations: map[string]string{ipamv1.OriginUIDAnnotation: "before-" + string(uid)}}}
+		c.Spec.PoolRef = ref
+		c.Spec.PoolRef.Name = pool
+		return c
+	}
+	address := func(kind string, uid types.UID, finalizers ...string) *capiipamv1.IPAddress {
+		ip := &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Finalizers: finalizers}, Spec: capiipamv1.IPAddressSpec{PoolRef: ref}}
+		if kind != "" {
+			ip.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: kind, UID: uid, Controller: ptr.To(true)}}
+		}
+		return ip
+	}
+	const kind = "IPAddressClaim"
+	owned, collected := address(kind, "a", ipamv1.AddressFinalizer), address("", "", ipamv1.AddressFinalizer)
+	for name, tt := range map[string]struct {
+		claim *capiipamv1.IPAddressClaim
+		ip    *capiipamv1.IPAddress
+		want  bool
+	}{
+		"the claim exists":                                  {claim("a", "p"), owned, false},
+		"the claim is gone":                                 {nil, owned, true},
+		"gone, without the finalizer":                       {nil, address(kind, "a"), true},
+		"of an earlier claim":                               {claim("b", "p"), owned, true},
+		"of an earlier claim of another pool":               {claim("b", "q"), owned, true},
+		"the same claim names another pool":                 {claim("a", "q"), owned, false},
+		"of the claim before a move":                        {claim("a", "p"), address(kind, "before-a", ipamv1.AddressFinalizer), false},
+		"garbage collector: the claim is gone":              {nil, collected, true},
+		"garbage collector: a claim can adopt it":           {claim("b", "p"), collected, false},
+		"garbage collector: a claim of another pool exists": {claim("b", "q"), collected, true},
+		"by hand, for a later claim":                        {nil, address("", ""), false},
+		"by hand, for a later claim, with a finalizer":      {nil, address("", "", "example.com/keep"), false},
+		"by hand, with another controller":                  {nil, address("ConfigMap", "c", ipamv1.AddressFinalizer), false},
+	} {
+		if got := allocated(tt.ip) && abandoned(tt.claim, tt.ip); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -138,7 +138,10 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	case foreign:
 		// Until the IPAddress is deleted or changed, which triggers the claim, the claim must not delay later claims.
 		r.Ledger.Pool(s.key).Park(s.claim.UID)
-		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip))
+		if err := r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip)); err != nil {
+			return ctrl.Result{}, err
+		}
+		return r.reapOrphan(ctx, client.ObjectKeyFromObject(s.claim))
 	case leftover:
 		// The deletion triggers the claim.
 		return ctrl.Result{}, r.removeAddress(ctx, s.ip)

@@ -112,19 +112,15 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 	if err := r.Client.Get(ctx, name, ip); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if _, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); !isOurs {
-		return ctrl.Result{}, nil
-	}
-	owner := metav1.GetControllerOf(ip)
-	if owner == nil || !isClaim(owner) {
-		return ctrl.Result{}, nil // A user created it for a future claim.
+	if _, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); !isOurs || !allocated(ip) {
+		return ctrl.Result{}, nil // A user may have created it for a future claim.
 	}
 	if left := r.OrphanAge - metav1.Now().Sub(ip.CreationTimestamp.Time); left > 0 && ip.DeletionTimestamp.IsZero() {
 		// There is no event for a claim that is not created.
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
-	gone, err := r.claimGone(ctx, name, owner.UID)
-	if err != nil || !gone {
+	claim, err := r.liveClaim(ctx, name)
+	if err != nil || !abandoned(claim, ip) {
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, r.removeAddress(ctx, ip)
@@ -146,15 +142,21 @@ func (r *Reconciler) claimGone(ctx context.Context, name types.NamespacedName, u
 
 // Exists reads a claim from the API server and reports whether it still exists.
 func (r *Reconciler) Exists(ctx context.Context, name types.NamespacedName, uid types.UID) (bool, error) {
+	claim, err := r.liveClaim(ctx, name)
+	return claim != nil && claim.UID == uid, err
+}
+
+// liveClaim reads a claim from the API server. It returns nil if the claim does not exist.
+func (r *Reconciler) liveClaim(ctx context.Context, name types.NamespacedName) (*capiipamv1.IPAddressClaim, error) {
 	claim := &capiipamv1.IPAddressClaim{}
 	err := r.Live.Get(ctx, name, claim)
 	if apierrors.IsNotFound(err) {
-		return false, nil
+		return nil, nil //nolint:nilnil // no claim and no error is an answer.
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading IPAddressClaim %s: %w", name, err)
+		return nil, fmt.Errorf("reading IPAddressClaim %s: %w", name, err)
 	}
-	return claim.UID == uid, nil
+	return claim, nil
 }
 
 func without(list []string, item string) []string {

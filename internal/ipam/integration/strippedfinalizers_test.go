@@ -1,10 +1,13 @@
 package integration
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -110,4 +113,54 @@ func TestOrphanIsRemoved(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The garbage collector removes the reference to a claim that is gone without a release, because the pool still exists. The provider
+// removes the IPAddress all the same. A claim of the same name adopts it, and a claim of another pool waits until it is removed.
+func TestCollectedOrphanIsRemoved(t *testing.T) {
+	stop := startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool, other := newGlobal("collected-"+ns, subnet("10.7.3.0/24", "10.7.3.10-10.7.3.12")), newPool(ns, "other", subnet("10.7.4.0/24"))
+	create(t, pool, other)
+	var ips []*capiipamv1.IPAddress
+	for i, name := range []string{"gone", "again", "elsewhere"} {
+		claim := newClaim(ns, name, pool)
+		create(t, claim)
+		ips = append(ips, wantAddress(t, claim, fmt.Sprintf("10.7.3.%d", 10+i)))
+	}
+	stop()
+	collector := garbageCollector(t)
+	for _, ip := range ips {
+		claim := newClaim(ns, ip.Name, pool)
+		must(t, env.Client.Delete(ctx, claim))
+		strip(t, claim)
+		wantGone(t, claim)
+		before := ip.DeepCopy()
+		ip.OwnerReferences = slices.DeleteFunc(ip.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "IPAddressClaim" })
+		must(t, collector.Patch(ctx, ip, client.MergeFrom(before)))
+	}
+	again, elsewhere := newClaim(ns, "again", pool), newClaim(ns, "elsewhere", other)
+	create(t, again, elsewhere)
+
+	startManager(t, env.Config, options())
+	wantGone(t, ips[0])
+	if adopted := wantAddress(t, again, "10.7.3.11"); adopted.UID != ips[1].UID || !metav1.IsControlledBy(adopted, again) {
+		t.Errorf("the claim of the same name did not adopt its IPAddress: %v", adopted.OwnerReferences)
+	}
+	wantAddress(t, elsewhere, "10.7.4.1")
+	for i, address := range []string{"10.7.3.10", "10.7.3.12"} {
+		next := newClaim(ns, fmt.Sprint("next", i), pool)
+		create(t, next)
+		wantAddress(t, next, address)
+	}
+}
+
+// garbageCollector returns a client with the rights of Kubernetes' garbage collector.
+func garbageCollector(t *testing.T) client.Client {
+	t.Helper()
+	config := rest.CopyConfig(env.Config)
+	config.Impersonate.UserName = "system:serviceaccount:kube-system:generic-garbage-collector"
+	c, err := client.New(config, client.Options{Scheme: env.Scheme})
+	must(t, err)
+	return c
 }
