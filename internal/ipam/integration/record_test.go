@@ -121,6 +121,23 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 	other := newClaim(allowed, "other", own)
 	must(t, tenant.Create(ctx, other))
 	refused("another controller", tenant.Patch(ctx, controlledBy(changed.DeepCopy(), other), client.MergeFrom(changed)))
+	for what, change := range map[string]func(*metav1.OwnerReference){
+		"no controller":            func(o *metav1.OwnerReference) { o.Controller = ptr.To(false) },
+		"a controller's kind":      func(o *metav1.OwnerReference) { o.Kind = "Other" },
+		"a controller's name":      func(o *metav1.OwnerReference) { o.Name = "other" },
+		"a controller's API group": func(o *metav1.OwnerReference) { o.APIVersion = "example.com/v1" },
+	} {
+		detached := changed.DeepCopy()
+		change(controllerOf(t, detached))
+		refused(what, tenant.Patch(ctx, detached, client.MergeFrom(changed)))
+	}
+	without := changed.DeepCopy()
+	without.OwnerReferences = nil
+	refused("no owner", tenant.Patch(ctx, without.DeepCopy(), client.MergeFrom(changed)))
+	must(t, garbageCollector(t).Patch(ctx, without.DeepCopy(), client.MergeFrom(changed), client.DryRunAll))
+	freed := changed.DeepCopy()
+	freed.Finalizers = nil
+	refused("no finalizer", tenant.Patch(ctx, freed, client.MergeFrom(changed)))
 	wantReason(t, theirs, capiipamv1.IPAddressClaimReadyAllocationFailedReason)
 	wantGone(t, &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: theirs.Name}})
 
@@ -130,4 +147,33 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 	wantAddress(t, kept, "10.6.77.3")
 	must(t, tenant.Delete(ctx, mine))
 	wantGone(t, mine)
+}
+
+// controllerOf returns the controlling owner reference of an IPAddress.
+func controllerOf(t *testing.T, ip *capiipamv1.IPAddress) *metav1.OwnerReference {
+	t.Helper()
+	for i := range ip.OwnerReferences {
+		if o := &ip.OwnerReferences[i]; ptr.Deref(o.Controller, false) {
+			return o
+		}
+	}
+	t.Fatalf("IPAddress %s has no controller: %v", ip.Name, ip.OwnerReferences)
+	return nil
+}
+
+// The policy does not concern IPAddresses of other pools. Older API versions allow a reference to a pool without an API group.
+func TestAddressWithoutGroup(t *testing.T) {
+	ns := env.Namespace(t)
+	ip := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "ipam.cluster.x-k8s.io/v1beta1", "kind": "IPAddress",
+		"metadata": map[string]any{"namespace": ns, "name": "a", "finalizers": []any{"test/keeps"}},
+		"spec": map[string]any{
+			"claimRef": map[string]any{"name": "a"}, "poolRef": map[string]any{"kind": ipamv1.GlobalCapstanIPPoolKind, "name": "p"},
+			"address": "10.6.79.1", "prefix": int64(24),
+		},
+	}}
+	create(t, ip)
+	must(t, env.Client.Delete(ctx, ip))
+	strip(t, ip)
+	wantGone(t, ip)
 }
