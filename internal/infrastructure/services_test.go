@@ -232,6 +232,26 @@ func TestRemovedRecord(t *testing.T) {
 	p.unclaim("unrecorded")
 }
 
+// IPAM-07: an IPAddress that was removed by force is created again after its claim has named it. The claim does not change then, and the
+// new IPAddress is the event for the Service.
+func TestServiceAddressAfterItsClaim_IPAM07(t *testing.T) {
+	p := newPublishing(t, 1, nil)
+	p.allow("203.0.113.96/28")
+	web := p.addService("late", nil)
+	p.Eventually(p.claims).Should(HaveKey("late"))
+	claim := p.claims()["late"]
+	p.names(claim)
+	p.Eventually(func() string {
+		return p.condition(p.capstan, infrav1.ServicesPublishedCondition, metav1.ConditionFalse, infrav1.ServicesNotPublishedReason)
+	}).Should(ContainSubstring("is not to be seen yet"))
+	p.settled(p.capstan)
+	p.fulfil(claim, "203.0.113.105", 24, "")
+	p.Eventually(p.ingress(web)).Should(Equal("203.0.113.105"))
+	p.delete(web)
+	p.unclaim("late")
+	p.gone(web)
+}
+
 // A Service with both families has an address from each pool, with machines of the same family, and one of them can fail.
 func TestDualStackServices(t *testing.T) {
 	p := newPublishing(t, 2, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })

@@ -42,6 +42,7 @@ import (
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
@@ -142,6 +143,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(predicate.NewPredicateFuncs(concerned))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(clusterOfAddress), predicate.NewPredicateFuncs(held)).
+		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(addresses.OfOwner(mgr.GetClient(), gvk.Kind)), reconciling.OnlyCreates).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(toInfrastructure), reconciling.IgnoreStatus()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []ctrl.Request {
 			return r.listed(ctx)
