@@ -146,10 +146,10 @@ func withoutMachine(machines []clusterv1.Machine, names map[string]bool) string 
 			delete(left, ref.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(left)) {
-		return name
+	if len(left) == 0 {
+		return ""
 	}
-	return ""
+	return slices.Min(slices.Collect(maps.Keys(left)))
 }
 
 // drainGroup is the control plane or the workers of a cluster.

@@ -26,17 +26,13 @@ type residents struct {
 
 func (r *Reconciler) residentsOf(ctx context.Context, host *infrav1.CapstanHost) residents {
 	admitting := hostaccess.ByNamespace(ctx, r.Client, []infrav1.CapstanHost{*host})
-	out := residents{admits: func(namespace string) (bool, error) {
+	return residents{conn: r.Pool.Connected(host.Name), admits: func(namespace string) (bool, error) {
 		hosts, err := admitting(namespace)
 		if err != nil {
 			return false, fmt.Errorf("read Namespace %s: %w", namespace, err)
 		}
 		return len(hosts) > 0, nil
 	}}
-	if conn := r.Pool.Get(host.Name); conn != nil && conn.Connected() == nil {
-		out.conn = conn
-	}
-	return out
 }
 
 func (r residents) machine(m *infrav1.CapstanMachine) (bool, error) {

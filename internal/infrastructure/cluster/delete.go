@@ -86,7 +86,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		h := &list.Items[i]
 		id, known := recorded[h.Name]
 		delete(recorded, h.Name)
-		conn := r.connected(h.Name)
+		conn := r.Pool.Connected(h.Name)
 		if hostaccess.Abandoned(h) {
 			continue
 		}

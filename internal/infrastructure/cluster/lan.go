@@ -71,7 +71,7 @@ func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.Capstan
 		return nil, why, err
 	}
 	vlan := s.capstan.Spec.Network.LAN.VLAN
-	if hostaccess.IgnoresVLAN(r.connected(h.Name), vlan) {
+	if hostaccess.IgnoresVLAN(r.Pool.Connected(h.Name), vlan) {
 		return nil, placement.OldForVLANs, nil
 	}
 	return overlay.WithLAN(n, offer, vlan, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
@@ -111,7 +111,7 @@ func (r *Reconciler) lanMembers(ctx context.Context, s *scope, usable []infrav1.
 	serving, err := r.serving(ctx, s, usable)
 	recorded := recordedHosts(s.capstan)
 	for _, name := range overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines) {
-		conn := r.connected(name)
+		conn := r.Pool.Connected(name)
 		switch {
 		case len(hostaccess.Named(serving, name)) == 0 && !hasBalancer(r.Pool.Get(name), s):
 		case conn == nil:

@@ -88,7 +88,7 @@ func (r *Reconciler) leave(ctx context.Context, s *scope, former infrav1.LoadBal
 	if hostaccess.Abandoned(h) {
 		return true, nil
 	}
-	conn := r.connected(former.Name)
+	conn := r.Pool.Connected(former.Name)
 	if conn == nil || hostaccess.Mismatch(former.Name, former.ID, conn.ID()) != "" {
 		return false, nil
 	}

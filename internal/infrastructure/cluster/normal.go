@@ -71,7 +71,7 @@ func unlessWaiting(err error) error {
 
 // observeHosts looks whether there is a host that the cluster may use.
 func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	connected := slices.ContainsFunc(usable, func(h infrav1.CapstanHost) bool { return r.connected(h.Name) != nil })
+	connected := slices.ContainsFunc(usable, func(h infrav1.CapstanHost) bool { return r.Pool.Connected(h.Name) != nil })
 	switch {
 	case len(usable) == 0:
 		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostsReason,
@@ -135,18 +135,10 @@ func takesControlPlane(h infrav1.CapstanHost) bool {
 	return placement.Schedulable(&h) && h.DeletionTimestamp.IsZero() && placement.AllowsControlPlane(&h) && !placement.Repels(&h)
 }
 
-// connected returns the connection to a host, or nil.
-func (r *Reconciler) connected(name string) *connections.Host {
-	if h := r.Pool.Get(name); h != nil && h.Connected() == nil {
-		return h
-	}
-	return nil
-}
-
 // balancerHost returns the connection to the load balancer's host, or why there is none.
 func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.Host, reason, why string) {
 	lb := c.Spec.LoadBalancer
-	host = r.connected(lb.HostName)
+	host = r.Pool.Connected(lb.HostName)
 	if host == nil {
 		return nil, infrav1.NoHostConnectedReason, fmt.Sprintf("Host %s is not connected", lb.HostName)
 	}
@@ -158,7 +150,7 @@ func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.
 
 // hostID is the identity of a host; empty while it is not connected.
 func (r *Reconciler) hostID(name string) string {
-	if host := r.connected(name); host != nil {
+	if host := r.Pool.Connected(name); host != nil {
 		return host.ID()
 	}
 	return ""

@@ -209,7 +209,7 @@ func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope, usable []in
 	if err != nil {
 		return err
 	}
-	if r.connected(s.capstan.Spec.LoadBalancer.HostName) == nil {
+	if r.Pool.Connected(s.capstan.Spec.LoadBalancer.HostName) == nil {
 		err = r.leaveFormerHosts(ctx, s) // otherwise done before the load balancer was made
 	}
 	members, trouble := r.members(s, overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), hosts, usable)
@@ -243,7 +243,7 @@ func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.
 	recorded, balancer := recordedHosts(s.capstan), hosts[s.capstan.Spec.LoadBalancer.HostName]
 	for _, name := range names {
 		h, exists := hosts[name]
-		conn := r.connected(name)
+		conn := r.Pool.Connected(name)
 		switch {
 		case !exists || len(hostaccess.Named(usable, name)) == 0 && !r.isOn(r.Pool.Get(name), s):
 		case conn == nil:

@@ -13,45 +13,29 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// ALL-15: the wait is bounded, and applies only to Capstan's own kind of control plane.
-func TestHoldForPreparation_ALL15(t *testing.T) {
+// ALL-15: the waits are bounded, and apply only to Capstan's own kind of control plane.
+func TestHoldFor_ALL15(t *testing.T) {
 	for name, tc := range map[string]struct {
-		kind     string
-		prepared bool
-		since    time.Duration
-		want     time.Duration
+		kind   string
+		done   bool
+		waited time.Duration
+		limit  time.Duration
+		want   time.Duration
 	}{
-		"CapstanControlPlane waits":       {kind: "CapstanControlPlane", since: 4 * time.Second, want: 6 * time.Second},
-		"until all is prepared":           {kind: "CapstanControlPlane", prepared: true, since: time.Second},
-		"but not longer than ten seconds": {kind: "CapstanControlPlane", since: 11 * time.Second},
-		"KubeadmControlPlane never":       {kind: "KubeadmControlPlane"},
-		"no control plane never":          {},
+		"the boot waits for the preparation":                  {kind: "CapstanControlPlane", waited: 4 * time.Second, limit: prepareWait, want: 6 * time.Second},
+		"until all is prepared":                               {kind: "CapstanControlPlane", done: true, waited: time.Second, limit: prepareWait},
+		"but not longer than ten seconds":                     {kind: "CapstanControlPlane", waited: 11 * time.Second, limit: prepareWait},
+		"the preparation of KubeadmControlPlane never":        {kind: "KubeadmControlPlane", limit: prepareWait},
+		"the preparation of no control plane never":           {limit: prepareWait},
+		"provisioned waits for the API server":                {kind: "CapstanControlPlane", waited: 20 * time.Second, limit: answerWait, want: 40 * time.Second},
+		"until it answers":                                    {kind: "CapstanControlPlane", done: true, waited: time.Second, limit: answerWait},
+		"but not longer than one minute":                      {kind: "CapstanControlPlane", waited: 61 * time.Second, limit: answerWait},
+		"provisioned with a KubeadmControlPlane never waits":  {kind: "KubeadmControlPlane", limit: answerWait},
+		"provisioned without a control plane does not either": {limit: answerWait},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := holdForPreparation(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.prepared, tc.since); got != tc.want {
-				t.Errorf("holdForPreparation: got %s, want %s", got, tc.want)
-			}
-		})
-	}
-}
-
-// ALL-15: provisioned waits for the first API server, for a bounded time, and only with Capstan's own kind of control plane.
-func TestHoldForAnswer_ALL15(t *testing.T) {
-	for name, tc := range map[string]struct {
-		kind    string
-		answers bool
-		since   time.Duration
-		want    time.Duration
-	}{
-		"CapstanControlPlane waits":      {kind: "CapstanControlPlane", since: 20 * time.Second, want: 40 * time.Second},
-		"until its API server answers":   {kind: "CapstanControlPlane", answers: true, since: time.Second},
-		"but not longer than one minute": {kind: "CapstanControlPlane", since: 61 * time.Second},
-		"KubeadmControlPlane never":      {kind: "KubeadmControlPlane"},
-		"no control plane never":         {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := holdForAnswer(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.answers, tc.since); got != tc.want {
-				t.Errorf("holdForAnswer: got %s, want %s", got, tc.want)
+			if got := holdFor(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.done, tc.waited, tc.limit); got != tc.want {
+				t.Errorf("holdFor: got %s, want %s", got, tc.want)
 			}
 		})
 	}

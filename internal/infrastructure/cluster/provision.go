@@ -58,15 +58,15 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 
 // hold returns how much longer provisioned is held back, at most; zero ends it.
 func (r *Reconciler) hold(ctx context.Context, s *scope) (time.Duration, error) {
-	answers := answers(s.cluster, r.reported(s))
-	if !answers && !conditions.IsTrue(s.capstan, infrav1.BootAllowedCondition) {
+	answered := answers(s.cluster, r.reported(s))
+	if !answered && !conditions.IsTrue(s.capstan, infrav1.BootAllowedCondition) {
 		if wait, err := r.holdBoot(ctx, s); err != nil || wait > 0 {
 			return wait, err
 		}
 	}
 	set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason, "")
 	booting := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.BootAllowedCondition).Time)
-	return holdForAnswer(s.cluster.Spec.ControlPlaneRef, answers || r.StrictContract, booting), nil
+	return holdFor(s.cluster.Spec.ControlPlaneRef, answered || r.StrictContract, booting, answerWait), nil
 }
 
 // holdBoot returns how much longer no machine may boot, at most.
@@ -79,7 +79,7 @@ func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, err
 		return 0, err
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
-	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared, waited); wait > 0 {
+	if wait := holdFor(s.cluster.Spec.ControlPlaneRef, prepared, waited, prepareWait); wait > 0 {
 		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
 			"Waiting for the kubeconfig and the bootstrap data of the first control plane machine")
 		return wait, nil
@@ -100,29 +100,19 @@ func needsTurn(c *infrav1.CapstanCluster, prepared bool, waited time.Duration) b
 	return prepared && waited < turnWait && !external(c)
 }
 
-// holdForPreparation returns how much longer the boot is held back; zero ends it. CapstanControlPlane
-// prepares all that it can as soon as it sees the endpoint; other control planes do so later, and are
-// never waited for.
-func holdForPreparation(controlPlane clusterv1.ContractVersionedObjectReference, prepared bool, waited time.Duration) time.Duration {
-	return holdFor(controlPlane, prepared, prepareWait-waited)
-}
-
-// holdForAnswer returns how much longer provisioned is held back for the first API server; zero ends it. Other control
-// planes than CapstanControlPlane may wait for provisioned before they create a machine.
-func holdForAnswer(controlPlane clusterv1.ContractVersionedObjectReference, answers bool, booting time.Duration) time.Duration {
-	return holdFor(controlPlane, answers, answerWait-booting)
-}
-
-func holdFor(controlPlane clusterv1.ContractVersionedObjectReference, done bool, left time.Duration) time.Duration {
+// holdFor returns how much longer a cluster is held back, with a limit from the start of the wait; zero ends it. CapstanControlPlane
+// prepares all that it can as soon as it sees the endpoint, and creates its first machine before `provisioned`. Other control planes may do
+// so later, and are never waited for.
+func holdFor(controlPlane clusterv1.ContractVersionedObjectReference, done bool, waited, limit time.Duration) time.Duration {
 	if done || controlPlane.Kind != "CapstanControlPlane" {
 		return 0
 	}
-	return max(0, left)
+	return max(0, limit-waited)
 }
 
 // reported is the load balancer as its host reports it, or nil.
 func (r *Reconciler) reported(s *scope) *hostpb.LoadBalancer {
-	if host := r.connected(s.capstan.Spec.LoadBalancer.HostName); host != nil {
+	if host := r.Pool.Connected(s.capstan.Spec.LoadBalancer.HostName); host != nil {
 		return host.LoadBalancer(s.capstan.Spec.ID)
 	}
 	return nil
@@ -155,7 +145,7 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 // slots returns how many clusters may boot on the load balancer's host at the same time, because an API server needs
 // two processors to start in time.
 func (r *Reconciler) slots(s *scope) int {
-	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
+	host := r.Pool.Connected(s.capstan.Spec.LoadBalancer.HostName)
 	if host == nil || host.Info() == nil {
 		return 1
 	}

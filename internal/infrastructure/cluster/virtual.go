@@ -33,7 +33,7 @@ func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *conn
 // endpointHolder returns the connected host that has the endpoint's virtual address and serves it. It returns "" if no host does.
 func (r *Reconciler) endpointHolder(s *scope) string {
 	for _, name := range hostaccess.BalancerHosts(s.capstan) {
-		conn := r.connected(name)
+		conn := r.Pool.Connected(name)
 		if conn == nil {
 			continue
 		}

@@ -138,6 +138,14 @@ func (p *Pool) Get(name string) *Host {
 	return p.hosts[name]
 }
 
+// Connected returns the host of that name while it is connected, or nil.
+func (p *Pool) Connected(name string) *Host {
+	if h := p.Get(name); h != nil && h.Connected() == nil {
+		return h
+	}
+	return nil
+}
+
 // HasAddress reports whether a machine of any host has the address in the network, except the machine of the given id.
 func (p *Pool) HasAddress(networkID, address, except string) bool {
 	p.mu.RLock()

@@ -134,7 +134,7 @@ func Named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
 
 // Box returns the box of a host in its current or last report, or "" before the first report.
 func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
-	if conn := pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+	if conn := pool.Connected(h.Name); conn != nil {
 		return conn.Info().GetBoxId()
 	}
 	return h.Status.BoxID
@@ -142,7 +142,7 @@ func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
 
 // OverlayKey returns the WireGuard key with which a host encrypts its overlays, in its current or last report, or "".
 func OverlayKey(h *infrav1.CapstanHost, pool *connections.Pool) string {
-	if conn := pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+	if conn := pool.Connected(h.Name); conn != nil {
 		return conn.Info().GetOverlayPublicKey()
 	}
 	return h.Status.OverlayPublicKey
