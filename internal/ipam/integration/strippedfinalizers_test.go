@@ -115,8 +115,8 @@ func TestOrphanIsRemoved(t *testing.T) {
 	})
 }
 
-// The garbage collector removes the reference to a claim that is gone without a release, because the pool still exists. The provider
-// removes the IPAddress all the same. A claim of the same name adopts it, and a claim of another pool waits until it is removed.
+// A claim was removed by force, without a release of its address. Its pool still exists, so the garbage collector removes only the
+// reference to the claim from the IPAddress. The provider then removes the IPAddress. A claim of the same name adopts it, and a claim of another pool waits until it is removed.
 func TestCollectedOrphanIsRemoved(t *testing.T) {
 	stop := startManager(t, env.Config, options())
 	ns := env.Namespace(t)

@@ -261,7 +261,7 @@ func (d *decision) exactAddress(a alloc.U128) (Result, bool) {
 }
 
 // formerAddress allocates the address of an IPAddress that somebody has removed by force. The pool does not serve the namespace any more,
-// so the claim gets no other address, whatever it requests.
+// so a request of the claim for another address has no effect.
 func (d *decision) formerAddress(span alloc.Range) (Result, bool) {
 	if plan := d.space.plan; !plan.IsBlock(span) || !plan.Contains(span) {
 		return d.fail(fmt.Sprintf("%s has no longer the address that the claim had. %s", d.key, d.notServed()))

@@ -22,7 +22,7 @@ func TestInterruptedRenewal(t *testing.T) {
 	due(false)
 
 	pair := kubeletPair{dir: dir, name: "kubelet-server"}
-	must(t, pair.forgetKey()) // There is none.
+	must(t, pair.forgetKey()) // There is no key yet.
 	if err := pair.replace([]byte("certificate\n"), record); err == nil {
 		t.Error("a certificate without a key replaces the former one")
 	}
