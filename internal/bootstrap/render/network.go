@@ -3,6 +3,7 @@ package render
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/blang/semver/v4"
@@ -22,7 +23,7 @@ const (
 )
 
 // Network returns the networks of a Cluster. It checks that every CIDR is valid, that there is at most one of each
-// family, and that no two overlap.
+// family, that no two overlap, and that each node can get a pod network.
 func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration) (nodeconfig.Network, error) {
 	spec := cluster.Spec.ClusterNetwork
 	out := nodeconfig.Network{
@@ -51,8 +52,35 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 			}
 		}
 	}
+	if config.PodNetwork == bootstrapv1.PodNetworkRoutes {
+		if err := checkNodeNetworks(pods, config.ControllerManager.ExtraArgs); err != nil {
+			return out, err
+		}
+	}
 	out.DNSServiceIP, err = nth(services[0], 10)
 	return out, err
+}
+
+// checkNodeNetworks returns an error for a pod network that kube-controller-manager cannot divide into the networks of nodes: it
+// would end at each start. Arguments for this division are the user's responsibility.
+func checkNodeNetworks(pods []netip.Prefix, args []bootstrapv1.Arg) error {
+	if slices.ContainsFunc(args, func(a bootstrapv1.Arg) bool {
+		return strings.HasPrefix(a.Name, "node-cidr-mask-size") || a.Name == "allocate-node-cidrs" || a.Name == "controllers"
+	}) {
+		return nil
+	}
+	for i, p := range pods {
+		node, arg := 24, "node-cidr-mask-size-ipv4"
+		if p.Addr().Is6() {
+			node, arg = 64, "node-cidr-mask-size-ipv6"
+		}
+		// kube-controller-manager makes at most 2^16 networks.
+		if p.Bits() < node-16 || p.Bits() > node {
+			return fmt.Errorf("the Cluster's spec.clusterNetwork.pods.cidrBlocks[%d] %s cannot be divided into a /%d for each node: expected a prefix length from %d to %d, or the argument %s of the controller manager",
+				i, p, node, node-16, node, arg)
+		}
+	}
+	return nil
 }
 
 // WithDefaults sets the defaults of empty fields of a ClusterConfiguration.

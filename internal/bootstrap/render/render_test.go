@@ -393,6 +393,40 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// TestNodeNetworks checks the sizes of pod networks.
+func TestNodeNetworks(t *testing.T) {
+	arg := func(name, value string) []bootstrapv1.Arg { return []bootstrapv1.Arg{{Name: name, Value: value}} }
+	for _, c := range []struct {
+		pods string
+		args []bootstrapv1.Arg
+		own  bool
+		ok   bool
+	}{
+		{pods: "11.0.0.0/8", ok: true},
+		{pods: "10.1.2.0/24", ok: true}, // one node
+		{pods: "10.1.2.0/25"},
+		{pods: "8.0.0.0/7"},
+		{pods: "fd00::/48", ok: true},
+		{pods: "fd00::/64", ok: true},
+		{pods: "fd00::/47"},
+		{pods: "fd00::/80"},
+		{pods: "fd00::/80", args: arg("node-cidr-mask-size-ipv6", "96"), ok: true},
+		{pods: "10.1.2.0/25", args: arg("node-cidr-mask-size", "26"), ok: true},
+		{pods: "10.1.2.0/25", args: arg("v", "4")},
+		{pods: "10.1.2.0/25", own: true, ok: true}, // the user's own pod network
+	} {
+		cluster := &clusterv1.Cluster{}
+		cluster.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{c.pods}
+		config := render.WithDefaults(bootstrapv1.ClusterConfiguration{ControllerManager: bootstrapv1.ComponentSpec{ExtraArgs: c.args}})
+		if c.own {
+			config.PodNetwork = bootstrapv1.PodNetworkNone
+		}
+		if _, err := render.Network(cluster, config); (err == nil) != c.ok {
+			t.Errorf("%s %v: %v", c.pods, c.args, err)
+		}
+	}
+}
+
 func TestCheckEndpoint(t *testing.T) {
 	n := network(t, render.WithDefaults(bootstrapv1.ClusterConfiguration{}))
 	for host, ok := range map[string]bool{"10.200.0.1": true, "api.example.com": true, "": true, "10.244.3.4": false, "10.96.0.1": false} {
