@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -140,5 +143,36 @@ func TestMetricsServerSlices(t *testing.T) {
 	data, _ := json.Marshal(slices[0].Object["ports"])
 	if string(data) != `[{"name":"https","port":4443,"protocol":"TCP"}]` {
 		t.Errorf("%s", data)
+	}
+}
+
+// TestAtChanges: slices are published when both values are known, when one changes, and for a new Node with the same readiness.
+func TestAtChanges(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	uids, readiness := make(chan string), make(chan bool)
+	calls, ended := make(chan string, 10), make(chan error, 1)
+	go func() {
+		ended <- atChanges(ctx, uids, readiness, func(uid string, ready bool) error {
+			calls <- fmt.Sprint(uid, " ", ready)
+			return nil
+		})
+	}()
+	uids <- "a"
+	readiness <- false
+	readiness <- false
+	readiness <- true
+	uids <- "a"
+	uids <- "b"
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	close(calls)
+	var got []string
+	for call := range calls {
+		got = append(got, call)
+	}
+	if !slices.Equal(got, []string{"a false", "a true", "b true"}) {
+		t.Errorf("published %q", got)
 	}
 }

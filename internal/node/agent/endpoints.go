@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -35,42 +36,81 @@ var (
 	}}
 )
 
-// publish maintains this machine's EndpointSlices of a Service, which are ready while the process is. The Node owns them, so they
-// are deleted with it.
+// publish maintains this machine's EndpointSlices of a Service, which are ready while the process is. The Node owns them: they are
+// deleted with it, and published again when the kubelet has registered the machine as a new Node.
 func (a *agent) publish(ctx context.Context, p published) error {
 	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
 	if err != nil {
 		return err
 	}
-	var uid string
-	err = kube.WaitFor(ctx, client, kube.Nodes, a.name, func(o *unstructured.Unstructured) (bool, error) {
-		uid = string(o.GetUID())
-		return true, nil
-	})
-	if err != nil {
-		return err
-	}
-	var last *bool
-	// PID 1 reports when the process becomes ready or not ready.
-	return initapi.NewClient(initapi.Socket).Watch(ctx, func(status initapi.Status) bool {
-		ready := len(status.NotReady([]string{p.process})) == 0
-		if last != nil && *last == ready {
-			return true
-		}
-		for _, slice := range p.slices(a.name, uid, a.ips, ready) {
-			err := kube.Retry(ctx, "publishing "+p.service, func(ctx context.Context) error {
-				_, err := client.Resource(kube.EndpointSlices).Namespace("kube-system").Apply(ctx, slice.GetName(), slice,
-					metav1.ApplyOptions{FieldManager: "capstan-node-agent", Force: true})
-				return err
-			})
-			if err != nil {
-				return false
+	uids, readiness := make(chan string), make(chan bool)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return watchNodes(ctx, client, "metadata.name="+a.name, func(nodes []node) error {
+			for _, n := range nodes {
+				send(ctx, uids, n.uid)
 			}
-		}
-		a.log.Info("Endpoint published", "service", p.service, "ready", ready)
-		last = &ready
-		return true
+			return nil
+		})
 	})
+	group.Go(func() error {
+		// PID 1 reports when the process becomes ready or not ready.
+		return initapi.NewClient(initapi.Socket).Watch(ctx, func(status initapi.Status) bool {
+			return send(ctx, readiness, len(status.NotReady([]string{p.process})) == 0)
+		})
+	})
+	group.Go(func() error {
+		return atChanges(ctx, uids, readiness, func(uid string, ready bool) error {
+			for _, slice := range p.slices(a.name, uid, a.ips, ready) {
+				err := kube.Retry(ctx, "publishing "+p.service, func(ctx context.Context) error {
+					_, err := client.Resource(kube.EndpointSlices).Namespace("kube-system").Apply(ctx, slice.GetName(), slice,
+						metav1.ApplyOptions{FieldManager: "capstan-node-agent", Force: true})
+					return err
+				})
+				if err != nil {
+					return err
+				}
+			}
+			a.log.Info("Endpoint published", "service", p.service, "ready", ready)
+			return nil
+		})
+	})
+	return group.Wait()
+}
+
+// send returns false if ctx ends before a receiver takes the value.
+func send[T any](ctx context.Context, to chan<- T, value T) bool {
+	select {
+	case to <- value:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// atChanges calls do when the uid of the Node and the readiness of the process are known, and when one of them has changed, until ctx
+// ends or do returns an error.
+func atChanges(ctx context.Context, uids <-chan string, readiness <-chan bool, do func(uid string, ready bool) error) error {
+	type state struct {
+		uid          string
+		ready, known bool
+	}
+	for want, last := (state{}), (state{}); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case want.uid = <-uids:
+		case want.ready = <-readiness:
+			want.known = true
+		}
+		if want == last || want.uid == "" || !want.known {
+			continue
+		}
+		if err := do(want.uid, want.ready); err != nil {
+			return err
+		}
+		last = want
+	}
 }
 
 // slices returns one EndpointSlice for each IP family of the machine.

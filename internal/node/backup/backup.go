@@ -135,7 +135,14 @@ func Save(ctx context.Context, store Store, file string, manifest Manifest) erro
 	if err := store.Put(ctx, snapshotFile(manifest.Name), file); err != nil {
 		return err
 	}
-	return store.Put(ctx, manifestFile(manifest.Name), text)
+	err = store.Put(ctx, manifestFile(manifest.Name), text)
+	if err == nil {
+		return nil
+	}
+	// A snapshot without a manifest is no backup. On a full disk it would take the space of the next attempt.
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	defer cancel()
+	return errors.Join(err, Remove(undo, store, manifest.Name))
 }
 
 // Remove removes a backup from the store.

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -321,6 +322,33 @@ func (d *database) save(t *testing.T, store Store, name string, keys map[string]
 	must(t, d.member.Snapshot(t.Context(), file, &manifest))
 	must(t, Save(t.Context(), store, file, manifest))
 	return manifest
+}
+
+// withoutManifests is a store that becomes full after the snapshot.
+type withoutManifests struct{ Store }
+
+func (s withoutManifests) Put(ctx context.Context, name, file string) error {
+	if strings.HasSuffix(name, ".json") {
+		return syscall.ENOSPC
+	}
+	return s.Store.Put(ctx, name, file)
+}
+
+// TestHalfABackup: a snapshot whose manifest cannot be stored does not stay in the store.
+func TestHalfABackup(t *testing.T) {
+	dir := t.TempDir()
+	store, err := Open(nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"})
+	must(t, err)
+	file := filepath.Join(dir, "snapshot")
+	must(t, os.WriteFile(file, []byte("x"), 0o600))
+	if err := Save(t.Context(), withoutManifests{store}, file, Manifest{Name: "first"}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("got %v", err)
+	}
+	names, err := store.List(t.Context())
+	must(t, err)
+	if len(names) > 0 {
+		t.Errorf("the store has %q", names)
+	}
 }
 
 // TestSaveAndRestore: a restore brings back the keys from before the backup and drops later keys. Watches from before the

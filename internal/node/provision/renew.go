@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"capstan.dev/capstan/internal/node/kube"
@@ -112,36 +114,49 @@ func ensureLeaves(dir string, leaves []certfiles.Leaf, validity time.Duration, n
 
 // renewClients renews a worker's client certificates.
 func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, log *slog.Logger) (time.Time, error) {
-	next := time.Now().Add(renewMax)
+	var renewals []func() (time.Time, error)
 	for _, request := range clientRequests(config, nodeName) {
-		c, err := pki.ReadCert(request.CertFile)
-		if err != nil {
-			// `node up` still has to request the first one.
-			next = time.Now().Add(renewRetry)
-			continue
-		}
-		at := pki.RenewAt(c)
-		if time.Now().Before(at) {
-			if at.Before(next) {
-				next = at
-			}
-			continue
-		}
-		if err := request.renew(ctx); err != nil {
-			return time.Time{}, err
-		}
-		log.Info("Certificate renewed", "user", request.CommonName)
-		next = time.Now()
+		renewals = append(renewals, func() (time.Time, error) { return request.renewIfDue(ctx, log) })
 	}
-	return next, nil
+	return renewAll(renewals)
 }
 
-// renew requests a new certificate and waits for the approval. It uses the certificate itself until that expires, and the
-// kubelet's from then on: the Cluster may be paused, so that no controller approves the request.
+// renewAll runs the renewals at the same time, because a request that nobody approves must not delay the others. It returns the
+// earliest time of a next attempt.
+func renewAll(renewals []func() (time.Time, error)) (time.Time, error) {
+	next, errs := make([]time.Time, len(renewals)), make([]error, len(renewals))
+	var running sync.WaitGroup
+	for i, renewal := range renewals {
+		running.Go(func() { next[i], errs[i] = renewal() })
+	}
+	running.Wait()
+	return slices.MinFunc(append(next, time.Now().Add(renewMax)), time.Time.Compare), errors.Join(errs...)
+}
+
+// renewIfDue renews a certificate that is due, and returns the time of the next attempt.
+func (r ClientRequest) renewIfDue(ctx context.Context, log *slog.Logger) (time.Time, error) {
+	c, err := pki.ReadCert(r.CertFile)
+	if err != nil {
+		return time.Now().Add(renewRetry), nil // `node up` still has to request the first one.
+	}
+	if at := pki.RenewAt(c); time.Now().Before(at) {
+		return at, nil
+	}
+	if err := r.renew(ctx); err != nil {
+		return time.Time{}, err
+	}
+	log.Info("Certificate renewed", "user", r.CommonName)
+	return time.Now(), nil
+}
+
+// renew requests a new certificate and waits for the approval, at most until the other certificates have to be looked at again. It
+// uses the certificate itself until that expires, and the kubelet's from then on: the Cluster may be paused, so that no controller
+// approves the request.
 func (r ClientRequest) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, renewMax)
+	defer cancel()
 	kubeconfig, until := r.credential(time.Now())
 	if !until.IsZero() {
-		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, until)
 		defer cancel()
 	}

@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -45,5 +46,25 @@ func TestRenewalCredential(t *testing.T) {
 				t.Errorf("got %s until %s, want %s until %s", kubeconfig, until, c.kubeconfig, c.until)
 			}
 		})
+	}
+}
+
+// TestRenewAll: an open request does not delay another renewal, an error does not hide the others, and the earliest time counts.
+func TestRenewAll(t *testing.T) {
+	soon, later := time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)
+	renewed := make(chan struct{})
+	next, err := renewAll([]func() (time.Time, error){
+		func() (time.Time, error) {
+			select {
+			case <-renewed:
+				return later, errors.New("refused")
+			case <-time.After(time.Minute):
+				return later, errors.New("the second renewal waits for the first one")
+			}
+		},
+		func() (time.Time, error) { close(renewed); return soon, nil },
+	})
+	if !next.Equal(soon) || err == nil || err.Error() != "refused" {
+		t.Errorf("next at %s, %v", next, err)
 	}
 }

@@ -162,14 +162,17 @@ func (n *node) size() string {
 	return fmt.Sprintf("-%d-%d", n.machine.CPUs, n.machine.MemoryBytes)
 }
 
-// agentRevision returns a hash of the configuration that the node agent reads at its start. Versions and arguments of other
-// services do not belong to it.
+// agentRevision returns a hash of the configuration that the node agent reads at its start. The arguments of other services do not
+// belong to it. The version does on control plane machines: the agent checks backups with the etcdutl of this version, and the
+// version before may be removed from the host.
 func (n *node) agentRevision() string {
 	config := *n.NodeConfiguration
-	config.KubernetesVersion, config.BootstrapToken, config.Kubelet, config.Registries = "", "", nodeconfig.Kubelet{}, nil
+	config.BootstrapToken, config.Kubelet, config.Registries = "", nodeconfig.Kubelet{}, nil
 	config.Node.Labels, config.Node.Taints = nil, nil
 	config.Proxy, config.KubeProxy = nil, nil
-	if config.ControlPlane != nil {
+	if config.ControlPlane == nil {
+		config.KubernetesVersion = ""
+	} else {
 		c := *config.ControlPlane
 		c.CoreDNS = nil
 		c.APIServer, c.ControllerManager, c.Scheduler = nodeconfig.Component{}, nodeconfig.Component{}, nodeconfig.Component{}

@@ -101,7 +101,8 @@ func TestRestartOrder(t *testing.T) {
 	}
 }
 
-// An update restarts the node agent for what the agent reads, and not for a version or the arguments of other services.
+// An update restarts the node agent for settings that the agent reads, and not for the arguments of other services or the version of
+// a worker.
 func TestAgentRevision(t *testing.T) {
 	base := nodeconfig.NodeConfiguration{KubernetesVersion: "v1.36.3", Endpoint: "10.0.0.1:6443", ControlPlane: &nodeconfig.ControlPlane{}}
 	revisionOf := func(change func(*nodeconfig.NodeConfiguration)) string {
@@ -122,7 +123,7 @@ func TestAgentRevision(t *testing.T) {
 		restart bool
 	}{
 		"nothing":           {func(*nodeconfig.NodeConfiguration) {}, false},
-		"version":           {func(c *nodeconfig.NodeConfiguration) { c.KubernetesVersion = "v1.37.0" }, false},
+		"version":           {func(c *nodeconfig.NodeConfiguration) { c.KubernetesVersion = "v1.37.0" }, true},
 		"token":             {func(c *nodeconfig.NodeConfiguration) { c.BootstrapToken = "a.b" }, false},
 		"API server":        {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.APIServer.ExtraArgs = arg }, false},
 		"kubelet":           {func(c *nodeconfig.NodeConfiguration) { c.Kubelet.ExtraArgs = arg }, false},
@@ -133,6 +134,12 @@ func TestAgentRevision(t *testing.T) {
 		if restart := revisionOf(test.change) != revisionOf(func(*nodeconfig.NodeConfiguration) {}); restart != test.restart {
 			t.Errorf("%s: restart %v", name, restart)
 		}
+	}
+	worker := func(version string) string {
+		return (&node{NodeConfiguration: &nodeconfig.NodeConfiguration{Role: nodeconfig.RoleWorker, KubernetesVersion: version}}).agentRevision()
+	}
+	if worker("v1.36.3") != worker("v1.37.0") {
+		t.Error("another version restarts the agent of a worker")
 	}
 }
 
