@@ -58,6 +58,8 @@ type Member struct {
 	Name string
 	// voting members count for the quorum. Learners and members that have not started do not.
 	voting bool
+	// started: etcd accepted the member, and it has run. Learners and voting members have started.
+	started bool
 	// Leave: the member was asked to leave. Left: it has left.
 	Leave, Left bool
 	health      metav1.ConditionStatus
@@ -76,6 +78,7 @@ func newMember(m *etcdv1.EtcdMember, known bool, now time.Time) Member {
 	}
 	joined, healthy := conditions.Get(m, etcdv1.JoinedCondition), conditions.Get(m, etcdv1.HealthyCondition)
 	out.voting = joined != nil && joined.Status == metav1.ConditionTrue
+	out.started = out.voting || joined != nil && joined.Reason == etcdv1.LearnerReason
 	out.Left = joined != nil && joined.Status == metav1.ConditionFalse && joined.Reason == etcdv1.LeftReason
 	switch {
 	case joined == nil:
@@ -142,6 +145,11 @@ func (f Fleet) joined(i *Instance) bool {
 		return i.hasServed
 	}
 	return i.Member != nil && i.Member.voting
+}
+
+// waitsFor reports whether a Machine cannot join etcd before a dead member has left: etcd accepts no member while one is dead.
+func (f Fleet) waitsFor(dead, i *Instance) bool {
+	return f.Stacked && memberDown(dead) && (i.Member == nil || !i.Member.started && !i.Member.Left)
 }
 
 // unidentified reports whether the Machine may run under a name that is not known. A member without a Machine may be its

@@ -105,7 +105,7 @@ func memberOf(name, letters string) *Member {
 	if strings.ContainsAny(letters, "-i") {
 		return nil
 	}
-	m := &Member{Name: name, voting: true, health: metav1.ConditionTrue}
+	m := &Member{Name: name, voting: true, started: true, health: metav1.ConditionTrue}
 	for _, letter := range letters {
 		switch letter {
 		case 'u':
@@ -115,7 +115,7 @@ func memberOf(name, letters string) *Member {
 		case '?':
 			m.health = metav1.ConditionUnknown
 		case 'l', 'n':
-			m.voting, m.health = false, metav1.ConditionUnknown
+			m.voting, m.started, m.health = false, letter == 'l', metav1.ConditionUnknown
 		case 'x':
 			m.voting, m.Left, m.Leave = false, true, true
 		case 'b':
@@ -123,6 +123,29 @@ func memberOf(name, letters string) *Member {
 		}
 	}
 	return m
+}
+
+// TestNewMember: a member has started when it receives the data.
+func TestNewMember(t *testing.T) {
+	for reason, want := range map[string]Member{
+		"":                      {},
+		etcdv1.NotStartedReason: {},
+		etcdv1.LearnerReason:    {started: true},
+		etcdv1.VotingReason:     {started: true, voting: true},
+		etcdv1.LeftReason:       {Left: true},
+	} {
+		m := &etcdv1.EtcdMember{}
+		if reason != "" {
+			status := metav1.ConditionFalse
+			if reason == etcdv1.VotingReason {
+				status = metav1.ConditionTrue
+			}
+			m.Status.Conditions = []metav1.Condition{{Type: etcdv1.JoinedCondition, Status: status, Reason: reason}}
+		}
+		if got := newMember(m, true, time.Unix(0, 0)); got.started != want.started || got.voting != want.voting || got.Left != want.Left {
+			t.Errorf("%q: %+v", reason, got)
+		}
+	}
 }
 
 // TestNewFleet: members are assigned to Machines by the name of the Node or of the Machine. Other members are strays. They are

@@ -169,6 +169,8 @@ func (f Fleet) cannotSpare(victim *Instance) string {
 	for _, i := range f.active() {
 		switch {
 		case i == victim:
+		case f.waitsFor(victim, i) && victim.Member.unhealthyForLong:
+			// It joins after the removal. CannotRemove protects the majority.
 		case !f.healthy(i):
 			problems = append(problems, f.problem(i))
 		case i.settling():

@@ -118,6 +118,8 @@ func (f Fleet) changing(unhealthy *Instance) string {
 		switch other := &f.Instances[n]; {
 		case other.Deleting() && memberDown(unhealthy) && WaitsForHook(other.Machine):
 			// Its member may be waiting for the removal of this one.
+		case f.waitsFor(unhealthy, other):
+			// It joins after the removal.
 		case other.Deleting():
 			return fmt.Sprintf("Machine %s is being deleted", other.Name())
 		case other != unhealthy && !f.joined(other) && !collections.IsUnhealthy(other.Machine):
