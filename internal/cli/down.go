@@ -26,7 +26,8 @@ func (a *app) downCommand() *cobra.Command {
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: cobra.NoArgs,
 		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.
 If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
-management plane does not answer and a host has machines: they may belong to other planes.`,
+management plane does not answer and a host has machines: they may belong to other planes. It asks before it deletes volumes that
+outlive machines, with their data.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !keepState && !yes {
 				if err := a.confirmDown(c.Context()); err != nil {
@@ -37,27 +38,37 @@ management plane does not answer and a host has machines: they may belong to oth
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
-	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes, or of unknown ones, without a question")
+	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes, or of unknown ones, and volumes with their data, without a question")
 	return c
 }
 
-// confirmDown asks before machines of other planes are removed. Only a running plane can separate its own machines from
-// others. While it does not run, each machine can belong to another plane, also if the host no longer listens for one.
+// confirmDown asks before machines of other planes, and data that outlives machines, are removed. Only a running plane can separate
+// its own machines from others. While it does not run, each machine can belong to another plane, also if the host no longer listens
+// for one.
 func (a *app) confirmDown(ctx context.Context) error {
 	state, err := embedded.LoadState(a.layout())
 	if err != nil {
 		return nil // Without a state there are no machines. Down reports a damaged one.
 	}
-	var what string
+	var machines string
 	if others, err := a.foreignMachines(ctx); err == nil {
-		what = removesOthers(others)
-	} else if what = removesAny(state.Listen, a.storedMachines(state)); what != "" {
-		what += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
+		machines = removesOthers(others)
+	} else if machines = removesAny(state.Listen, a.stored(state, "machines", "machine")); machines != "" {
+		machines += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
 	}
-	if what == "" {
+	what := slices.DeleteFunc([]string{machines, removesVolumes(a.stored(state, "volumes", "volume"))}, func(s string) bool { return s == "" })
+	if len(what) == 0 {
 		return nil
 	}
-	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), what)
+	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), strings.Join(what, "; and "))
+}
+
+// removesVolumes describes the removal of volumes; "" without volumes.
+func removesVolumes(volumes []string) string {
+	if len(volumes) == 0 {
+		return ""
+	}
+	return "volumes with their data: " + strings.Join(volumes, ", ")
 }
 
 // removesOthers describes the removal of machines of other planes; "" without such machines.
@@ -79,15 +90,15 @@ func removesAny(listen string, machines []string) string {
 	return ""
 }
 
-// storedMachines lists the machines in the folders of the hosts of a plane, as capstand need not run. A folder that cannot be
-// read may contain machines.
-func (a *app) storedMachines(state embedded.State) (all []string) {
+// stored lists the objects in a folder of each host of a plane, as capstand need not run. A folder that cannot be read may contain
+// objects.
+func (a *app) stored(state embedded.State, folder, kind string) (all []string) {
 	for _, host := range state.Hosts {
-		machines, err := recorded(a.layout().HostRoot(host), "machines", "machine")
+		objects, err := recorded(a.layout().HostRoot(host), folder, kind)
 		if err != nil {
-			machines = []string{fmt.Sprintf("those of host %s (%v)", host, err)}
+			objects = []string{fmt.Sprintf("each %s of host %s (%v)", kind, host, err)}
 		}
-		all = append(all, machines...)
+		all = append(all, objects...)
 	}
 	return all
 }

@@ -39,7 +39,7 @@ func (a *app) hostLeaveCommand() *cobra.Command {
 
 The command stops and disables capstand.service, and removes the certificates, the key and the options that the join made. It removes
 nothing else: the state folder with the backups of etcd, the packages and other options stay. Drain the host before. The command
-refuses a host that still has machines or load balancers. If it was interrupted, run it again.`,
+refuses a host that still has machines, load balancers or volumes. If it was interrupted, run it again.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
@@ -48,7 +48,7 @@ refuses a host that still has machines or load balancers. If it was interrupted,
 	}
 	f := c.Flags()
 	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder with the certificates: the folder tls in capstand's --root")
-	f.BoolVar(&o.force, "force", false, "leave although the host has machines or load balancers. They run until the box restarts, and nothing manages them")
+	f.BoolVar(&o.force, "force", false, "leave although the host has machines, load balancers or volumes. Machines and load balancers run until the box restarts, and nothing manages them. The data of volumes stays")
 	f.DurationVar(&timeout, "timeout", 2*time.Minute, "time limit; 0 for none")
 	return c
 }
@@ -77,7 +77,7 @@ func (a *app) leave(ctx context.Context, o leaveOptions) error {
 			return err
 		}
 	}
-	return a.printLeft(o, record, left)
+	return a.printLeft(o, record)
 }
 
 // neverJoined changes nothing, except that it removes the empty folder of a leave that was interrupted.
@@ -164,8 +164,15 @@ func (a *app) stopCapstand(ctx context.Context, o leaveOptions, name string) err
 	return err
 }
 
-// occupants returns the machines and load balancers of a state folder.
+// occupants returns everything of a state folder that only the management cluster of the host can remove in order.
 func occupants(root string) ([]string, error) {
+	running, err1 := running(root)
+	volumes, err2 := recorded(root, "volumes", "volume")
+	return append(running, volumes...), errors.Join(err1, err2)
+}
+
+// running returns the machines and load balancers of a state folder.
+func running(root string) ([]string, error) {
 	machines, err1 := recorded(root, "machines", "machine")
 	balancers, err2 := recorded(root, "balancers", "load balancer")
 	return append(balancers, machines...), errors.Join(err1, err2)
@@ -196,31 +203,39 @@ func occupantName(dir string) string {
 
 // occupied is the error of a host that is in use, with the way out.
 func occupied(name string, left []string) error {
-	return fmt.Errorf(`expected a host without machines and load balancers, found %s.
+	return fmt.Errorf(`expected a host without machines, load balancers and volumes, found %s.
 Drain the host from its management cluster, while capstand runs here:
   kubectl patch capstanhost %s --type=merge -p '{"spec":{"drain":true}}'
   kubectl wait capstanhost %s --for=condition=Drained --timeout=1h
-Delete the clusters whose load balancers are here, or move these load balancers. Then run this command again, or with --force to leave
-the machines running without management`, strings.Join(left, ", "), name, name)
+Delete the clusters whose load balancers are here, or move these load balancers. Copy the data of volumes that you need, and delete their
+CapstanVolumes, which deletes the data. Then run this command again, or with --force to leave the machines running without management,
+and the data of volumes on this host`, strings.Join(left, ", "), name, name)
 }
 
 // printLeft prints the next steps of the administrator.
-func (a *app) printLeft(o leaveOptions, record *joinRecord, left []string) error {
+func (a *app) printLeft(o leaveOptions, record *joinRecord) error {
 	name, root := record.Request.Name, filepath.Dir(o.dir)
+	running, err1 := running(root)
+	volumes, err2 := recorded(root, "volumes", "volume")
+	networks, err3 := recorded(root, "networks", "network")
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
 	fmt.Fprintf(a.out, "This host has left %s.\n\nWhat remains:\n- the folder %s with the id of the host and backups of etcd\n- the packages\n", record.Server, root)
 	if record.Options == nil {
 		fmt.Fprintf(a.out, "- the options in %s: an older version of Capstan joined, which did not record those that it added\n", o.defaults)
 	}
-	if len(left) > 0 {
-		fmt.Fprintf(a.out, "- %s, which run until this box restarts. To end them, restart the box, and remove %s\n", strings.Join(left, ", "), root)
+	if len(running) > 0 {
+		fmt.Fprintf(a.out, "- %s, which run until this box restarts. To end them, restart the box, and remove %s and %s\n", strings.Join(running, ", "), filepath.Join(root, "machines"), filepath.Join(root, "balancers"))
 	}
-	if networks, err := recorded(root, "networks", "network"); err != nil {
-		return err
-	} else if len(networks) > 0 {
+	if len(volumes) > 0 {
+		fmt.Fprintf(a.out, "- the data of %s. Nothing else has it: copy the file systems, %s, before you remove the folder\n", strings.Join(volumes, ", "), filepath.Join(root, "volumes", "*", "disk.img"))
+	}
+	if len(networks) > 0 {
 		fmt.Fprintf(a.out, "- %s: links and firewall rules. Restart the box, and remove %s before you join another management cluster\n", strings.Join(networks, ", "), filepath.Join(root, "networks"))
 	}
 	fmt.Fprintf(a.out, "\nRemove the host from the management cluster. This also removes the credentials with which managers connected to it:\n")
-	if len(left) > 0 {
+	if len(running)+len(volumes) > 0 {
 		fmt.Fprintf(a.out, "  kubectl annotate capstanhost %s infrastructure.capstan.dev/abandoned=\n", name)
 	}
 	_, err := fmt.Fprintf(a.out, "  kubectl delete capstanhost %s\n", name)

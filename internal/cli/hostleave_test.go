@@ -241,8 +241,9 @@ func TestLeaveOfABoxInUse(t *testing.T) {
 	b.write(filepath.Join(b.root, "machines", "m-2", "spec.json"), "{")
 	b.write(filepath.Join(b.root, "balancers", "n-1", "spec.json"), `{"namespace":"team","name":"demo"}`)
 	b.write(filepath.Join(b.root, "networks", "n-1", "spec.json"), `{"namespace":"team","name":"demo"}`)
+	b.write(filepath.Join(b.root, "volumes", "v-1", "spec.json"), `{"namespace":"team","name":"db-data"}`)
 	out, err := b.leave()
-	for _, want := range []string{"found load balancer team/demo, machine m-2, machine team/worker-1.", `patch capstanhost rack-1 --type=merge -p '{"spec":{"drain":true}}'`, "--force"} {
+	for _, want := range []string{"found load balancer team/demo, machine m-2, machine team/worker-1, volume team/db-data.", `patch capstanhost rack-1 --type=merge -p '{"spec":{"drain":true}}'`, "--force"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Fatalf("want %q, got %v: %s", want, err, out)
 		}
@@ -257,6 +258,29 @@ func TestLeaveOfABoxInUse(t *testing.T) {
 	}
 	if !atomicfile.Exists(filepath.Join(b.root, "machines", "m-1")) {
 		t.Error("a machine was removed")
+	}
+}
+
+// Retained volumes alone keep the host: only the deletion of a CapstanVolume deletes data, and it needs the host. A forced leave keeps
+// the data, and names it.
+func TestLeaveOfABoxWithVolumes(t *testing.T) {
+	b := newJoinedBox(t)
+	b.join("")
+	spec := filepath.Join(b.root, "volumes", "v-1", "spec.json")
+	b.write(spec, `{"namespace":"team","name":"db-data"}`)
+	out, err := b.leave()
+	if err == nil || !strings.Contains(err.Error(), "found volume team/db-data.") || b.read(b.calls) != "" {
+		t.Fatalf("%v: %s", err, out)
+	}
+	b.o.force = true
+	out, err = b.leave()
+	for _, want := range []string{"the data of volume team/db-data", filepath.Join(b.root, "volumes"), "abandoned="} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("forced: want %q, got %v: %s", want, err, out)
+		}
+	}
+	if strings.Contains(out, "run until this box restarts") || !atomicfile.Exists(spec) {
+		t.Errorf("forced: %s", out)
 	}
 }
 

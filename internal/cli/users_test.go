@@ -295,7 +295,7 @@ func (h fakeHost) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*h
 }
 
 // testDown: `capstan down` without a terminal refuses to remove machines of other planes, or of unknown ones if the plane does
-// not answer, unless --yes is given.
+// not answer, and volumes that outlive machines, unless --yes is given.
 func (s *site) testDown() {
 	own := s.env.Namespace(s.t)
 	s.create(capstanMachine(own, "ours", nil))
@@ -304,20 +304,22 @@ func (s *site) testDown() {
 	for name, test := range map[string]struct {
 		state, kubeconfig string
 		machines          []string // in the list of capstand
-		stored            []string // in the folder of a host whose capstand does not run
+		stored            []string // in the folder of a host
 		refusal           string
 	}{
 		"own machines":               {state: `{"hosts":["local"]}`, kubeconfig: string(s.env.Kubeconfig), machines: []string{"ours"}},
 		"a foreign machine":          {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"ours", "foreign"}, nil, "1 machines of other management planes: team/foreign" + repeat},
-		"silent plane":               {`{"hosts":["local"]}`, silent, nil, []string{"a", "b"}, "machines, possibly of other management planes: machine a, machine b (the plane of this box does not answer: "},
+		"silent plane":               {`{"hosts":["local"]}`, silent, nil, []string{"machines/a", "machines/b"}, "machines, possibly of other management planes: machine a, machine b (the plane of this box does not answer: "},
+		"own machines, and volumes":  {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"ours"}, []string{"volumes/a", "volumes/b"}, "remove volumes with their data: volume a, volume b" + repeat},
+		"foreign, and a volume":      {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"foreign"}, []string{"volumes/a"}, "team/foreign; and volumes with their data: volume a" + repeat},
 		"silent plane, no machines":  {state: `{"hosts":["local"]}`, kubeconfig: silent},
 		"silent plane that listened": {`{"hosts":["local"],"listen":":7443"}`, silent, nil, nil, "all machines of its hosts, which serve other management planes on :7443 (the plane of this box does not answer: "},
 	} {
 		s.t.Run(name, func(t *testing.T) {
 			l := embedded.Layout{Root: t.TempDir()}
 			s.installation(t, l, test.state, test.kubeconfig, test.machines)
-			for _, m := range test.stored {
-				if err := os.MkdirAll(filepath.Join(l.HostRoot("local"), "machines", m), 0o700); err != nil {
+			for _, folder := range test.stored {
+				if err := os.MkdirAll(filepath.Join(l.HostRoot("local"), folder), 0o700); err != nil {
 					t.Fatal(err)
 				}
 			}
