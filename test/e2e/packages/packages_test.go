@@ -7,6 +7,7 @@ package packages
 
 import (
 	"crypto/sha256"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -146,6 +147,31 @@ func (b *box) refused(command, message string) {
 	}
 }
 
+// whileRuns calls a function while a shell runs in the box as the program of a command line, whose first argument is "plane".
+func (b *box) whileRuns(command string, do func()) {
+	b.t.Helper()
+	words := strings.Fields(command)
+	b.write("/plane", "echo started; read end || true")
+	b.run("mkdir -p " + filepath.Dir(words[0]) + "; cp /bin/sh " + words[0])
+	c := exec.Command("chroot", append([]string{b.root}, words...)...)
+	in, err1 := c.StdinPipe()
+	out, err2 := c.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		b.t.Errorf("%s: %v", command, err)
+	}
+	do()
+	if err := errors.Join(in.Close(), c.Wait()); err != nil {
+		b.t.Error(err)
+	}
+	b.run("rm /plane " + words[0])
+}
+
 // write writes a file of the box.
 func (b *box) write(path, content string) {
 	b.t.Helper()
@@ -183,7 +209,8 @@ func (b *box) leftovers() []string {
 }
 
 // TestPackages: packages are installed, upgraded and removed as an administrator expects. Settings and the Kubernetes
-// version of running machines survive an upgrade, a removal is refused while machines exist, and a purge leaves backups only.
+// version of running machines survive an upgrade, a removal is refused while machines or volumes exist, and a purge leaves the data of
+// users only.
 func TestPackages(t *testing.T) {
 	old, latest := t.TempDir(), t.TempDir()
 	build(t, first, old)
@@ -232,18 +259,45 @@ func TestPackages(t *testing.T) {
 	b.write("/var/lib/capstan/host/balancers/b1/spec.json", "{}")
 	b.refused("dpkg -r capstan", "this host has load balancers")
 	b.run("rm -r /var/lib/capstan/host/balancers/b1")
+	b.write("/var/lib/capstan/host/volumes/v1/spec.json", "{}")
+	b.refused("dpkg -r capstan", "this host has volumes")
+	b.run("rm -r /var/lib/capstan/host/volumes/v1")
 	b.write("/var/lib/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
 	b.refused("dpkg -r capstan", "this box has a management plane")
 	b.run("rm /var/lib/capstan/state.json")
+
+	// The records of a plane or a capstand with another folder are unknown, but it runs.
+	for _, group := range []string{"/sys/fs/cgroup/capstan/id/m1", "/sys/fs/cgroup/memory/capstan/id/m1"} {
+		b.run("mkdir -p " + group)
+		b.refused("dpkg -r capstan", "with another folder than /var/lib/capstan run on this box")
+		b.run("rm -r /sys/fs")
+	}
+	b.whileRuns("/usr/lib/capstan/node/capstan plane --root=/srv/capstan", func() {
+		b.refused("dpkg -r capstan", "a management plane with another folder")
+	})
+	b.whileRuns("/usr/lib/capstan/kubernetes/v1.35.4/program plane", func() {
+		b.refused("dpkg -r capstan-kubernetes-1.35.4", "processes on this box run programs of Kubernetes v1.35.4")
+	})
 	b.run("dpkg -r capstan-kubernetes-1.35.4 2>&1")
 
-	b.write("/var/lib/capstan/host/backups/team/demo/first.db", "a backup")
 	b.write("/var/lib/capstan/host/tls/ca.key", "a key")
-	b.run("ln -s /usr/lib/systemd/system/capstand.service /etc/systemd/system/multi-user.target.wants/") // as `capstan host join` does
-	if out := b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1"); !strings.Contains(out, "backups remain") {
-		t.Errorf("the purge does not name the backups:\n%s", out)
+	b.write("/var/lib/capstan/host/unpacked/1/usr/bin/sh", "of an image")
+	data := []string{"backups/plane.tar.gz", "host/backups/team/demo/first.db", "host/volumes/v1/disk.img", "hosts/local/volumes/v1/disk.img", "host/images/debian.tar", "host/container-images/app.tar"}
+	for _, file := range data {
+		b.write("/var/lib/capstan/"+file, "data of a user")
 	}
-	b.run("test -e /var/lib/capstan/host/backups/team/demo/first.db; test ! -e /var/lib/capstan/host/tls")
+	b.run("mv /var/lib/capstan/host/volumes /var/lib/capstan/volumes; dpkg -r capstan; mv /var/lib/capstan/volumes /var/lib/capstan/host/volumes")
+	b.run("ln -s /usr/lib/systemd/system/capstand.service /etc/systemd/system/multi-user.target.wants/") // as `capstan host join` does
+	out := b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1")
+	for _, kept := range []string{"backups", "host/backups", "host/volumes", "hosts", "host/images", "host/container-images"} {
+		if !strings.Contains(out, "capstan: /var/lib/capstan/"+kept+" remains\n") {
+			t.Errorf("the purge does not name %s:\n%s", kept, out)
+		}
+	}
+	for _, file := range data {
+		b.run("test -e /var/lib/capstan/" + file)
+	}
+	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked")
 	b.run("rm -r /var/lib/capstan")
 	if found := b.leftovers(); len(found) > 0 {
 		t.Errorf("files remain after the purge: %v", found)
