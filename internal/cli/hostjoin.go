@@ -69,7 +69,7 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	f.StringVar(&o.token, "token", "", "token of 'capstan host token create'")
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the token, - for the standard input; other users of this box can see --token in the list of processes")
 	f.StringVar(&o.name, "name", "", "name of the CapstanHost (default: the hostname)")
-	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: the address of this box towards PLANE, with the port of --listen)")
+	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: --listen if it contains an IP address of this box, otherwise the address of this box towards PLANE, with the port of --listen)")
 	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: the address of this box towards PLANE; with --dial: "+joining.NoTunnel+")")
 	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
 	f.StringVar(&o.dial, "dial", "", "address, host:port, of a manager that capstand dials instead of listening: the manager's --host-listen-address as this host reaches it")
@@ -149,15 +149,16 @@ func (o joinOptions) request() (joining.Request, error) {
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
 		return joining.Request{}, fmt.Errorf("expected PLANE as https://host:port, found %q", o.server)
 	}
-	_, port, err := net.SplitHostPort(o.listen)
+	listen, port, err := net.SplitHostPort(o.listen)
 	if err != nil {
 		return joining.Request{}, fmt.Errorf("expected --listen host:port, found %q", o.listen)
 	}
 	own, err := ownAddress(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
-	if o.address == "" && o.dial == "" && err != nil {
+	at := reachable(listen, own)
+	if o.address == "" && o.dial == "" && !at.IsValid() {
 		return joining.Request{}, fmt.Errorf("expected a route to %s: %w; set --address", o.server, err)
 	}
-	address := cmp.Or(o.address, net.JoinHostPort(own.String(), port))
+	address := cmp.Or(o.address, net.JoinHostPort(at.String(), port))
 	if o.dial != "" {
 		// The hosts outside of its network do not reach its own address.
 		address, o.tunnel = "", cmp.Or(o.tunnel, joining.NoTunnel)
@@ -171,6 +172,15 @@ func (o joinOptions) request() (joining.Request, error) {
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion,
 	}
 	return r, r.Check()
+}
+
+// reachable returns the IP address at which other boxes reach a capstand that listens on a host: this one if it is an address of
+// the network, otherwise the own address of the box.
+func reachable(listen string, own netip.Addr) netip.Addr {
+	if ip, err := netip.ParseAddr(listen); err == nil && ip.IsGlobalUnicast() {
+		return ip
+	}
+	return own
 }
 
 // ownAddress returns the address of this box for its connections to a server.

@@ -5,6 +5,7 @@ package cli
 import (
 	"encoding/base64"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,14 +133,19 @@ func TestJoinRequest(t *testing.T) {
 		o    joinOptions
 		want string // the address; empty is an error
 	}{
-		"set":              {joinOptions{server: "https://10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, "10.0.0.5:9"},
-		"a bad dial":       {joinOptions{server: "https://10.0.0.1", name: "a", dial: "plane.example", listen: ":7443"}, ""},
-		"a bad tunnel":     {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: "127.0.0.1"}, ""},
-		"no plane":         {joinOptions{server: "10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, ""},
-		"no listen":        {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: "7443"}, ""},
-		"a bad name":       {joinOptions{server: "https://10.0.0.1", name: "A_", address: "10.0.0.5:9", listen: ":7443"}, ""},
-		"loopback":         {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: ":7443"}, ""},
-		"loopback, chosen": {joinOptions{server: "https://10.0.0.1", name: "a", address: "127.0.0.1:7443", listen: ":7443"}, ""},
+		"set":                   {joinOptions{server: "https://10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, "10.0.0.5:9"},
+		"a bad dial":            {joinOptions{server: "https://10.0.0.1", name: "a", dial: "plane.example", listen: ":7443"}, ""},
+		"a bad tunnel":          {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: "127.0.0.1"}, ""},
+		"no plane":              {joinOptions{server: "10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, ""},
+		"no listen":             {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: "7443"}, ""},
+		"a bad name":            {joinOptions{server: "https://10.0.0.1", name: "A_", address: "10.0.0.5:9", listen: ":7443"}, ""},
+		"loopback":              {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: ":7443"}, ""},
+		"listens on an address": {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: "10.1.0.5:8443"}, "10.1.0.5:8443"},
+		"listens on IPv6":       {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: "[fd00::5]:8443"}, "[fd00::5]:8443"},
+		"listens, and set":      {joinOptions{server: "https://127.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: "10.1.0.5:8443"}, "10.0.0.5:9"},
+		"listens everywhere":    {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: "0.0.0.0:8443"}, ""},
+		"listens on loopback":   {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: "127.0.0.1:8443"}, ""},
+		"loopback, chosen":      {joinOptions{server: "https://10.0.0.1", name: "a", address: "127.0.0.1:7443", listen: ":7443"}, ""},
 	} {
 		r, err := test.o.request()
 		if err == nil && (r.ProtocolVersion != hostpb.ProtocolVersion || r.MinimumManagerVersion != hostpb.MinimumManagerVersion) {
@@ -147,6 +153,19 @@ func TestJoinRequest(t *testing.T) {
 		}
 		if r.Address != test.want && err == nil || (err == nil) != (test.want != "") {
 			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
+// A listener on all addresses, or on one that no other box reaches, has the own address of the box.
+func TestReachable(t *testing.T) {
+	own := netip.MustParseAddr("192.0.2.7")
+	for listen, want := range map[string]string{
+		"10.1.0.5": "10.1.0.5", "fd00::5": "fd00::5",
+		"": "192.0.2.7", "0.0.0.0": "192.0.2.7", "::": "192.0.2.7", "127.0.0.1": "192.0.2.7", "::1": "192.0.2.7", "224.0.0.1": "192.0.2.7", "fe80::1%eth0": "192.0.2.7", "box.example": "192.0.2.7",
+	} {
+		if got := reachable(listen, own); got.String() != want {
+			t.Errorf("%q: %s, want %s", listen, got, want)
 		}
 	}
 }
