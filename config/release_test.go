@@ -561,6 +561,23 @@ func TestAvailability(t *testing.T) {
 	}
 }
 
+// With the documented addresses, a CNI that enforces NetworkPolicies lets hosts reach the manager that they dial, and Prometheus the
+// metrics: the ports of these addresses have the names that the policy (TestAvailability) and the Service (TestMetricsAreReadable) use.
+func TestPortsOfAddresses(t *testing.T) {
+	for provider, objects := range providers(t) {
+		container := ofKind[appsv1.Deployment](t, objects, "Deployment")[0].Spec.Template.Spec.Containers[0]
+		has := func(name string, port int32) bool {
+			return slices.ContainsFunc(container.Ports, func(p corev1.ContainerPort) bool { return p.Name == name && p.ContainerPort == port })
+		}
+		if !slices.Contains(container.Args, "--diagnostics-address=:8443") || !has("metrics", 8443) {
+			t.Errorf("%s: the port of the metrics is not that of --diagnostics-address: %v, %v", provider, container.Args, container.Ports)
+		}
+		if dials := slices.Contains(container.Args, "--host-listen-address"); dials != (provider == "infrastructure") || has("hosts", 7444) != dials {
+			t.Errorf("%s: hosts that dial need the port 7444: %v, %v", provider, container.Args, container.Ports)
+		}
+	}
+}
+
 // Prometheus finds the metrics with a Service, and one ClusterRole allows it to read them.
 func TestMetricsAreReadable(t *testing.T) {
 	for provider, objects := range providers(t) {
