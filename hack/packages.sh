@@ -50,11 +50,13 @@ settings() {
 	find "$work/$package/DEBIAN" -type f ! -name control ! -name conffiles -exec chmod 0755 {} +
 }
 
-# pack writes the package. Size and checksums are computed here, because dpkg-deb does neither.
+# pack writes the package. Its modes do not depend on the umask with which bin/ was built. Size and checksums are computed here,
+# because dpkg-deb does neither.
 pack() {
 	local package=$1
 	(cd "$work/$package" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 	echo "Installed-Size: $(du -sk --apparent-size --exclude=DEBIAN "$work/$package" | cut -f 1)" >>"$work/$package/DEBIAN/control"
+	chmod -R u+rwX,go=rX "$work/$package"
 	find "$work/$package" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 	dpkg-deb --root-owner-group "-Z${COMPRESSION:-zstd}" -z9 --build "$work/$package" "$out/${package}_${debian}_$arch.deb" >&2
 }

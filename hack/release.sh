@@ -23,6 +23,8 @@ cd "$(dirname "$0")/.."
 
 PROVIDERS='infrastructure control-plane bootstrap ipam'
 REGISTRY=registry.capstan.dev
+# The same content gives the same bytes, whatever the umask of the builder is: every user may read and execute the files.
+TAR=(tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u+rwX,go=rX -cf -)
 
 what=${1:-} version=${2:-} out=${3:-dist}
 if [[ ! $version =~ ^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$ ]]; then
@@ -117,7 +119,7 @@ chart() {
 		cat config/infrastructure/runtime/extensionconfig.yaml
 		echo '{{- end }}'
 	} >"$work/capstan/templates/extensionconfig.yaml"
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - -C "$work" capstan | gzip -1n >"$assets/capstan-${version#v}.tgz"
+	"${TAR[@]}" -C "$work" capstan | gzip -1n >"$assets/capstan-${version#v}.tgz"
 }
 
 # operator prints the providers for Cluster API Operator. It reads the components from ConfigMaps, so it needs no repository.
@@ -177,12 +179,12 @@ images() {
 }
 
 # archive packs files for /usr/lib/capstan. It can be unpacked over an older release: tar replaces each file, and other Kubernetes
-# versions stay. The same content gives the same bytes.
+# versions stay.
 archive() {
 	local name=$1
 	shift
 	mkdir -p "$assets"
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - "$@" | gzip -1n >"$assets/$name-linux-$(go env GOARCH).tar.gz"
+	"${TAR[@]}" "$@" | gzip -1n >"$assets/$name-linux-$(go env GOARCH).tar.gz"
 }
 
 HOST=(-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service systemd/capstand.default)

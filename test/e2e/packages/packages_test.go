@@ -25,10 +25,10 @@ const (
 	second = "v0.1.0"
 )
 
-// build builds the packages of a version, without compression.
-func build(t *testing.T, version, folder string) {
+// build builds the packages of a version in a checkout, without compression.
+func build(t *testing.T, checkout, version, folder string) {
 	t.Helper()
-	c := exec.Command(filepath.Join(testenv.Root(), "hack", "packages.sh"), version, folder)
+	c := exec.Command(filepath.Join(checkout, "hack", "packages.sh"), version, folder)
 	c.Env = append(os.Environ(), "COMPRESSION=none", "SOURCE_DATE_EPOCH=4000000000")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("packages.sh %s: %v\n%s", version, err, out)
@@ -58,11 +58,12 @@ func packagesIn(t *testing.T, folder, prefix string) []string {
 	return files
 }
 
-// TestReproducible: two builds of the same programs give the same packages.
+// TestReproducible: two builds of the same programs give the same packages, also in a checkout and with programs that were made with
+// the umask 077.
 func TestReproducible(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
-	build(t, first, a)
-	build(t, first, b)
+	build(t, testenv.Root(), first, a)
+	build(t, privateCopy(t), first, b)
 	of, other := checksums(t, a), checksums(t, b)
 	if len(of) < 4 {
 		t.Errorf("want the packages of the command, the host and two Kubernetes versions, got %v", of)
@@ -74,6 +75,49 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
+// privateCopy returns a copy of this checkout in which only the owner can read and run some files.
+func privateCopy(t *testing.T) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "checkout")
+	mountOverlay(t, testenv.Root(), root)
+	for file, mode := range map[string]fs.FileMode{"README.md": 0o600, "docs": 0o700, "config/systemd/capstand.service": 0o600, "bin/capstan-init": 0o700, "bin/images": 0o700} {
+		if err := os.Chmod(filepath.Join(root, file), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// mount mounts a file system until the end of the test.
+func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
+	t.Helper()
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		t.Fatalf("mount %s: %v", target, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// mountOverlay mounts a copy of a folder, in which files can change. It returns the folder of the changed files. An overlay needs a
+// file system other than an overlay for its changes.
+func mountOverlay(t *testing.T, lower, target string) (upper string) {
+	t.Helper()
+	changes := filepath.Join(t.TempDir(), "changes")
+	mount(t, "tmpfs", changes, "tmpfs", 0, "")
+	upper, work := filepath.Join(changes, "upper"), filepath.Join(changes, "work")
+	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	mount(t, "overlay", target, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+",workdir="+work)
+	return upper
+}
+
 // box is a copy of this system, in which files can change.
 type box struct {
 	t     *testing.T
@@ -81,36 +125,13 @@ type box struct {
 	upper string // the changed files
 }
 
-// newBox mounts an overlay over this system. The overlay needs a file system other than an overlay for its changes.
+// newBox mounts an overlay over this system.
 func newBox(t *testing.T) *box {
 	t.Helper()
-	dir := t.TempDir()
-	mount := func(source, target, kind string, flags uintptr, data string) {
-		t.Helper()
-		if err := os.MkdirAll(target, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount(source, target, kind, flags, data); err != nil {
-			t.Fatalf("mount %s: %v", target, err)
-		}
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	changes := filepath.Join(dir, "changes")
-	mount("tmpfs", changes, "tmpfs", 0, "")
-	b := &box{t: t, root: filepath.Join(dir, "root"), upper: filepath.Join(changes, "upper")}
-	work := filepath.Join(changes, "work")
-	for _, folder := range []string{b.upper, work} {
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mount("overlay", b.root, "overlay", 0, "lowerdir=/,upperdir="+b.upper+",workdir="+work)
-	mount("proc", filepath.Join(b.root, "proc"), "proc", 0, "")
-	mount("/dev", filepath.Join(b.root, "dev"), "", unix.MS_BIND, "")
+	b := &box{t: t, root: filepath.Join(t.TempDir(), "root")}
+	b.upper = mountOverlay(t, "/", b.root)
+	mount(t, "proc", filepath.Join(b.root, "proc"), "proc", 0, "")
+	mount(t, "/dev", filepath.Join(b.root, "dev"), "", unix.MS_BIND, "")
 	return b
 }
 
@@ -213,8 +234,8 @@ func (b *box) leftovers() []string {
 // users only.
 func TestPackages(t *testing.T) {
 	old, latest := t.TempDir(), t.TempDir()
-	build(t, first, old)
-	build(t, second, latest)
+	build(t, testenv.Root(), first, old)
+	build(t, testenv.Root(), second, latest)
 	b := newBox(t)
 
 	b.install(packagesIn(t, old, ""))
@@ -234,6 +255,7 @@ func TestPackages(t *testing.T) {
 	if out := b.run("kubectl_complete-capstan get ''"); !strings.Contains(out, "kubeconfig\t") {
 		t.Errorf("kubectl_complete-capstan: %s", out)
 	}
+	b.run("test $(grep -lx RequiresMountsFor=/var/lib/capstan /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
 	b.run("systemd-analyze verify /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
 
 	// An upgrade keeps the settings, and the Kubernetes version that another package contains.
