@@ -24,19 +24,25 @@ import (
 	"capstan.dev/capstan/test/rack"
 )
 
-// IM-02, CP-16, IC-10: a control plane has a machine on each of three boxes, and its endpoint a virtual address. The cluster
-// survives a cut between two boxes, and the loss of the box with the endpoint together with the management plane: it loses no
-// write that it has acknowledged, and writes succeed again within seconds. Then the lost machines are replaced, and they do not
-// start again when their box returns. The management plane is on a fourth box. The boxes are empty after the cluster is deleted:
-// see cleanUp.
+// IM-02, CP-16, IC-10: the clusters of both parts are on the same boxes, with one management plane on a fourth box. The boxes are
+// empty after each cluster is deleted.
 func TestClusterOnThreeBoxes(t *testing.T) {
-	plane, err := harness.Start()
-	if plane != nil {
-		t.Cleanup(func() { check(t, plane.Down()) })
-	}
-	check(t, err)
+	plane := startPlane(t)
 	boxes, router := rack.Register(t.Context(), t, plane, 3)
 	empty := emptyAtTheEnd(t, boxes)
+	t.Run("loss of the endpoint", func(t *testing.T) { loseEndpoint(t, plane, empty, router) })
+	for _, b := range empty {
+		b.isEmpty()
+	}
+	t.Run("fenced host", func(t *testing.T) { loseFencedHost(t, plane, empty) })
+}
+
+// A control plane has a machine on each of three boxes, and its endpoint a virtual address. The cluster survives a cut between two
+// boxes, and the loss of the box with the endpoint together with the management plane: it loses no
+// write that it has acknowledged, and writes succeed again within seconds. Then the lost machines are replaced, and they do not
+// start again when their box returns.
+func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.Space) {
+	boxes := racks(empty)
 	c := plane.CreateCluster(t, "default", "rack", "--control-plane-machines", "3", "--workers", "1", "--timeout", "5m")
 	harness.Eventually(t, "four Nodes Ready", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 4) })
 	on := map[string]int{}
@@ -150,7 +156,7 @@ func noneOf(ctx context.Context, b *rack.Box, ids []string) error {
 // replaceLostMachines creates a MachineHealthCheck for machines whose host is lost.
 func replaceLostMachines(t *testing.T, plane *harness.Plane) {
 	t.Helper()
-	check(t, plane.Client.Create(t.Context(), &clusterv1.MachineHealthCheck{
+	health := &clusterv1.MachineHealthCheck{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "lost-hosts"},
 		Spec: clusterv1.MachineHealthCheckSpec{
 			ClusterName: "rack",
@@ -159,7 +165,11 @@ func replaceLostMachines(t *testing.T, plane *harness.Plane) {
 				{Type: clusterv1.MachineInfrastructureReadyCondition, Status: metav1.ConditionUnknown, TimeoutSeconds: ptr.To[int32](5)},
 			}},
 		},
-	}))
+	}
+	check(t, plane.Client.Create(t.Context(), health))
+	t.Cleanup(func() {
+		check(t, client.IgnoreNotFound(plane.Client.Delete(context.WithoutCancel(t.Context()), health)))
+	})
 }
 
 // writer is a client that must lose no write.

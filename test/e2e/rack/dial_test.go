@@ -29,14 +29,9 @@ const dialPort = "7444"
 
 // Issue 14: a box behind NAT joins. Nothing reaches it except answers and the forwarded ports of clusters' endpoints. It dials the
 // manager, becomes Ready, runs the machine of a cluster, and returns after its connections are cut and after a restart.
-func TestHostBehindNAT(t *testing.T) {
-	plane, err := harness.Start("--no-hosts", "--api-address", planeAddress+":6443", "--host-listen-address", ":"+dialPort)
-	if plane != nil {
-		t.Cleanup(func() { check(t, plane.Down()) })
-	}
-	check(t, err)
+func joinBehindNAT(t *testing.T, plane *harness.Plane) {
 	boxes, router := newRack(t, 1, rack.Software{Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: harness.Bin()})
-	uplink(t, router)
+	rack.Uplink(t, router)
 	router.Run(`nft -f - <<'END'
 table ip nat_test {
 	chain out { type nat hook postrouting priority 100; oifname "plane" masquerade; }

@@ -21,14 +21,8 @@ import (
 
 // IM-02: the machines of a host with fencing that is cut off, and whose capstand hangs, are removed without an answer of the host,
 // after they have stopped, and not before. They do not start when the host returns.
-func TestFencedHost(t *testing.T) {
-	plane, err := harness.Start()
-	if plane != nil {
-		t.Cleanup(func() { check(t, plane.Down()) })
-	}
-	check(t, err)
-	boxes, _ := rack.Register(t.Context(), t, plane, 3)
-	empty := emptyAtTheEnd(t, boxes)
+func loseFencedHost(t *testing.T, plane *harness.Plane, empty []*box) {
+	boxes := racks(empty)
 	for _, b := range boxes {
 		fence(t, plane, b)
 	}

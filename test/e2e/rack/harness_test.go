@@ -35,6 +35,17 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// startPlane starts a management plane for a test.
+func startPlane(t *testing.T, args ...string) *harness.Plane {
+	t.Helper()
+	plane, err := harness.Start(args...)
+	if plane != nil {
+		t.Cleanup(func() { check(t, plane.Down()) })
+	}
+	check(t, err)
+	return plane
+}
+
 // get asks a testinit from the box.
 func (b *box) get(address, path string, query ...string) (string, error) {
 	return get(b.Space, address, path, query...)
@@ -222,8 +233,14 @@ func (b *box) cleanUp() {
 	check(b.t, err)
 	_, err = b.DeleteNetwork(b.ctx(), &hostpb.DeleteNetworkRequest{Id: clusterID, Namespace: "default", Name: "rack"})
 	check(b.t, err)
+	b.isEmpty()
+	b.End(syscall.SIGTERM)
+}
+
+// isEmpty expects that the box is as it was before its first machine.
+func (b *box) isEmpty() {
+	b.t.Helper()
 	if left := b.Run("ip -o link | grep -E ': (cap|cpx|cpm)' || true; nft list tables; ip route | grep -E '^(24[0-7]|10[.]231)' || true; ls /run/capstan/networks /run/capstan/netns"); left != "/run/capstan/netns:\n\n/run/capstan/networks:" {
 		b.t.Errorf("box %d has left: %s", b.Number, left)
 	}
-	b.End(syscall.SIGTERM)
 }

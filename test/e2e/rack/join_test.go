@@ -43,18 +43,23 @@ const (
 	providerNS   = "capstan-infrastructure-system"
 )
 
+// One management plane admits both hosts, one after another: it connects to the first, and the second dials it.
+func TestJoin(t *testing.T) {
+	plane := startPlane(t, "--no-hosts", "--api-address", planeAddress+":6443", "--host-listen-address", ":"+dialPort)
+	t.Run("token", func(t *testing.T) { joinWithToken(t, plane) })
+	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: joinedName}}
+	check(t, plane.Client.Delete(t.Context(), host))
+	gone(t, plane, host)
+	t.Run("behind NAT", func(t *testing.T) { joinBehindNAT(t, plane) })
+}
+
 // Issue "joining": a bare box joins a management plane with a token, over TCP with mutual TLS, and gets a machine. A join that is
 // killed between two of its steps succeeds when it is run again. Tokens that were used, revoked, have expired or are for another
 // host admit nobody. Certificates and their authority are replaced while capstand runs. The deletion of the CapstanHost ends the
 // access of its managers and the token for this host. A leave that is killed between two of its steps succeeds when it is run again.
-func TestJoin(t *testing.T) {
-	plane, err := harness.Start("--no-hosts", "--api-address", planeAddress+":6443")
-	if plane != nil {
-		t.Cleanup(func() { check(t, plane.Down()) })
-	}
-	check(t, err)
+func joinWithToken(t *testing.T, plane *harness.Plane) {
 	boxes, router := newRack(t, 2, rack.Software{Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: harness.Bin()})
-	uplink(t, router)
+	rack.Uplink(t, router)
 	b := boxes[0]
 	for _, b := range boxes {
 		b.Run("mkdir -p /run/capstan/networks /run/capstan/netns") // cleanUp expects them, and one box gets no machine.
@@ -94,21 +99,6 @@ func TestJoin(t *testing.T) {
 	if out, err := b.joins(again); err != nil {
 		t.Errorf("a join after the leave: %v: %s", err, out)
 	}
-}
-
-// uplink connects the management plane with the router of the boxes.
-func uplink(t *testing.T, router rack.Space) {
-	t.Helper()
-	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", "join-uplink").Run() })
-	out, err := exec.Command("/bin/sh", "-euc", `ip link add join-uplink type veth peer name plane netns `+router.PID+`
-		ip addr add `+planeAddress+`/32 dev join-uplink
-		ip link set join-uplink up
-		ip route add 198.51.100.1 dev join-uplink
-		ip route add 198.18.0.0/24 via 198.51.100.1`).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	router.Run("ip addr add 198.51.100.1/32 dev plane; ip link set plane up; ip route add " + planeAddress + " dev plane")
 }
 
 // newToken creates a token, and returns it and the name of its Secret.
@@ -287,7 +277,15 @@ func removed(t *testing.T, plane *harness.Plane, b *box, token string) {
 	t.Helper()
 	host := ready(t, plane)
 	check(t, plane.Client.Delete(t.Context(), host))
-	for _, obj := range []client.Object{host, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNS, Name: joinedName + "-credentials"}}} {
+	gone(t, plane, host, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNS, Name: joinedName + "-credentials"}})
+	check(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
+	b.refused(token, "the CapstanHost of this host was deleted")
+}
+
+// gone waits until objects do not exist.
+func gone(t *testing.T, plane *harness.Plane, objs ...client.Object) {
+	t.Helper()
+	for _, obj := range objs {
 		harness.Eventually(t, fmt.Sprintf("the end of %T %s", obj, obj.GetName()), time.Minute, func(ctx context.Context) error {
 			err := plane.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 			if err == nil {
@@ -296,8 +294,6 @@ func removed(t *testing.T, plane *harness.Plane, b *box, token string) {
 			return client.IgnoreNotFound(err)
 		})
 	}
-	check(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
-	b.refused(token, "the CapstanHost of this host was deleted")
 }
 
 // leaves kills a leave after each of its steps, and completes it.

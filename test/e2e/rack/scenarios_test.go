@@ -112,12 +112,7 @@ func newScene(t *testing.T, of stack, args ...string) *scene {
 		plane **harness.Plane
 		args  []string
 	}{{&s.plane, nil}, {&s.other, []string{"--no-hosts"}}} {
-		plane, err := harness.Start(start.args...)
-		if plane != nil {
-			t.Cleanup(func() { check(t, plane.Down()) })
-		}
-		check(t, err)
-		*start.plane = plane
+		*start.plane = startPlane(t, start.args...)
 	}
 	s.boxes, s.router = rack.Register(t.Context(), t, s.plane, 3, "--reserve-memory", reserve(t, "8Gi"))
 	emptyAtTheEnd(t, s.boxes)

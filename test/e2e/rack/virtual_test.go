@@ -29,12 +29,25 @@ import (
 	"capstan.dev/capstan/test/rack"
 )
 
+// The electors of both parts use one API server.
+func TestVirtualAddressMoves(t *testing.T) {
+	assets, err := testenv.Assets()
+	check(t, err)
+	log.SetLogger(logr.Discard())
+	env := &envtest.Environment{BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: rack.Patience, ControlPlaneStopTimeout: rack.Patience}
+	t.Cleanup(func() { check(t, env.Stop()) })
+	api, err := env.Start()
+	check(t, err)
+	t.Run("IPv6", func(t *testing.T) { moveIPv6Address(t, api) })
+	t.Run("LAN", func(t *testing.T) { moveLANEndpoint(t, api) })
+}
+
 // An IPv6 virtual address moves to another box when the network of its holder is cut. A neighbour learns the new holder from an
 // advertisement that it did not ask for. The electors of the machines compete for a real Lease; each reaches the API server through
 // the network of its box.
-func TestVirtualIPv6AddressMoves(t *testing.T) {
+func moveIPv6Address(t *testing.T, api *rest.Config) {
 	boxes, router := newRack(t, 2, standIns(t))
-	electEndpoint(t, router, boxes)
+	electEndpoint(t, api, router, boxes)
 	// The neighbour takes its entry for reachable, and has no reason to ask.
 	router.Run(`echo 3600000 > /proc/sys/net/ipv6/neigh/lan/base_reachable_time_ms
 		nft 'add table inet watch; add chain inet watch output { type filter hook output priority 0; }; add counter inet watch asked
@@ -74,13 +87,13 @@ func TestVirtualIPv6AddressMoves(t *testing.T) {
 
 // In a LAN, the virtual address is on the bridge of its holder. A client and the machines of both boxes reach it there, also after it moved
 // to the other box, because the network of its holder was cut.
-func TestLANEndpointMoves(t *testing.T) {
+func moveLANEndpoint(t *testing.T, api *rest.Config) {
 	boxes, router := newRack(t, 2, standIns(t))
 	router.Run("ip addr add " + clientsRouter + "/24 dev lan")
 	for _, b := range boxes {
 		b.joinLAN()
 	}
-	electEndpoint(t, router, boxes)
+	electEndpoint(t, api, router, boxes)
 	const endpoint = rack.VirtualAddress + ":6443"
 	answers := func() error { _, err := get(router, endpoint, "/name"); return err }
 	reached := func(b *box) {
@@ -122,10 +135,15 @@ func (b *box) balancer() *hostpb.LoadBalancer {
 }
 
 // electEndpoint creates a network with a control plane machine, an elector and a load balancer on each box. It is dual stack, or in the
-// LAN of the clients.
-func electEndpoint(t *testing.T, router rack.Space, boxes []*box) {
+// LAN of the clients. At the end of the test, the electors' Lease is deleted.
+func electEndpoint(t *testing.T, api *rest.Config, router rack.Space, boxes []*box) {
 	t.Helper()
-	api := apiServer(t, router)
+	reachable(t, api, router)
+	direct, err := dynamic.NewForConfig(api)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, direct.Resource(kube.Leases).Namespace(metav1.NamespaceSystem).DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	})
 	for _, b := range boxes {
 		b.dualStack, b.elects = !b.lan, true
 		b.make()
@@ -158,16 +176,9 @@ func electEndpoint(t *testing.T, router rack.Space, boxes []*box) {
 // apiAddress is where boxes reach the API server.
 const apiAddress = "198.18.0.254:6443"
 
-// apiServer starts an API server that the boxes reach through the router.
-func apiServer(t *testing.T, router rack.Space) *rest.Config {
+// reachable lets the boxes reach an API server through the router.
+func reachable(t *testing.T, config *rest.Config, router rack.Space) {
 	t.Helper()
-	assets, err := testenv.Assets()
-	check(t, err)
-	log.SetLogger(logr.Discard())
-	env := &envtest.Environment{BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: rack.Patience, ControlPlaneStopTimeout: rack.Patience}
-	t.Cleanup(func() { check(t, env.Stop()) })
-	config, err := env.Start()
-	check(t, err)
 	server, err := url.Parse(config.Host)
 	check(t, err)
 	rack.Uplink(t, router)
@@ -183,7 +194,6 @@ func apiServer(t *testing.T, router rack.Space) *rest.Config {
 			go forward(conn, server.Host)
 		}
 	}()
-	return config
 }
 
 // forward connects a client with a server until one of them ends the connection.
