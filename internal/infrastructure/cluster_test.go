@@ -134,20 +134,32 @@ func TestEndpointOfTheUser_IC10(t *testing.T) {
 
 // IC-14: the cluster waits for an external endpoint, and no load balancer is created.
 func TestExternalEndpoint_IC14(t *testing.T) {
-	b := newNamespace(t)
-	_, b.fake = b.addHost(nil)
-	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal })
-	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForEndpoint")
-	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
-	update(b, b.cluster, func(c *clusterv1.Cluster) {
-		c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}
-	})
-	b.waitProvisioned()
-	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}))
-	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
-	// The endpoint was not compared with those of other clusters (ALL-18).
-	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged })).
-		To(MatchError(ContainSubstring("cannot be changed to or from External once controlPlaneEndpoint is set")))
+	for name, given := range map[string]clusterv1.APIEndpoint{
+		"nothing":       {},
+		"only the host": {Host: "api.example.com"},
+		"only the port": {Port: 443},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newNamespace(t)
+			_, b.fake = b.addHost(nil)
+			b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+				c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal
+				c.Spec.ControlPlaneEndpoint = given
+			})
+			b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForEndpoint")
+			b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
+			b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(given))
+			update(b, b.cluster, func(c *clusterv1.Cluster) {
+				c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}
+			})
+			b.waitProvisioned()
+			b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}))
+			b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+			// The endpoint was not compared with those of other clusters (ALL-18).
+			b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged })).
+				To(MatchError(ContainSubstring("cannot be changed to or from External once controlPlaneEndpoint is set")))
+		})
+	}
 }
 
 // IC-06: the controller writes neither the object nor the status of an externally managed cluster.

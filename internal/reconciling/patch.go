@@ -3,6 +3,7 @@ package reconciling
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"reflect"
 	"slices"
 
@@ -15,6 +16,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
 // Patch writes the changes of an object since the Patch was created, in at most two requests: first metadata and spec,
@@ -37,10 +40,24 @@ func NewPatch(obj Object, live client.Client) *Patch {
 
 // Write writes the changes of obj. An object that does not exist any more is not an error.
 func (p *Patch) Write(ctx context.Context, obj Object) error {
-	if err := p.writeSpec(ctx, obj); err != nil {
+	switch err := p.writeSpec(ctx, obj); {
+	case apierrors.IsInvalid(err):
+		return errors.Join(err, p.showRefusal(ctx, err))
+	case err != nil:
 		return client.IgnoreNotFound(err)
 	}
 	return p.WriteStatus(ctx, obj)
+}
+
+// showRefusal shows in Ready that the API server refused the spec. The rest of the status stays as it was: it would announce fields of the
+// spec that were not written.
+func (p *Patch) showRefusal(ctx context.Context, refusal error) error {
+	unchanged := p.before.DeepCopyObject().(Object)
+	conditions.Set(unchanged, metav1.Condition{
+		Type: clusterv1.ReadyCondition, Status: metav1.ConditionUnknown, Reason: clusterv1.InternalErrorReason,
+		Message: "The API server refused the spec that the controller wrote: " + refusal.Error(),
+	})
+	return p.WriteStatus(ctx, unchanged)
 }
 
 // WriteStatus writes only the changes of the status. It is for a reconciler whose steps have written their changes of

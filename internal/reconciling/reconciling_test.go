@@ -10,9 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -206,6 +208,43 @@ func TestPatchShortensMessages(t *testing.T) {
 	}
 	if m.ResourceVersion != version {
 		t.Errorf("resourceVersion %s, want %s", m.ResourceVersion, version)
+	}
+}
+
+// IC-09: a spec that the API server refuses is shown in Ready. The rest of the status is not written: it announces fields of the spec. A
+// repetition fails too, and writes nothing.
+func TestRefusedSpecIsShown_IC09(t *testing.T) {
+	inner, m := stored(t)
+	refusal := apierrors.NewInvalid(infrav1.GroupVersion.WithKind("CapstanMachine").GroupKind(), "m", nil)
+	c := interceptor.NewClient(inner.(client.WithWatch), interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return refusal
+		},
+	})
+	var version string
+	for range 2 {
+		version = m.ResourceVersion
+		patch := reconciling.NewPatch(m, c)
+		m.Spec.ProviderID = "capstan://1"
+		m.Status.Initialization.Provisioned = ptr.To(true)
+		conditions.Set(m, condition("A", "new"))
+		if err := patch.Write(t.Context(), m); !apierrors.IsInvalid(err) {
+			t.Errorf("the write returned %v", err)
+		}
+		m = &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(m), m); err != nil {
+			t.Fatal(err)
+		}
+		ready := conditions.Get(m, "Ready")
+		if ready == nil || ready.Status != metav1.ConditionUnknown || ready.Reason != "InternalError" || !strings.Contains(ready.Message, refusal.Error()) {
+			t.Errorf("Ready: %+v", ready)
+		}
+		if conditions.GetReason(m, "A") != "old" || m.Status.Initialization.Provisioned != nil {
+			t.Errorf("status: %+v", m.Status)
+		}
+	}
+	if m.ResourceVersion != version {
+		t.Errorf("the repetition wrote the object: resourceVersion %s, want %s", m.ResourceVersion, version)
 	}
 }
 

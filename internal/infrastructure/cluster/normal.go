@@ -515,11 +515,13 @@ func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connecti
 	return nil
 }
 
-// adoptEndpoint takes over an endpoint that the user set on the Cluster. The load balancer must listen on its port from
-// the start.
+// adoptEndpoint completes the endpoint with the one that others set on the Cluster. The load balancer must listen on its port from the
+// start. A field that is set stays, and an incomplete endpoint is not recorded: neither of its fields could be changed later.
 func adoptEndpoint(s *scope) {
-	if s.capstan.Spec.ControlPlaneEndpoint.Host == "" && s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
-		s.capstan.Spec.ControlPlaneEndpoint = s.cluster.Spec.ControlPlaneEndpoint
+	own, others := &s.capstan.Spec.ControlPlaneEndpoint, s.cluster.Spec.ControlPlaneEndpoint
+	complete := clusterv1.APIEndpoint{Host: cmp.Or(own.Host, others.Host), Port: cmp.Or(own.Port, others.Port)}
+	if complete.IsValid() {
+		*own = complete
 	}
 }
 
@@ -544,13 +546,11 @@ func recordEndpoint(s *scope, on loadbalancer.Host) error {
 
 // externalEndpoint waits for the endpoint that others provide (IC-14).
 func externalEndpoint(s *scope) error {
-	if s.capstan.Spec.ControlPlaneEndpoint.IsZero() {
-		s.capstan.Spec.ControlPlaneEndpoint = s.cluster.Spec.ControlPlaneEndpoint
-	}
-	if !s.capstan.Spec.ControlPlaneEndpoint.IsValid() {
-		s.capstan.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{}
+	adoptEndpoint(s)
+	if endpoint := s.capstan.Spec.ControlPlaneEndpoint; !endpoint.IsValid() {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForEndpointReason,
-			"spec.loadBalancer.mode is External: set spec.controlPlaneEndpoint on the Cluster or here")
+			"spec.loadBalancer.mode is External, and the endpoint has host %q and port %d: set host and port of spec.controlPlaneEndpoint on the Cluster or here",
+			endpoint.Host, endpoint.Port)
 		return errWaiting
 	}
 	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerExternalReason, "")
