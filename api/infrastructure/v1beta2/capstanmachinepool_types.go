@@ -15,6 +15,10 @@ const (
 	// API's format.MustFormatValue.
 	MachinePoolLabel = "infrastructure.capstan.dev/machine-pool"
 
+	// PoolProvisionedAnnotation on a CapstanMachinePool records status.initialization.provisioned. It survives a move or a
+	// restore, which lose the status.
+	PoolProvisionedAnnotation = "infrastructure.capstan.dev/provisioned"
+
 	// PoolProviderIDPrefix is the prefix of every pool's providerID. The pool's id follows.
 	PoolProviderIDPrefix = "capstan-pool://"
 
@@ -28,7 +32,8 @@ const (
 
 // Annotations that describe a pool's CapstanMachine. The pool's controller writes them once, when it creates the
 // CapstanMachine, so that a machine that starts late matches its plan even if the pool has changed. Cluster API
-// core gives the Machine of a pool no version, no bootstrap data and no failure domain.
+// core gives the Machine of a pool no version, no bootstrap data and no failure domain. They have no effect on other
+// CapstanMachines.
 const (
 	// MachineVersionAnnotation is the Kubernetes version of the machine.
 	MachineVersionAnnotation = "infrastructure.capstan.dev/version"

@@ -75,14 +75,22 @@ func setStatus(s *scope, now time.Time) {
 		clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name),
 	}.String()
 	st.ReadyReplicas, st.UpToDateReplicas = ptr.To(int32(c.available)), ptr.To(int32(c.active-c.outdated))
-	if s.invalid == nil && c.settled >= s.want.replicas {
-		// MP-05: together, and for good. Machines that failed are not waited for.
-		st.Ready, st.Initialization.Provisioned = ptr.To(true), ptr.To(true)
-	}
-	if st.Ready == nil {
-		st.Ready = ptr.To(false)
-	}
+	setProvisioned(s, c)
 	setConditions(s, c)
+}
+
+// setProvisioned sets ready and provisioned when the pool is complete: together, and for good (MP-05). Machines that failed are not waited
+// for. An annotation records it: a move loses the status, and the pool may lack machines then (ALL-12).
+func setProvisioned(s *scope, c numbers) {
+	st := &s.pool.Status
+	if s.invalid == nil && c.settled >= s.want.replicas || ptr.Deref(st.Initialization.Provisioned, false) {
+		metav1.SetMetaDataAnnotation(&s.pool.ObjectMeta, infrav1.PoolProvisionedAnnotation, "")
+	}
+	_, provisioned := s.pool.Annotations[infrav1.PoolProvisionedAnnotation]
+	st.Ready = ptr.To(provisioned)
+	if provisioned {
+		st.Initialization.Provisioned = ptr.To(true)
+	}
 }
 
 // numbers of machines. All but total and stuck leave out those that are being deleted.

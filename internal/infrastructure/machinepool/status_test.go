@@ -63,3 +63,49 @@ func TestNamesOfMachines_MP02(t *testing.T) {
 		}
 	}
 }
+
+// MP-05, ALL-12: ready and provisioned are set when the pool is complete, and stay. A move loses the status, and the pool that arrives may
+// lack machines, or be invalid.
+func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
+	members := func(n int) (out []member) {
+		for range n {
+			m := member{capstan: &infrav1.CapstanMachine{}}
+			m.capstan.Spec.ProviderID = "capstan://1"
+			m.capstan.Status.Initialization.Provisioned = ptr.To(true)
+			out = append(out, m)
+		}
+		return out
+	}
+	complete := map[string]string{infrav1.PoolProvisionedAnnotation: ""}
+	refused := &invalid{infrav1.PoolInvalidVersionReason, "invalid"}
+	for name, tc := range map[string]struct {
+		annotations          map[string]string
+		status               bool
+		machines             int
+		invalid              *invalid
+		provisioned, records bool
+	}{
+		"a new pool, not complete":              {machines: 2},
+		"a new pool that is invalid":            {machines: 3, invalid: refused},
+		"complete":                              {machines: 3, provisioned: true, records: true},
+		"after a move, not complete":            {annotations: complete, machines: 2, provisioned: true, records: true},
+		"after a move, without machines":        {annotations: complete, provisioned: true, records: true},
+		"after a move, invalid":                 {annotations: complete, machines: 3, invalid: refused, provisioned: true, records: true},
+		"from a manager without the annotation": {status: true, machines: 2, provisioned: true, records: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: tc.annotations}}
+			if tc.status {
+				pool.Status.Initialization.Provisioned = ptr.To(true)
+			}
+			setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, members: members(tc.machines), want: desired{replicas: 3}, invalid: tc.invalid}, time.Now())
+			ready, provisioned := ptr.Deref(pool.Status.Ready, !tc.provisioned), ptr.Deref(pool.Status.Initialization.Provisioned, false)
+			if ready != tc.provisioned || provisioned != tc.provisioned {
+				t.Errorf("ready %v, provisioned %v, want %v", ready, provisioned, tc.provisioned)
+			}
+			if _, records := pool.Annotations[infrav1.PoolProvisionedAnnotation]; records != tc.records {
+				t.Errorf("annotations %v", pool.Annotations)
+			}
+		})
+	}
+}
