@@ -58,7 +58,7 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 		return err
 	} else if !provisioned {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
-			"Waiting until the CapstanCluster allows the boot: see its condition %s", infrav1.BootAllowedCondition)
+			"%s", r.missingInfrastructure(s.cluster))
 		return errWaiting
 	}
 	name, err := r.dataSecretName(ctx, s)
@@ -79,23 +79,46 @@ func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, err
 	if ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
 		return true, nil
 	}
-	if r.StrictContract || s.cluster.Spec.InfrastructureRef.Kind != "CapstanCluster" {
+	if !r.bootsAhead(s.cluster) {
 		return false, nil
 	}
 	c, err := r.capstanCluster(ctx, s)
 	return err == nil && c.AllowsBoot(), client.IgnoreNotFound(err)
 }
 
-// kubernetesVersion returns the version of the Machine. Core sets the version of a pool's Machine only after its Node exists, so
-// the pool records the version in an annotation.
-func kubernetesVersion(s *scope) string {
-	return cmp.Or(s.capstan.Annotations[infrav1.MachineVersionAnnotation], s.machine.Spec.Version)
+// bootsAhead reports whether machines boot as soon as the CapstanCluster allows it, before the Cluster is provisioned.
+func (r *Reconciler) bootsAhead(c *clusterv1.Cluster) bool {
+	return !r.StrictContract && c.Spec.InfrastructureRef.Kind == "CapstanCluster"
 }
 
-// wantedFailureDomain returns the failure domain of the Machine, or the one that the pool recorded, because core sets
-// none on a Machine of a pool.
+// missingInfrastructure names the field for which hasInfrastructure waits.
+func (r *Reconciler) missingInfrastructure(c *clusterv1.Cluster) string {
+	if r.bootsAhead(c) {
+		return "Waiting until the CapstanCluster allows the boot: see its condition " + infrav1.BootAllowedCondition
+	}
+	return fmt.Sprintf("Waiting for status.initialization.infrastructureProvisioned of Cluster %s: see the conditions of its infrastructure, %s %s",
+		c.Name, c.Spec.InfrastructureRef.Kind, c.Spec.InfrastructureRef.Name)
+}
+
+// recorded returns a decision that a pool recorded for its machine, because core gives the Machine of a pool neither bootstrap data nor a
+// failure domain, and a version only after its Node exists. The annotations of other machines come from templates of users, and do not
+// count: the owner of the Machine decides.
+func recorded(s *scope, annotation string) string {
+	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
+		return ""
+	}
+	return s.capstan.Annotations[annotation]
+}
+
+// kubernetesVersion returns the version that the pool recorded, which an update in place changes before the Node has it, or that of the
+// Machine.
+func kubernetesVersion(s *scope) string {
+	return cmp.Or(recorded(s, infrav1.MachineVersionAnnotation), s.machine.Spec.Version)
+}
+
+// wantedFailureDomain returns the failure domain that the pool recorded, or that of the Machine.
 func wantedFailureDomain(s *scope) string {
-	return cmp.Or(s.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], s.machine.Spec.FailureDomain)
+	return cmp.Or(recorded(s, infrav1.MachineFailureDomainAnnotation), s.machine.Spec.FailureDomain)
 }
 
 // dataSecretName returns the name in the Machine. For a Machine of a pool it is the name that the pool recorded, else
@@ -104,7 +127,7 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 	if name := ptr.Deref(s.machine.Spec.Bootstrap.DataSecretName, ""); name != "" {
 		return name, nil
 	}
-	if name := s.capstan.Annotations[infrav1.MachineBootstrapSecretAnnotation]; name != "" {
+	if name := recorded(s, infrav1.MachineBootstrapSecretAnnotation); name != "" {
 		return name, nil
 	}
 	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
