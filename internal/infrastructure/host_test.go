@@ -94,8 +94,7 @@ func TestUnschedulable(t *testing.T) {
 	b.running(waits)
 }
 
-// ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them. A condition reports invalid ones.
-// Row MP-11.
+// ALL-11: the host owns its credentials, so that clusterctl moves them. A condition reports invalid ones.
 func TestCredentials(t *testing.T) {
 	b := newNamespace(t)
 	name := unique("creds")
@@ -119,8 +118,8 @@ func TestCredentials(t *testing.T) {
 	b.gone(host)
 }
 
-// The provider changes Secrets only in its own namespace. If a host names a Secret of another namespace, a condition reports this,
-// and the Secret stays unchanged.
+// MP-11, ALL-18: the provider changes Secrets only in its own namespace. If a host names a Secret of another namespace, a condition
+// reports this, and the Secret stays unchanged.
 func TestCredentialsElsewhere(t *testing.T) {
 	b := newNamespace(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "somebodys"}, Data: map[string][]byte{"tls.crt": []byte("x")}}

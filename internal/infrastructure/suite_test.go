@@ -333,7 +333,6 @@ func (b *box) addHost(change func(*infrav1.CapstanHost)) (*infrav1.CapstanHost, 
 	b.create(host)
 	b.Eventually(func() bool {
 		b.get(host)
-		// Conditions are written before the rest of the status.
 		return conditions.IsTrue(host, clusterv1.ReadyCondition) && len(host.Status.Versions) > 0
 	}).Should(BeTrue(), "host connected: %+v", host.Status)
 	return host, fake
@@ -468,7 +467,6 @@ func (b *box) backends() (out []string) {
 func (b *box) running(m *infrav1.CapstanMachine) {
 	b.t.Helper()
 	b.condition(m, clusterv1.ReadyCondition, metav1.ConditionTrue, clusterv1.ReadyReason)
-	// Conditions are written before the rest of the status.
 	b.Eventually(func() bool {
 		b.get(m)
 		return ptr.Deref(m.Status.Initialization.Provisioned, false) && m.Spec.ProviderID != ""
