@@ -36,9 +36,10 @@ var plane *harness.Plane
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
 
 // TestLife (ALL-04, IC-01, IC-02, IM-01, IM-02, IM-03, IM-04, IM-07, MP-01, MP-02, MP-03, MP-04, MP-05, MP-08, CP-05, CP-06, CP-09,
-// BC-01, BC-02, BC-03): Cluster API core creates, scales, upgrades and deletes a cluster with a machine deployment, a machine pool and
+// BC-01, BC-02, BC-03): Cluster API core creates, scales and deletes a cluster with a machine deployment, a machine pool and
 // addresses from an IP pool. It does so through the v1beta2 contract with the labels of a release, and through the v1beta1
-// contract without the labels for v1beta2.
+// contract without the labels for v1beta2. There it also upgrades the cluster: TestTopology of test/e2e/clusterctl does so through
+// the v1beta2 contract.
 func TestLife(t *testing.T) {
 	t.Run("both versions", func(t *testing.T) { life(t, "v1beta2") })
 	onlyV1Beta1(t)
@@ -60,14 +61,9 @@ func life(t *testing.T, contract string) {
 	running(t, c, former)
 	createdIn(t, c, contract)
 	checkObjects(t, c)
-
-	version := fmt.Sprintf(`{"spec":{"version":%q}}`, harness.KubernetesVersion)
-	kubectl(t, "-n", namespace, "patch", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane", "--type=merge", "-p", version)
-	upgraded(t, c)
-	workers := fmt.Sprintf(`{"spec":{"template":%s}}`, version)
-	kubectl(t, "-n", namespace, "patch", "machinedeployment", c.Name+"-md-0", "--type=merge", "-p", workers)
-	kubectl(t, "-n", namespace, "patch", "machinepool", c.Name+"-mp-0", "--type=merge", "-p", workers)
-	running(t, c, harness.KubernetesVersion)
+	if contract == "v1beta1" {
+		upgrade(t, c)
+	}
 
 	c.Delete(t)
 	addresses := &capiipamv1.IPAddressList{}
@@ -77,6 +73,18 @@ func life(t *testing.T, contract string) {
 	if len(addresses.Items) > 0 {
 		t.Errorf("%d addresses are still allocated", len(addresses.Items))
 	}
+}
+
+// upgrade replaces the control plane and both workers by machines of the next version.
+func upgrade(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	version := fmt.Sprintf(`{"spec":{"version":%q}}`, harness.KubernetesVersion)
+	kubectl(t, "-n", namespace, "patch", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane", "--type=merge", "-p", version)
+	upgraded(t, c)
+	workers := fmt.Sprintf(`{"spec":{"template":%s}}`, version)
+	kubectl(t, "-n", namespace, "patch", "machinedeployment", c.Name+"-md-0", "--type=merge", "-p", workers)
+	kubectl(t, "-n", namespace, "patch", "machinepool", c.Name+"-mp-0", "--type=merge", "-p", workers)
+	running(t, c, harness.KubernetesVersion)
 }
 
 func kubectl(t *testing.T, args ...string) string {
