@@ -3,8 +3,10 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,8 +36,8 @@ func TestInvalidInput(t *testing.T) {
 		{"more memory than the host has", "memory: 2Gi", "memory: 4Ti", []string{"4Ti", "memory"}},
 		{"the host's own loopback", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  network:\n    machineCIDR: 127.0.0.0/8\nmetadata:", []string{"127.0.0.0/8", "loopback"}},
 		{"machine network that the host routes already", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  network:\n    machineCIDR: 10.250.0.0/22\nmetadata:", []string{"10.250.0.0/22", "10.250.1.0/24"}},
-		{"an image that no host has", "memory: 1Gi", "memory: 1Gi\n      image: nowhere", []string{"nowhere", "image"}},
-		{"a folder of the host that is not allowed", "memory: 1Gi", "memory: 1Gi\n      hostMounts: [{source: /etc/ssl, path: /mnt/ssl}]", []string{"/etc/ssl", "allowedMounts"}},
+		{"an image that no host has", "memory: 2Gi", "memory: 2Gi\n      image: nowhere", []string{"nowhere", "image"}},
+		{"a folder of the host that is not allowed", "memory: 2Gi", "memory: 2Gi\n      hostMounts: [{source: /etc/ssl, path: /mnt/ssl}]", []string{"/etc/ssl", "allowedMounts"}},
 		{"a proxy that is no URL", "      labels:\n        cluster.x-k8s.io/cluster-name: wrong", "      labels:\n        cluster.x-k8s.io/cluster-name: wrong\n    spec:\n      proxy: {https: \"squid:3128\"}", []string{"squid:3128", "http"}},
 		{"balancer port 0", "kind: CapstanCluster\nmetadata:", "kind: CapstanCluster\nspec:\n  loadBalancer:\n    port: 70000\nmetadata:", []string{"port", "65535"}},
 	} {
@@ -45,6 +47,7 @@ func TestInvalidInput(t *testing.T) {
 				t.Fatalf("the template has no %q:\n%s", wrong.from, template)
 			}
 			objects := decode(t, strings.ReplaceAll(template, wrong.from, wrong.to))
+			slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int { return cmp.Compare(position(a), position(b)) })
 			t.Cleanup(func() { removeAll(t, objects) })
 			if said := createAll(t, objects); said != "" {
 				contains(t, said, wrong.words)
@@ -93,6 +96,14 @@ func decode(t *testing.T, manifests string) []*unstructured.Unstructured {
 		}
 	}
 	return objects
+}
+
+// position of an object in the order of creation. The configuration of the workers is first: no machine starts before admission refuses it.
+func position(obj *unstructured.Unstructured) int {
+	if obj.GetKind() == "CapstanConfigTemplate" {
+		return 0
+	}
+	return 1
 }
 
 // createAll creates the objects and returns the error of the first one that admission refuses.

@@ -27,11 +27,10 @@ import (
 
 const ccmImage = "registry.capstan.dev/test-ccm:v1"
 
-// TestCloudControllerManager_CP24 runs a cluster whose kubelets leave the initialization of Nodes to an external cloud
+// runCloudControllerManager (CP-24) takes a cluster whose kubelets leave the initialization of Nodes to an external cloud
 // controller manager (test/ccm). The cluster becomes available without it. Then it initializes the Nodes of the control
 // plane and of the workers.
-func TestCloudControllerManager_CP24(t *testing.T) {
-	c := plane.CreateCluster(t, "default", "cloud", "--workers", "1", "--from", externalTemplate(t))
+func runCloudControllerManager(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "two Nodes Ready", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 2) })
 	for _, node := range nodes(t, c) {
 		if !uninitialized(&node) {

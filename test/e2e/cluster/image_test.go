@@ -30,10 +30,10 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestImages runs workers whose root file systems are images of an administrator: a folder and an OCI archive, with a few programs
+// runImages adds workers whose root file systems are images of an administrator: a folder and an OCI archive, with a few programs
 // and their libraries. The machines have nothing of the host's /usr. A machine that ends starts from its image again. Another worker
-// has a folder and a device of the host.
-func TestImages(t *testing.T) {
+// has a folder and a device of the host. The cluster has a control plane only, and four Nodes in the end.
+func runImages(t *testing.T, c *harness.Cluster) {
 	hosts, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*"))
 	must(t, err)
 	if len(hosts) != 1 {
@@ -49,12 +49,6 @@ func TestImages(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(images, "empty"), 0o755))
 	checkStatus(t)
 
-	t.Cleanup(func() {
-		if left := blockVolumes(t); len(left) > 0 {
-			t.Errorf("loop devices of the host have %v after the cluster is gone", left)
-		}
-	})
-	c := plane.CreateCluster(t, "default", "images", "--workers", "0")
 	for _, name := range []string{"folder", "archive"} {
 		addWorker(t, c, name, func(spec *infrav1.CapstanMachineSpec) { spec.Image = name })
 	}

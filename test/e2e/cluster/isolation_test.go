@@ -18,21 +18,19 @@ import (
 )
 
 // TestClustersWithTheSameName creates two clusters with the same name in two namespaces. They have the same Pod and
-// Service networks, on a host without bridge-nf-call-iptables. Both work. Neither reaches the machines of the other.
+// Service networks, on a host without bridge-nf-call-iptables. Both work: one with a cloud controller manager (CP-24), and the other
+// one with machines of images. Neither reaches the machines of the other.
 func TestClustersWithTheSameName(t *testing.T) {
 	withoutBridgeNetfilter(t)
-	var twins []*harness.Cluster
-	for _, namespace := range []string{"left", "right"} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-		if err := plane.Client.Create(t.Context(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
+	t.Cleanup(func() {
+		if left := blockVolumes(t); len(left) > 0 {
+			t.Errorf("loop devices of the host have %v after the clusters are gone", left)
 		}
-		twins = append(twins, plane.CreateCluster(t, namespace, "twin", "--workers", "1"))
-	}
-	for _, c := range twins {
-		harness.Eventually(t, "both Nodes Ready in "+c.Namespace, time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 2) })
-	}
-	left, right := twins[0], twins[1]
+	})
+	left := createTwin(t, "left", "--workers", "1", "--from", externalTemplate(t))
+	right := createTwin(t, "right", "--workers", "0")
+	t.Run("a cloud controller manager", func(t *testing.T) { runCloudControllerManager(t, left) })
+	t.Run("images", func(t *testing.T) { runImages(t, right) })
 	t.Run("the machines of one cluster do not reach those of the other", func(t *testing.T) {
 		from, own, foreign := left.Worker(t).Name, left.ControlPlaneMachine(t), right.ControlPlaneMachine(t)
 		harness.Eventually(t, "the API server of the own cluster", time.Minute, func(context.Context) error {
@@ -47,8 +45,18 @@ func TestClustersWithTheSameName(t *testing.T) {
 	})
 	t.Run("one is deleted, the other one continues", func(t *testing.T) {
 		left.Delete(t)
-		harness.Eventually(t, "the Nodes of the other one", time.Minute, func(ctx context.Context) error { return right.NodesReady(ctx, 2) })
+		harness.Eventually(t, "the Nodes of the other one", time.Minute, func(ctx context.Context) error { return right.NodesReady(ctx, 4) })
 	})
+}
+
+// createTwin creates a cluster in a namespace.
+func createTwin(t *testing.T, namespace string, args ...string) *harness.Cluster {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if err := plane.Client.Create(t.Context(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	return plane.CreateCluster(t, namespace, "twin", args...)
 }
 
 // statusOf sends a request to the API server of a machine from another machine. It returns 000 if there is no

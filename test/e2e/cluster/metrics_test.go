@@ -19,11 +19,10 @@ import (
 
 const metricsPatience = 3 * time.Minute
 
-// TestMetrics: a cluster with metrics-server answers kubectl top, and an autoscaler follows the usage of pods. API servers refuse
+// testMetrics: a cluster with metrics-server answers kubectl top, and an autoscaler follows the usage of pods. API servers refuse
 // a server that another authority has certified. TestLife of test/e2e/controlplane has the metrics of three control plane machines, and
 // loses some of them.
-func TestMetrics(t *testing.T) {
-	c := plane.CreateCluster(t, "default", "metrics", "--workers", "2", "--from", metricsTemplate(t))
+func testMetrics(t *testing.T, c *harness.Cluster) {
 	plane.Must(t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, harness.Echo("")+autoscaler)
 	for _, part := range []struct {
@@ -39,6 +38,7 @@ func TestMetrics(t *testing.T) {
 			t.FailNow()
 		}
 	}
+	c.MustKubectl(t, "delete", "hpa", "echo") // The following parts decide about the pods.
 }
 
 const autoscaler = `---

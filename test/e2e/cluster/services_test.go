@@ -44,18 +44,20 @@ type outside struct {
 	c *harness.Cluster
 }
 
-// TestServices publishes Services of a cluster to a client outside of the box. Each part depends on the previous ones.
+// TestServices publishes Services of a cluster to a client outside of the box. Each part depends on the previous ones. The first one
+// is about the metrics of the cluster, and needs the same pods.
 func TestServices(t *testing.T) {
 	o := &outside{Outside: harness.NewOutside(t, lanLink, harness.OutsideNetwork{Host: lanHost, Client: lanClient, Bits: 24})}
 	empty, err := harness.Look()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.c = plane.CreateCluster(t, "default", "open", "--workers", "2")
+	o.c = plane.CreateCluster(t, "default", "open", "--workers", "2", "--from", metricsTemplate(t))
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T)
 	}{
+		{"metrics", func(t *testing.T) { testMetrics(t, o.c) }},
 		{"without a permission nothing is published", o.unpublished},
 		{"with it, TCP and UDP reach the pods with the address of the client", o.local},
 		{"with the policy Cluster every worker forwards", o.anyNode},
@@ -222,8 +224,6 @@ func (o *outside) unpublished(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	o.c.Plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", o.c.Name, "--namespace", o.c.Namespace)
-	o.c.Apply(t, harness.Echo(""))
 	o.c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 	o.service(t, "local", 80, func(s *corev1.Service) {
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
