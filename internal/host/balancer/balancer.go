@@ -333,7 +333,6 @@ func (b *Balancer) complain(conn net.Conn, result string, err error) {
 
 // serve connects a client to a backend and copies bytes in both directions until both have ended.
 func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
-	notice(client, userTimeout)
 	hello, err := readHello(client, b.timing.Hello)
 	if err != nil {
 		return noHello, err
@@ -349,9 +348,8 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	defer func() { _ = conn.Close() }()
 	backend.open.Add(1)
 	defer backend.open.Add(-1)
-	notice(conn, b.timing.Unanswered)
 	b.metrics.connections.WithLabelValues(served).Inc()
-	stop := context.AfterFunc(backend.removed, func() { _, _ = conn.Close(), client.Close() })
+	stop := context.AfterFunc(b.pool.connected(backend), func() { _, _ = conn.Close(), client.Close() })
 	defer stop()
 	if _, err := conn.Write(hello); err != nil {
 		return noBackend, err
@@ -361,15 +359,6 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	both.Go(func() { carry(client, conn) })
 	both.Wait()
 	return served, nil
-}
-
-// notice makes the kernel end a connection whose peer does not acknowledge data for the given time.
-func notice(conn *net.TCPConn, after time.Duration) {
-	if raw, err := conn.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
-		})
-	}
 }
 
 // connect waits, until ctx is done, for a healthy backend that accepts the connection.

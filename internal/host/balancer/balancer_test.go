@@ -24,7 +24,7 @@ import (
 
 var fast = Timing{
 	FirstChecks: 200 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
-	Park: patience, Dial: patience, Hello: patience, Drain: patience, Unanswered: 500 * time.Millisecond,
+	Park: patience, Dial: patience, Hello: patience, Drain: patience, CutOff: 500 * time.Millisecond,
 }
 
 // patience limits each wait of a test. Only failing tests wait that long.

@@ -69,9 +69,8 @@ type Timing struct {
 	Hello time.Duration
 	// Drain is the longest time that a balancer keeps its connections after another one has taken over.
 	Drain time.Duration
-	// Unanswered is the time after which the balancer ends a connection whose backend's kernel does not acknowledge data.
-	// The backend is on this host, and a busy API server does not delay its kernel.
-	Unanswered time.Duration
+	// CutOff is the time after which the balancer ends the connections to a backend whose kernel answers no attempt to connect.
+	CutOff time.Duration
 }
 
 // DefaultTiming is the timing in production.
@@ -83,14 +82,13 @@ var DefaultTiming = Timing{
 	Dial:         2 * time.Second,
 	Hello:        10 * time.Second,
 	Drain:        15 * time.Minute,
-	Unanswered:   10 * time.Second,
+	CutOff:       10 * time.Second,
 }
 
 // Keepalive probes detect a vanished peer after a minute. An idle connection, such as a watch, stays as long as the client's
-// kernel answers.
+// kernel answers. If data waits for a vanished client, the kernel gives up after about 15 minutes instead (tcp_retries2). There
+// is no TCP_USER_TIMEOUT: it also ends connections whose peer answers, but reads nothing for a while.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
-
-const userTimeout = time.Minute
 
 // failures is the number of consecutive failed checks, other than refused connections, after which a backend is unhealthy.
 // An API server under load may miss one check.

@@ -17,8 +17,18 @@ import (
 func (b *Balancer) watchHealth(backend *backend) {
 	client := healthClient(b.timing)
 	interval, failed := b.timing.FirstChecks, 0
+	var unreached time.Time // since when no attempt to connect was answered
 	for backend.removed.Err() == nil {
+		began := time.Now()
 		err := check(backend.removed, client, backend.Address)
+		switch {
+		case !unreachable(err):
+			unreached = time.Time{}
+		case unreached.IsZero():
+			unreached = began
+		case time.Since(unreached) >= b.timing.CutOff:
+			b.pool.cut(backend)
+		}
 		if err == nil {
 			interval, failed = b.timing.Checks, 0
 		} else {
@@ -35,6 +45,15 @@ func (b *Balancer) watchHealth(backend *backend) {
 		case <-time.After(interval):
 		}
 	}
+}
+
+// unreachable reports whether not even the kernel of a backend answered a check. A busy API server does not delay its kernel.
+func unreachable(err error) bool {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "dial" {
+		return false
+	}
+	return op.Timeout() || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH)
 }
 
 func healthClient(timing Timing) *http.Client {

@@ -26,6 +26,16 @@ type backend struct {
 	// are ended and clients connect to another backend.
 	removed context.Context
 	remove  context.CancelFunc
+	// connected is done when the connections must end: the backend is removed, or cut off. Later connections have another one.
+	connected context.Context
+	cut       context.CancelFunc
+}
+
+func newBackend(config Backend) *backend {
+	b := &backend{Backend: config}
+	b.removed, b.remove = context.WithCancel(context.Background())
+	b.connected, b.cut = context.WithCancel(b.removed)
+	return b
 }
 
 func newPool() *pool { return &pool{changed: make(chan struct{})} }
@@ -41,8 +51,7 @@ func (p *pool) set(want []Backend) (added []*backend) {
 			now = append(now, p.backends[i])
 			continue
 		}
-		b := &backend{Backend: w}
-		b.removed, b.remove = context.WithCancel(context.Background())
+		b := newBackend(w)
 		now, added = append(now, b), append(added, b)
 	}
 	for _, b := range p.backends {
@@ -67,6 +76,21 @@ func (p *pool) setHealth(b *backend, healthy bool) bool {
 		p.changed = make(chan struct{})
 	}
 	return true
+}
+
+// connected returns the context of a connection to a backend.
+func (p *pool) connected(b *backend) context.Context {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return b.connected
+}
+
+// cut ends the connections to a backend that is cut off: clients would wait for it.
+func (p *pool) cut(b *backend) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b.cut()
+	b.connected, b.cut = context.WithCancel(b.removed)
 }
 
 // pick returns the next healthy backend in turn that is not in tried. If there is none, it returns nil and a channel that is
