@@ -184,30 +184,35 @@ func (m *machine) leased() fencing.Machine {
 	return out
 }
 
-// stopFenced stops the machine until a manager confirms it. The mark is on disk before the machine stops, so that a capstand that
-// starts meanwhile stops it too.
+// stopFenced stops the machine until a manager confirms it.
 func (m *machine) stopFenced(ctx context.Context) {
-	m.mu.Lock()
-	already := m.fenced
-	if !already {
-		if err := fencing.Mark(m.host.config.Root, m.spec.Id); err != nil {
-			m.log.Error("Cannot record that fencing stops the machine: a capstand that starts can start it again", "error", err)
-		}
-		m.fenced, m.unconfirmed = true, true
-		m.log.Warn("Stopping the machine: this host has reached neither a manager nor another host of the cluster for too long",
-			"stopAfter", m.host.fence.StopAfter(m.state.ManagementCluster))
-	}
-	m.mu.Unlock()
-	if already {
+	if !m.beginStop() {
 		return
 	}
-	if err := m.kill(ctx); err != nil {
-		m.log.Error("Cannot stop the machine; capstand tries again", "error", err)
+	unmarked, alive := m.host.fence.Stop(ctx, m.spec.Id, m.kill)
+	if unmarked != nil {
+		m.log.Error("Cannot record that fencing stops the machine: a capstand that starts can start it again", "error", unmarked)
+	}
+	if alive != nil {
+		m.log.Error("Cannot stop the machine; capstand tries again", "error", alive)
 		m.mu.Lock()
 		m.fenced = false
 		m.mu.Unlock()
 	}
 	m.wake.Send()
+}
+
+// beginStop returns whether fencing must stop the machine now.
+func (m *machine) beginStop() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fenced {
+		return false
+	}
+	m.fenced, m.unconfirmed = true, true
+	m.log.Warn("Stopping the machine: this host has reached neither a manager nor another host of the cluster for too long",
+		"stopAfter", m.host.fence.StopAfter(m.state.ManagementCluster))
+	return true
 }
 
 // kill ends all processes of the machine.
@@ -221,7 +226,7 @@ func (m *machine) kill(ctx context.Context) error {
 func (m *machine) noticeMark() (fenced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.fenced && fencing.Marked(m.dir) {
+	if !m.fenced && m.host.fence.Marked(m.spec.Id) {
 		m.fenced, m.unconfirmed = true, true
 	}
 	return m.fenced

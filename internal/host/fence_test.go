@@ -36,8 +36,10 @@ func TestFencedMachineWaits(t *testing.T) {
 	h.contacts = afterAbsence(t, time.Now(), time.Nanosecond)
 	openFence(t, h)
 	onDisk(t, h)
-	if err := fencing.Mark(h.store.root, "m-1"); err != nil { // As the guard does.
-		t.Fatal(err)
+	killed := false
+	unmarked, alive := h.fence.Stop(t.Context(), "m-1", func(context.Context) error { killed = true; return nil }) // As the guard does.
+	if unmarked != nil || alive != nil || !killed {
+		t.Fatal(unmarked, alive, killed)
 	}
 	clear(h.machines.byID)
 	if err := h.loadAll(); err != nil {

@@ -119,7 +119,7 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
 	}
 	m.current.Store(spec)
-	m.fenced = fencing.Marked(m.dir)
+	m.fenced = h.fence.Marked(spec.Id)
 	update, err := loadUpdate(m.dir)
 	switch {
 	case err != nil && m.broken == "":
@@ -298,7 +298,7 @@ func (m *machine) awaitConfirmation(life context.Context) time.Duration {
 // confirm lets the machine start; m.mu is held.
 func (m *machine) confirm() {
 	if m.unconfirmed {
-		if err := fencing.Unmark(m.dir); err != nil {
+		if err := m.host.fence.Unmark(m.spec.Id); err != nil {
 			m.log.Error("The next capstand asks again before it starts the machine", "error", err)
 		}
 		m.unconfirmed, m.fenced = false, false
@@ -600,6 +600,9 @@ func (m *machine) remove(ctx context.Context) error {
 		return err
 	}
 	if err := m.host.store.discard(m.dir); err != nil {
+		return err
+	}
+	if err := m.host.fence.Unmark(m.spec.Id); err != nil {
 		return err
 	}
 	return m.forget(ctx, m)

@@ -1,6 +1,7 @@
 package fencing
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,6 +37,7 @@ type Fence struct {
 	log *slog.Logger
 	// settings is the path of the settings, path that of the memory.
 	settingsPath, path string
+	marks              Marks
 
 	mu       sync.Mutex
 	settings Settings
@@ -53,7 +55,7 @@ type Fence struct {
 // Open reads the settings, from a file that outlives the boot, and the memory.
 func Open(settings, memory, root, cgroup string, log *slog.Logger) (*Fence, error) {
 	f := &Fence{
-		log: log, settingsPath: settings, path: memory, settings: Settings{}, saved: true,
+		log: log, settingsPath: settings, path: memory, marks: marks(root, memory), settings: Settings{}, saved: true,
 		watching: map[string]int{}, hosts: map[string]int{}, probers: map[string]*prober{}, failed: map[string]string{},
 	}
 	if err := atomicfile.ReadJSON(settings, &f.settings); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,6 +87,23 @@ func (f *Fence) Set(managementCluster string, seconds int32) (changed bool, err 
 	}
 	f.settings = next
 	return true, nil
+}
+
+// Stop stops a machine until a manager confirms it. kill ends its processes. unmarked is an error of the record: a capstand that starts can
+// start the machine again.
+func (f *Fence) Stop(ctx context.Context, machine string, kill func(context.Context) error) (unmarked, alive error) {
+	return f.marks.stop(ctx, machine, kill)
+}
+
+// Marked returns whether fencing has stopped a machine that no manager has confirmed since.
+func (f *Fence) Marked(machine string) bool { return f != nil && f.marks.marked(machine) }
+
+// Unmark records that a manager has confirmed the machine, or that it is gone.
+func (f *Fence) Unmark(machine string) error {
+	if f == nil {
+		return nil
+	}
+	return f.marks.unmark(machine)
 }
 
 // Settings returns the settings.

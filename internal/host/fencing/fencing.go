@@ -10,11 +10,7 @@
 package fencing
 
 import (
-	"errors"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -26,9 +22,6 @@ import (
 
 // MaxStopAfter is the longest time without contact that can be set.
 const MaxStopAfter = time.Hour
-
-// Marker is the file in a machine's folder of a machine that fencing has stopped. It starts when a manager confirms it.
-const Marker = "fenced"
 
 // Now is the time of CLOCK_BOOTTIME.
 func Now() time.Duration {
@@ -122,25 +115,4 @@ func (m *Memory) forget(now time.Duration, peers map[string][]string) {
 		}
 	}
 	maps.DeleteFunc(m.Reached, func(network string, at time.Duration) bool { return now-at > probedLife && peers[network] == nil })
-}
-
-// Mark records that a machine was stopped. It does not create the folder of a machine that is gone.
-func Mark(root, machine string) error {
-	err := atomicfile.WriteFile(filepath.Join(root, "machines", machine, Marker), nil, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// Marked returns whether a machine was stopped and not confirmed.
-func Marked(dir string) bool { return atomicfile.Exists(filepath.Join(dir, Marker)) }
-
-// Unmark records that a manager has confirmed the machine.
-func Unmark(dir string) error {
-	err := os.Remove(filepath.Join(dir, Marker))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

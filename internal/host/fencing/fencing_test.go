@@ -224,8 +224,9 @@ func TestGuard(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() { done <- Guard(t.Context(), path, slog.New(slog.DiscardHandler)) }()
-	eventually(t, "the machine is not marked", func() bool { return Marked(filepath.Join(root, "machines/m")) })
-	if Marked(filepath.Join(root, "machines/stays")) || atomicfile.Exists(filepath.Join(root, "machines/gone")) {
+	on := marks(root, path)
+	eventually(t, "the machine is not marked", func() bool { return atomicfile.Exists(on.onDisk("m")) })
+	if on.marked("stays") || atomicfile.Exists(filepath.Join(root, "machines/gone")) {
 		t.Error("another machine is marked")
 	}
 	m.Leases = nil

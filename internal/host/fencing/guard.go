@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"capstan.dev/capstan/internal/host/cgroup"
@@ -24,24 +27,26 @@ const (
 func Guard(ctx context.Context, path string, log *slog.Logger) error {
 	ticker := time.NewTicker(Pause)
 	defer ticker.Stop()
-	stopped := map[string]bool{}
+	all := stops{begun: map[string]bool{}}
 	for {
 		m, fresh := ReadMemory(path)
 		if fresh || len(m.Leases) == 0 {
 			return nil
 		}
-		expired := map[string]bool{}
-		for _, id := range Expired(m.Leases, Now()-grace) {
-			expired[id] = true
-			if !stopped[id] {
-				log.Warn("Stopping a machine: capstand does not run, and its lease has expired", "id", id)
-				stopped[id] = stop(ctx, m, id, log)
+		expired := Expired(m.Leases, Now()-grace)
+		all.keep(expired)
+		for _, id := range expired {
+			if !all.begin(id) {
+				continue
 			}
-		}
-		for id := range stopped {
-			if !expired[id] {
-				delete(stopped, id)
-			}
+			log.Warn("Stopping a machine: capstand does not run, and its lease has expired", "id", id)
+			// A process that waits for a disk that hangs must not delay the end of other machines.
+			go func() {
+				if err := stop(ctx, marks(m.Root, path), m.Cgroup, id); err != nil {
+					log.Error("Cannot stop a machine; the guard tries again", "id", id, "error", err)
+					all.failed(id)
+				}
+			}()
 		}
 		select {
 		case <-ctx.Done():
@@ -51,13 +56,37 @@ func Guard(ctx context.Context, path string, log *slog.Logger) error {
 	}
 }
 
-// stop marks the machine first: a capstand that starts in between must not start it again.
-func stop(ctx context.Context, m Memory, id string, log *slog.Logger) bool {
+func stop(ctx context.Context, marks Marks, parent, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	err := errors.Join(Mark(m.Root, id), cgroup.Group(filepath.Join(m.Cgroup, id)).Remove(ctx))
-	if err != nil {
-		log.Error("Cannot stop a machine; the guard tries again", "id", id, "error", err)
-	}
-	return err == nil
+	return errors.Join(marks.stop(ctx, id, cgroup.Group(filepath.Join(parent, id)).Remove))
+}
+
+// stops are the machines with an expired lease that the guard stops or has stopped.
+type stops struct {
+	mu    sync.Mutex
+	begun map[string]bool
+}
+
+// begin returns whether the machine must be stopped now.
+func (s *stops) begin(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begun := s.begun[id]
+	s.begun[id] = true
+	return !begun
+}
+
+// failed lets the next round try again.
+func (s *stops) failed(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.begun, id)
+}
+
+// keep forgets other machines: their leases were renewed.
+func (s *stops) keep(expired []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.begun, func(id string, _ bool) bool { return !slices.Contains(expired, id) })
 }
