@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/knftables"
+
+	"capstan.dev/capstan/internal/host/fencing"
 )
 
 // firewall contains the data that determine the nftables rules of a network.
@@ -15,6 +17,7 @@ type firewall struct {
 	networkID string
 	subnets   []Subnet
 	overlay   *Overlay
+	own       netip.Addr   // the hostAddress of this box, if there is an overlay
 	hosts     []netip.Addr // from which the other boxes send VXLAN packets
 	redirect  Redirect
 	services  []Service
@@ -30,7 +33,11 @@ func (b Box) firewall(n Network, subnets []Subnet) (firewall, error) {
 		return firewall{}, err
 	}
 	services, err := b.services(n.ID)
-	return firewall{networkID: n.ID, subnets: subnets, overlay: n.Overlay, hosts: peers.ends(), redirect: redirect, services: services}, err
+	f := firewall{networkID: n.ID, subnets: subnets, overlay: n.Overlay, hosts: peers.ends(), redirect: redirect, services: services}
+	if n.Overlay != nil {
+		f.own = n.hostAddress(n.Overlay.Address)
+	}
+	return f, err
 }
 
 // writeFirewall writes the rules of a network.
@@ -73,11 +80,12 @@ func (f firewall) rules() map[string][]string {
 		},
 		"endpoint": append(f.redirection(), f.toServices()...),
 		"local":    append(f.localRedirection(), f.toServices()...),
-		"input":    slices.Concat(f.admitTunnel(), f.protectLink(), f.protectHost()),
+		"input":    slices.Concat(f.admitTunnel(), f.admitProbes(), f.protectLink(), f.protectHost()),
 		"output":   f.keepInLink(),
 		"forward": slices.Concat(clampSegments(bridge), f.closeLink(), []string{
 			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
 			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, TunnelPort),
+		}, f.keepProbes(), []string{
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
 			fmt.Sprintf("oifname %s ct state established,related accept", bridge),
 		}, f.admitServices(), []string{
@@ -114,6 +122,30 @@ func (f firewall) admitTunnel() []string {
 		rules = append(rules, f.throughLink()+fmt.Sprintf("%s %s saddr { %s } accept", ours, family(f.overlay.end()), strings.Join(hosts, ", ")))
 	}
 	return append(rules, ours+" drop")
+}
+
+// admitProbes drops probes of fencing that no other box has sent: a pod could otherwise forge contacts with a lost box. The bridges of all
+// boxes have the same MAC address, which no machine has.
+func (f firewall) admitProbes() []string {
+	if f.overlay == nil {
+		return nil
+	}
+	probe := fmt.Sprintf("%s daddr %s udp dport %d drop", family(f.own), f.own, fencing.Port)
+	return []string{
+		fmt.Sprintf("iifname != %s %s", BridgeName(f.networkID), probe),
+		fmt.Sprintf("ether saddr != %s %s", gatewayMAC(f.networkID, f.subnets), probe),
+	}
+}
+
+// keepProbes forwards no probes of machines to other boxes, where they would come from the bridge of this one.
+func (f firewall) keepProbes() (rules []string) {
+	if f.overlay == nil {
+		return nil
+	}
+	for _, addresses := range hostAddresses {
+		rules = append(rules, fmt.Sprintf("oifname %s %s daddr %s udp dport %d drop", BridgeName(f.networkID), family(addresses.Addr()), addresses, fencing.Port))
+	}
+	return rules
 }
 
 // redirection sends connections of machines to the cluster's endpoint, which is an address of another box or virtual, to the
