@@ -77,6 +77,15 @@ func (m Managed) WithClient(now time.Time) (Managed, error) {
 	return m.withClient(m.validity(), now)
 }
 
+// Settled ends a rotation for a host that joins again, because it gets the current authority only. changed is false if there is none.
+func (m Managed) Settled(now time.Time) (next Managed, changed bool, err error) {
+	if !m.several() {
+		return m, false, nil
+	}
+	next, err = m.WithClient(now)
+	return next.Alone(), true, err
+}
+
 // Alone returns the credentials with the current authority only.
 func (m Managed) Alone() Managed {
 	m.CA = pki.EncodeCert(m.Authority.Cert)

@@ -102,25 +102,32 @@ func foreign(secret *corev1.Secret, host string, hosts []infrav1.CapstanHost) st
 
 // ensureCredentials returns the authority of the host. The Secret of a host that joins again keeps its authority.
 func (r *Reconciler) ensureCredentials(ctx context.Context, j joiner, existing *corev1.Secret, t token) (pki.Authority, error) {
-	if existing != nil {
-		if old, err := credentials.AuthorityFromSecret(existing.Data); err == nil && old.Usable(time.Now()) {
-			return old.Authority, nil
-		}
-	}
-	made, err := credentials.NewAuthority(t.terms.Validity.Duration, time.Now())
-	if err != nil {
-		return pki.Authority{}, err
+	next, changed, err := nextCredentials(existing, t.terms.Validity.Duration, time.Now())
+	if err != nil || !changed {
+		return next.Authority, err
 	}
 	if existing != nil {
 		before := existing.DeepCopy()
-		existing.Data = made.Data()
-		return made.Authority, r.LiveClient.Patch(ctx, existing, locked(before))
+		existing.Data = next.Data()
+		return next.Authority, r.LiveClient.Patch(ctx, existing, locked(before))
 	}
 	// The label lets the controller of the CapstanHost see changes at once.
-	return made.Authority, r.LiveClient.Create(ctx, &corev1.Secret{
+	return next.Authority, r.LiveClient.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: r.namespace, Name: credentialsName(j.Name), Labels: map[string]string{infrav1.HostCredentialsLabel: ""}},
-		Type:       corev1.SecretTypeTLS, Data: made.Data(),
+		Type:       corev1.SecretTypeTLS, Data: next.Data(),
 	})
+}
+
+// nextCredentials returns the credentials after a join, and whether they differ from those in the Secret, which can be nil. The host trusts
+// one authority after its join, and a rotation can be at any step.
+func nextCredentials(existing *corev1.Secret, validity time.Duration, now time.Time) (next credentials.Managed, changed bool, err error) {
+	if existing != nil {
+		if old, err := credentials.AuthorityFromSecret(existing.Data); err == nil && old.Usable(now) {
+			return old.Settled(now)
+		}
+	}
+	next, err = credentials.NewAuthority(validity, now)
+	return next, true, err
 }
 
 // ensureHost creates the CapstanHost. One that exists gets the address and the credentials of the join, and keeps everything

@@ -1,13 +1,18 @@
 package hostjoin
 
 import (
+	"bytes"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // TestForeign: a host that joins gets only a Secret of its own, because it chooses the name.
@@ -44,5 +49,39 @@ func TestForeign(t *testing.T) {
 		if got := foreign(c.secret, c.host, hosts); (got != "") != c.want {
 			t.Errorf("%s: %q", why, got)
 		}
+	}
+}
+
+// TestJoinsAgainDuringRotation: a host trusts the authority that it gets at its join and no other, so the certificate of the managers must be of
+// this authority, whatever step a rotation has reached.
+func TestJoinsAgainDuringRotation(t *testing.T) {
+	now := time.Now()
+	first, _, err := nextCredentials(nil, time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rotated, err1 := first.WithAuthority(now)
+	renewed, err2 := rotated.WithClient(now)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for step, c := range map[string]struct {
+		before  credentials.Managed
+		changed bool
+	}{"no rotation": {first, false}, "another authority": {rotated, true}, "another certificate of the managers": {renewed, true}} {
+		after, changed, err := nextCredentials(&corev1.Secret{Data: c.before.Data()}, time.Hour, now)
+		if err != nil || changed != c.changed {
+			t.Errorf("%s: changed is %t, %v", step, changed, err)
+			continue
+		}
+		if !bytes.Equal(after.CA, pki.EncodeCert(c.before.Authority.Cert)) {
+			t.Errorf("%s: the managers do not trust exactly the authority of the host", step)
+		}
+		if err := after.Certificate().CheckSignatureFrom(c.before.Authority.Cert); err != nil {
+			t.Errorf("%s: the host refuses the managers: %v", step, err)
+		}
+	}
+	if after, changed, err := nextCredentials(&corev1.Secret{Data: first.Data()}, time.Hour, now.Add(2*time.Hour)); err != nil || !changed || bytes.Equal(after.CA, first.CA) {
+		t.Errorf("after the expiry: %v, %v", changed, err)
 	}
 }
