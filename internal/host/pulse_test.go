@@ -28,13 +28,13 @@ func TestPulsesOfManagers(t *testing.T) {
 		"the manager disconnects":         {[]time.Duration{0, 1}, []look{{1, true, false}, {2, true, true}, {3, false, false}}},
 		"a manager connects without them": {[]time.Duration{0}, []look{{0, true, false}, {lease + 1, false, false}, {time.Hour, true, false}}},
 	} {
-		p, start := &pulses{}, time.Now()
+		p, start := &pulses{}, lease/2 // after the boot
 		for _, l := range c.looks {
 			for len(c.pulses) > 0 && c.pulses[0] <= l.at {
-				p.receive(start.Add(c.pulses[0]))
+				p.receive(start + c.pulses[0])
 				c.pulses = c.pulses[1:]
 			}
-			if got := p.managed(start.Add(l.at), l.watched); got != l.want {
+			if got := p.managed(start+l.at, l.watched); got != l.want {
 				t.Errorf("%s: after %s: managed %v, want %v", name, l.at, got, l.want)
 			}
 		}

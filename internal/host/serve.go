@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,9 +34,7 @@ func (s Socket) Listen() (net.Listener, error) {
 	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	old := unix.Umask(0o177) // No other user can connect before the owner is set.
-	listener, err := net.Listen("unix", s.Path)
-	unix.Umask(old)
+	listener, err := listenPrivately(s.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +47,18 @@ func (s Socket) Listen() (net.Listener, error) {
 		return nil, err
 	}
 	return listener, nil
+}
+
+// listenPrivately listens on a socket to which only root can connect. The kernel gives the file the mode that the socket has before. The umask
+// would apply to all threads, which write the files of machines meanwhile.
+func listenPrivately(path string) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) {
+		if e := conn.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); e != nil {
+			return e
+		}
+		return err
+	}}
+	return config.Listen(context.Background(), "unix", path)
 }
 
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,

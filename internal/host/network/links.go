@@ -100,15 +100,19 @@ func deleteLink(name string) error {
 	return nil
 }
 
-// uplinkMTU returns the MTU of the interface with the default route, through which packets leave the box.
+// uplinkMTU returns the smaller MTU of the interfaces with the default routes of both families, through which packets leave the box.
 func uplinkMTU() int {
-	routes, err := netlink.RouteGet(net.IPv4(1, 1, 1, 1)) // This reads the routing table and sends no packet.
-	if err == nil && len(routes) > 0 {
-		if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil && link.Attrs().MTU < 1500 {
-			return link.Attrs().MTU
+	mtu := 1500
+	for _, outside := range []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2000::1")} {
+		routes, err := netlink.RouteGet(outside) // This reads the routing table and sends no packet.
+		if err != nil || len(routes) == 0 {
+			continue
+		}
+		if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil {
+			mtu = min(mtu, link.Attrs().MTU)
 		}
 	}
-	return 1500
+	return mtu
 }
 
 // ensureNetNS creates a network namespace that lasts as long as the mount at path, even without a process in it.
@@ -268,19 +272,31 @@ func hostRoutes(except []string) ([]Used, error) {
 	}
 	var used []Used
 	for _, route := range routes {
-		// Unreachable routes and the like have no link: more specific routes override them.
-		if route.Dst == nil || route.LinkIndex == 0 {
+		name := linkOf(route, except)
+		if route.Dst == nil || name == "" {
 			continue
 		}
-		addr, ok := netip.AddrFromSlice(route.Dst.IP)
-		link, err := netlink.LinkByIndex(route.LinkIndex)
-		if !ok || err != nil || slices.Contains(except, link.Attrs().Name) {
-			continue
+		if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
+			bits, _ := route.Dst.Mask.Size()
+			used = append(used, Used{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + name})
 		}
-		bits, _ := route.Dst.Mask.Size()
-		used = append(used, Used{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + link.Attrs().Name})
 	}
 	return used, nil
+}
+
+// linkOf returns the name of the first link of a route that is not in except. Routes with several paths have one link for each.
+// Unreachable routes and the like have none: more specific routes override them.
+func linkOf(route netlink.Route, except []string) string {
+	links := []int{route.LinkIndex}
+	for _, path := range route.MultiPath {
+		links = append(links, path.LinkIndex)
+	}
+	for _, index := range links {
+		if link, err := netlink.LinkByIndex(index); err == nil && !slices.Contains(except, link.Attrs().Name) {
+			return link.Attrs().Name
+		}
+	}
+	return ""
 }
 
 func ipNet(addr netip.Addr, bits int) *net.IPNet {

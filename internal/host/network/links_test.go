@@ -1,0 +1,109 @@
+package network
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+// spines creates a box with the uplinks up0, up1 and so on, which have these MTUs.
+func spines(t *testing.T, mtus ...int) *rackBox {
+	r := newRack(t, false)
+	b := &rackBox{Box: box(t, t.TempDir(), "a"), ns: r.namespace()}
+	for i, mtu := range mtus {
+		name := "up" + string(rune('0'+i))
+		r.must(testnetns.Cable(testnetns.End{NS: b.ns, Name: name}, testnetns.End{NS: r.router, Name: name}))
+		r.must(in(r.router, func() error { return setMTU(name, mtu) }))
+		r.must(in(b.ns, func() error { return setMTU(name, mtu) }))
+	}
+	return b
+}
+
+func setMTU(name string, mtu int) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetMTU(link, mtu); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// A network through several links belongs to the rack as much as one through one link.
+func TestRouteThroughSeveralLinks(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	r, b := &rack{T: t}, spines(t, 1500, 1500)
+	r.must(in(b.ns, func() error {
+		var paths []*netlink.NexthopInfo
+		for _, name := range []string{"up0", "up1"} {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			paths = append(paths, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index})
+		}
+		if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParseAddr("10.231.0.0"), 16), MultiPath: paths}); err != nil {
+			return err
+		}
+		for _, c := range []struct {
+			except []string
+			want   string
+		}{{nil, "up0"}, {[]string{"up0"}, "up1"}, {[]string{"up0", "up1"}, ""}} {
+			used, err := hostRoutes(c.except)
+			if err != nil {
+				return err
+			}
+			got := ""
+			for _, u := range used {
+				if u.Prefix == netip.MustParsePrefix("10.231.0.0/16") {
+					got = u.By
+				}
+			}
+			if want := "the host's route through " + c.want; got != want && (c.want != "" || got != "") {
+				t.Errorf("without %v: %q, want %q", c.except, got, c.want)
+			}
+		}
+		if err := b.Ensure(t.Context(), Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/n"}); err == nil {
+			t.Error("a cluster gets a network of the rack")
+		}
+		return nil
+	}))
+}
+
+// The default routes of both families can have different interfaces. The network fits both.
+func TestUplinkMTU(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	for name, c := range map[string]struct {
+		ipv4, ipv6 string // interface of the default route
+		want       int
+	}{
+		"none": {"", "", 1500}, "IPv4": {"up0", "", 1400}, "IPv6": {"", "up0", 1400},
+		"IPv6 smaller": {"up0", "up1", 1300}, "IPv4 smaller": {"up1", "up0", 1300}, "large": {"up2", "up2", 1500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, b := &rack{T: t}, spines(t, 1400, 1300, 9000)
+			r.must(in(b.ns, func() error {
+				for everything, link := range map[string]string{"0.0.0.0/0": c.ipv4, "::/0": c.ipv6} {
+					if link == "" {
+						continue
+					}
+					if err := connect(link, netip.Prefix{}, netip.MustParsePrefix(everything), netip.Addr{}); err != nil {
+						return err
+					}
+				}
+				if got := uplinkMTU(); got != c.want {
+					t.Errorf("%d, want %d", got, c.want)
+				}
+				return nil
+			}))
+		})
+	}
+}
