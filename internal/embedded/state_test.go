@@ -304,6 +304,18 @@ func TestTrimLogs(t *testing.T) {
 			t.Errorf("after %q: %q and %q, want %q and %q", test.write, now, old, test.log, test.old)
 		}
 	}
+	if _, err := log.WriteString("123456"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(path+".1"), os.Mkdir(path+".1", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := trimLogs(dir, 5); err == nil {
+		t.Error("a folder was replaced by a log")
+	}
+	if now, _ := os.ReadFile(path); string(now) != "123456" {
+		t.Errorf("a log that could not be copied now contains %q", now)
+	}
 }
 
 // Users can correct invalid options. They are distinguished from problems of the box.

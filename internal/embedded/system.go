@@ -169,7 +169,10 @@ func trimLogs(dir string, limit int64) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(writeFile(log+".1", data, 0o600), os.Truncate(log, 0)); err != nil {
+		if err := writeFile(log+".1", data, 0o600); err != nil {
+			return err // The log keeps its content, for example while the disk is full.
+		}
+		if err := os.Truncate(log, 0); err != nil {
 			return err
 		}
 	}

@@ -31,7 +31,7 @@ func (ns *networks) openLink() error {
 		KeyFile: path, Public: private.PublicKey(), Dir: filepath.Join(ns.box.Dir, "wireguard"), UID: ns.config.BalancerUID,
 		Logging: ns.config.Logging,
 	}
-	return nil
+	return os.MkdirAll(ns.box.Link.Dir, 0o700) // It exists as long as capstand watches the log in it.
 }
 
 // acrossHostsCluster returns the cluster of a recorded network with an overlay, or "".

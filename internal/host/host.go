@@ -213,7 +213,7 @@ func (h *Host) startKeepers() {
 		h.machines.keepImages, h.machines.keepContainerImages, h.machines.keepDevices, h.machines.keepVersions, h.machines.keepLinks,
 		func(ctx context.Context) { h.box.GuardFirewalls(ctx, h.log) },
 		func(ctx context.Context) { h.box.GuardLinks(ctx, h.log) },
-		h.holdVirtualAddresses, h.holdServices,
+		h.holdVirtualAddresses, h.holdServices, h.capProcessLogs,
 	} {
 		h.running.Go(func() { keep(h.ctx) })
 	}

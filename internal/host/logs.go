@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -33,7 +34,7 @@ func openLog(path string) (*os.File, error) {
 func capLog(ctx context.Context, path string, log *slog.Logger) {
 	for changed := changes.Of(ctx, path); ; {
 		if err := cutLog(path, maxInitLog); err != nil {
-			log.Error("Cannot truncate the init log", "error", err)
+			log.Error("Cannot truncate a log", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -43,12 +44,22 @@ func capLog(ctx context.Context, path string, log *slog.Logger) {
 	}
 }
 
+// capProcessLogs keeps the logs of the guard, and of the process of the encrypted link, smaller than maxInitLog until ctx is done.
+func (h *Host) capProcessLogs(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { capLog(ctx, h.fence.GuardLog(), h.log) })
+	if link := h.box.Link; link != nil {
+		all.Go(func() { capLog(ctx, link.Log(), h.log) })
+	}
+	all.Wait()
+}
+
 // cutLog keeps the last part of a log, of at most the size most, as the previous file. PID 1 of a machine has the log open, and root in the
 // machine can make it larger than the memory of the host.
 func cutLog(path string, most int64) error {
 	file, err := os.Open(path)
 	if err != nil {
-		return err
+		return ignoreNotExist(err)
 	}
 	defer func() { _ = file.Close() }()
 	info, err := file.Stat()

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/host/network/wireguard"
 )
 
 func TestSeekTail(t *testing.T) {
@@ -171,4 +174,29 @@ func TestOpenServiceLog(t *testing.T) {
 			_ = file.Close()
 		}
 	}
+}
+
+// The logs of processes that outlive capstand have a limit, also if they are created later.
+func TestCapProcessLogs(t *testing.T) {
+	h := recorded(t)
+	openFence(t, h)
+	h.box.Link = &wireguard.Link{Dir: t.TempDir()}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	h.running.Go(func() { h.capProcessLogs(ctx) })
+	for _, path := range []string{h.fence.GuardLog(), h.box.Link.Log()} {
+		if err := changes.WaitFor(ctx, filepath.Dir(path)); err != nil {
+			t.Fatal(err)
+		}
+		writer, err := openLog(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = writer.Write(make([]byte, maxInitLog+1))
+		if err := errors.Join(err, writer.Close(), changes.WaitFor(ctx, path+".1")); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	cancel()
+	h.Wait()
 }

@@ -331,10 +331,13 @@ func (f *Fence) KeepGuard(program string, logging []string) {
 	}
 }
 
+// GuardLog is the path of the guard's log.
+func (f *Fence) GuardLog() string { return f.path + ".log" }
+
 func (f *Fence) startGuard(program string, logging []string) error {
 	cmd := exec.Command(program, append([]string{"guard", "--memory", f.path}, logging...)...)
 	cmd.Args[0], cmd.Dir = "capstand", "/"
-	log, err := os.OpenFile(f.path+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(f.GuardLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}

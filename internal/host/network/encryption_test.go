@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -421,7 +424,9 @@ func TestGuardLink(t *testing.T) {
 	<-ended
 
 	var after proc.Ref
-	_ = atomicfile.ReadJSON(filepath.Join(a.Link.Dir, "process.json"), &after)
+	if err := atomicfile.ReadJSON(filepath.Join(a.Link.Dir, "process.json"), &after); err == nil && !appends(t, after.PID) {
+		t.Error("the process does not append to its log: the log keeps its size when capstand truncates it")
+	}
 	r.must(in(a.ns, func() error { return a.Release(t.Context(), "n") }))
 	r.must(in(a.ns, func() error { return removed(wireguard.Device) }))
 	if after.Alive() {
@@ -455,4 +460,16 @@ func (r *rack) silent(wire int) {
 			r.Fatalf("a VXLAN packet left the box in plain: %x", frame[:n])
 		}
 	}
+}
+
+// appends returns whether a process appends to its standard error.
+func appends(t *testing.T, pid int) bool {
+	t.Helper()
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/2", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(info), "flags:")
+	flags, err := strconv.ParseInt(strings.Fields(after)[0], 8, 64)
+	return err == nil && flags&unix.O_APPEND != 0
 }

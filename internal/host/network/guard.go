@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// guardPause is the pause of GuardFirewalls after an error.
+	// guardPause is the pause after an error: of the subscription to events, or of a repair.
 	guardPause = 10 * time.Second
 	// guardRest is the pause after a repair, which limits the load if another program removes the rules again at once.
 	guardRest = time.Second
@@ -61,16 +61,17 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
-	damage := ""
+	damage, failure := "", ""
 	for {
 		damage = b.reportDamage(log, damage)
 		mended, err := b.mendFirewalls(ctx)
 		for _, n := range mended {
 			log.Warn("Another program on this host removed the nftables rules of a network; capstand restored them", "cluster", n.Cluster, "id", n.ID)
 		}
-		if err != nil {
-			return err
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
+		failure = retryAfter(changes, log, err, failure)
 		if len(mended) > 0 {
 			rest(ctx, guardRest)
 		}
@@ -100,15 +101,29 @@ func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	}
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
+	failure := ""
 	for {
-		if err := b.mendLinks(log); err != nil {
-			return err
-		}
+		failure = retryAfter(changes, log, b.mendLinks(log), failure)
 		if err := nextMessage(changes, removesOrChangesLinks); err != nil {
 			return err
 		}
 		rest(ctx, guardRest) // Removals come in groups, and a check reads all entries.
 	}
+}
+
+// retryAfter ends the wait for the next event after guardPause if a repair failed. It logs the error, unless it is the reported one, and returns
+// it. The other networks get their repairs at each event.
+func retryAfter(changes *nl.NetlinkSocket, log *slog.Logger, err error, reported string) string {
+	pause, text := time.Duration(0), ""
+	if err != nil {
+		pause, text = guardPause, err.Error()
+	}
+	if text != "" && text != reported {
+		log.Error("Cannot repair a network; capstand tries again", "error", err)
+	}
+	timeout := unix.NsecToTimeval(pause.Nanoseconds())
+	_ = changes.SetReceiveTimeout(&timeout) // It only stores the value.
+	return text
 }
 
 // mendLinks restores the tunnels, and the VLANs also if a tunnel cannot be restored.
@@ -170,11 +185,11 @@ func nextRuleset(changes *nl.NetlinkSocket) error {
 	return nextMessage(changes, func(m syscall.NetlinkMessage) bool { return m.Header.Type == committed })
 }
 
-// nextMessage waits for a message that matters, or for the loss of messages.
+// nextMessage waits for a message that matters, for the loss of messages, or for the timeout of the socket.
 func nextMessage(changes *nl.NetlinkSocket, matters func(syscall.NetlinkMessage) bool) error {
 	for {
 		messages, _, err := changes.Receive()
-		if errors.Is(err, unix.ENOBUFS) {
+		if errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN) {
 			return nil
 		}
 		if err != nil {

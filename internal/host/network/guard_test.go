@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +52,7 @@ func TestGuardFirewalls(t *testing.T) {
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 {
 		t.Errorf("no rule was missing: mended %v, %v", mended, err)
 	}
+	unrepairable(t, a, Network{ID: "bad", CIDR: "damaged"}) // It is logged once as well, and does not delay the others.
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var others bytes.Buffer
@@ -75,8 +78,11 @@ func TestGuardFirewalls(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if log := others.String(); strings.Count(log, "level=ERROR") != 1 || !strings.Contains(log, damaged) {
-		t.Errorf("expected one error about %s, found %q", damaged, log)
+	if log := others.String(); strings.Count(log, "level=ERROR") != 2 || !strings.Contains(log, damaged) || !strings.Contains(log, "network bad") {
+		t.Errorf("expected one error about %s and one about the network bad, found %q", damaged, log)
+	}
+	if err := os.RemoveAll(a.dir("bad")); err != nil {
+		t.Fatal(err)
 	}
 
 	if err := a.Release(t.Context(), n.ID); err != nil {
@@ -94,11 +100,7 @@ func TestBrokenNetworksAreIndependent(t *testing.T) {
 		{ID: "tunnel-1", CIDR: "damaged", Overlay: &Overlay{}}, {ID: "tunnel-2", CIDR: "damaged", Overlay: &Overlay{}},
 		{ID: "vlan-1", CIDR: "damaged", LAN: &LAN{Bridge: "lo", VLAN: 100}}, {ID: "vlan-2", CIDR: "damaged", LAN: &LAN{Bridge: "lo", VLAN: 100}},
 	} {
-		err := os.MkdirAll(filepath.Join(a.dir(n.ID), "hosts"), 0o700)
-		err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(a.dir(n.ID), "network.json"), n, 0o600))
-		if err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(a.dir(n.ID), "hosts", a.HostID), a.me(), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		unrepairable(t, a, n)
 	}
 	_, firewalls := a.mendFirewalls(t.Context())
 	for what, err := range map[string]error{"links": a.mendLinks(slog.New(slog.DiscardHandler)), "firewalls": firewalls} {
@@ -107,6 +109,44 @@ func TestBrokenNetworksAreIndependent(t *testing.T) {
 				t.Errorf("%s: network %s was not looked at: %v", what, id, err)
 			}
 		}
+	}
+}
+
+// unrepairable records a network of a box, whose properties are invalid.
+func unrepairable(t *testing.T, b Box, n Network) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Join(b.dir(n.ID), "hosts"), 0o700)
+	err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(b.dir(n.ID), "network.json"), n, 0o600))
+	if err = errors.Join(err, atomicfile.WriteJSON(filepath.Join(b.dir(n.ID), "hosts", b.HostID), b.me(), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFolderAmongUsers: a folder beside the records of the capstands that use a network makes the Services of this network unknown, and hides
+// no others.
+func TestFolderAmongUsers(t *testing.T) {
+	a := box(t, t.TempDir(), "a")
+	want := Service{Address: netip.MustParseAddr("203.0.113.7")}
+	folder := filepath.Join(a.dir("bad"), "hosts", "folder")
+	for _, id := range []string{"bad", "good"} {
+		unrepairable(t, a, Network{ID: id})
+		if err := os.MkdirAll(a.servicesDir(id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := atomicfile.WriteJSON(filepath.Join(a.servicesDir(id), a.HostID), []Service{want}, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(folder, "content"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	damage, err := a.eachService(func(network, host string, s Service) { seen = append(seen, network+" "+host+" "+s.Address.String()) })
+	if err != nil || damage == nil || !strings.Contains(damage.Error(), folder) {
+		t.Errorf("damage %v, %v, want that of %s", damage, err, folder)
+	}
+	if !slices.Equal(seen, []string{"good a 203.0.113.7"}) {
+		t.Errorf("Services %v, want that of the other network", seen)
 	}
 }
 

@@ -140,7 +140,8 @@ func (b Box) eachService(f func(network, host string, s Service)) (damage, err e
 	for _, n := range networks {
 		users, err := b.users(n.ID)
 		if err != nil {
-			return nil, err
+			damage = errors.Join(damage, fmt.Errorf("expected the capstands that use network %s of %s, found a damaged folder: %w; remove what is not a file there", n.ID, n.Cluster, err))
+			continue
 		}
 		for _, u := range users {
 			services, err := readServices(filepath.Join(b.servicesDir(n.ID), u.Host))

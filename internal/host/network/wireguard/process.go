@@ -75,7 +75,8 @@ func free() error {
 
 // run starts this program with the arguments of Serve and the socket, and records the process.
 func (l *Link) run(socket *os.File) error {
-	log, err := os.OpenFile(l.log(), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	// It appends, so that capstand can truncate the file meanwhile.
+	log, err := os.OpenFile(l.Log(), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -89,12 +90,14 @@ func (l *Link) run(socket *os.File) error {
 	ref, err := proc.Find(cmd.Process.Pid)
 	go func() { _ = cmd.Wait() }()
 	if err != nil {
-		return fmt.Errorf("the process of the WireGuard device has ended: see %s: %w", l.log(), err)
+		return fmt.Errorf("the process of the WireGuard device has ended: see %s: %w", l.Log(), err)
 	}
 	return atomicfile.WriteJSON(l.record(), ref, 0o600)
 }
 
-func (l *Link) log() string    { return filepath.Join(l.Dir, logFile) }
+// Log is the path of the log of the process, if the kernel has no device.
+func (l *Link) Log() string { return filepath.Join(l.Dir, logFile) }
+
 func (l *Link) record() string { return filepath.Join(l.Dir, "process.json") }
 
 // running returns whether the recorded process lives.
@@ -214,6 +217,22 @@ func (p process) call(request string) (lines []string, err error) {
 		}
 		lines = append(lines, scanner.Text())
 	}
-	log, _ := os.ReadFile(filepath.Join(filepath.Dir(p.socket), logFile))
-	return nil, errors.Join(scanner.Err(), fmt.Errorf("the process of the device has ended: %s", strings.TrimSpace(string(log))))
+	return nil, errors.Join(scanner.Err(), fmt.Errorf("the process of the device has ended: %s", lastLines(filepath.Join(filepath.Dir(p.socket), logFile))))
+}
+
+// lastLines returns the end of a log.
+func lastLines(path string) string {
+	const most = 1 << 10
+	file, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = file.Close() }()
+	info, err := file.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	text := make([]byte, min(info.Size(), most))
+	n, _ := file.ReadAt(text, info.Size()-int64(len(text)))
+	return strings.TrimSpace(string(text[:n]))
 }

@@ -216,7 +216,7 @@ func (l *Link) Whole() (bool, error) {
 	return slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(Address(l.Public).AsSlice()) }), err
 }
 
-// Remove removes the device and its process. Without them it does nothing.
+// Remove removes the device and its process, and leaves the folder. Without them it does nothing.
 func (l *Link) Remove() error {
 	link, err := netlink.LinkByName(Device)
 	switch {
@@ -225,7 +225,7 @@ func (l *Link) Remove() error {
 	case errors.As(err, &netlink.LinkNotFoundError{}):
 		err = nil
 	}
-	return errors.Join(err, l.end(), os.RemoveAll(l.Dir))
+	return errors.Join(err, l.end(), os.RemoveAll(l.Log()), os.RemoveAll(l.Log()+".1"))
 }
 
 func (l *Link) socket() string { return filepath.Join(l.Dir, "control.sock") }
