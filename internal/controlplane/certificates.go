@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
@@ -170,7 +171,7 @@ func equalKeys(a, b any) bool {
 	return err == nil && bytes.Equal(x, y)
 }
 
-// ensureEncryptionKey creates the key that encrypts Secrets in etcd.
+// ensureEncryptionKey creates the key that encrypts resources in etcd, unless data may be encrypted with a lost one.
 func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (problem string, err error) {
 	key := client.ObjectKey{Namespace: s.Cluster.Namespace, Name: bootstrap.EncryptionSecretName(s.Cluster.Name)}
 	existing, err := r.getSecret(ctx, key)
@@ -183,14 +184,36 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 		return "", r.ownSecret(ctx, s, existing)
 	case s.MustBeGiven(model.EncryptionPurpose):
 		return model.NotGiven(key.Name), nil
-	case s.Initialized():
-		return fmt.Sprintf("the secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
+	}
+	if s.Initialized() {
+		if used, err := r.mayBeEncrypted(ctx, s); err != nil {
+			return "", err
+		} else if used {
+			return fmt.Sprintf("the secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
+		}
 	}
 	value := make([]byte, render.EncryptionKeySize)
 	if _, err := rand.Read(value); err != nil {
 		return "", err
 	}
 	return "", r.Client.Create(ctx, ownedSecret(s, key.Name, value))
+}
+
+// mayBeEncrypted reports whether a machine may have written encrypted data. Only a cluster whose machines all have the mode None
+// has none: its encryption begins now. A Machine without its CapstanConfig may have encrypted, and a cluster without Machines too,
+// because the data of an external etcd stays. It reads live, because a new key makes the data of a former one unreadable.
+func (r *authorities) mayBeEncrypted(ctx context.Context, s *scope) (bool, error) {
+	for _, machine := range s.Machines {
+		config := &bootstrapv1.CapstanConfig{}
+		key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
+		if err := r.LiveClient.Get(ctx, key, config); err != nil {
+			return true, client.IgnoreNotFound(err)
+		}
+		if config.Spec.Cluster.Encryption.Mode != bootstrapv1.EncryptionNone {
+			return true, nil
+		}
+	}
+	return len(s.Machines) == 0, nil
 }
 
 // ownedSecret returns a Secret of the cluster that the control plane owns.

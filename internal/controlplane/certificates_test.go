@@ -12,8 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -57,6 +60,54 @@ func TestUncertified(t *testing.T) {
 	lost.ResourceVersion, lost.UID = "", ""
 	w.cluster.Create(lost)
 	w.until("three again", w.settled(cp, 3))
+}
+
+// TestEncryptionKey (CP-15): encryption that begins in an existing cluster gets a key. A lost key is not replaced if data may be
+// encrypted with it.
+func TestEncryptionKey(t *testing.T) {
+	const none, box = bootstrapv1.EncryptionNone, bootstrapv1.EncryptionSecretBox
+	for name, c := range map[string]struct {
+		machines []bootstrapv1.EncryptionMode
+		lost     bool // the CapstanConfig of the last Machine
+		made     bool
+	}{
+		"encryption begins":         {machines: []bootstrapv1.EncryptionMode{none, none}, made: true},
+		"a machine encrypts":        {machines: []bootstrapv1.EncryptionMode{none, box}},
+		"by default":                {machines: []bootstrapv1.EncryptionMode{""}},
+		"a machine is not known":    {machines: []bootstrapv1.EncryptionMode{none, none}, lost: true},
+		"the Machines were deleted": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, machines := newRotating(t), collections.Machines{}
+			for n, mode := range c.machines {
+				m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("m-", n)}}
+				m.Spec.Bootstrap.ConfigRef.Name = m.Name
+				machines.Insert(m)
+				config := &bootstrapv1.CapstanConfig{ObjectMeta: m.ObjectMeta}
+				config.Spec.Cluster.Encryption.Mode = mode
+				if c.lost && n == len(c.machines)-1 {
+					continue
+				}
+				if err := r.management.Create(t.Context(), config); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh", UID: "fresh"}}
+			cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+			s := &scope{ControlPlane: &model.ControlPlane{
+				Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh"}}, Machines: machines, Now: time.Now(),
+			}}
+			steps := &authorities{r.clients, &secrets{r.clients}}
+			problem, err := steps.ensureEncryptionKey(t.Context(), s)
+			if err != nil || strings.Contains(problem, "fresh-encryption was deleted") == c.made {
+				t.Fatalf("%q, %v", problem, err)
+			}
+			key, err := steps.getSecret(t.Context(), client.ObjectKey{Namespace: "ns", Name: "fresh-encryption"})
+			if err != nil || (key != nil) != c.made {
+				t.Errorf("the key: %v, %v", key, err)
+			}
+		})
+	}
 }
 
 // TestUserKubeconfigExpires (CP-14): messages name the expiry of a user's certificate, before and after it.

@@ -147,7 +147,9 @@ func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.Error
 		errs = append(errs, field.Forbidden(etcd, "etcd cannot be moved into or out of the machines: the cluster's data would stay behind"))
 	}
 	if ptr.Deref(before.Status.Initialization.ControlPlaneInitialized, false) {
-		errs = append(errs, validateClusterChange(before.Spec.Config.Cluster, obj.Spec.Config.Cluster, spec.Child("config", "cluster"))...)
+		cluster := spec.Child("config", "cluster")
+		errs = append(errs, validateClusterChange(before.Spec.Config.Cluster, obj.Spec.Config.Cluster, cluster)...)
+		errs = append(errs, validateEncryptionChange(before.Spec.Config.Cluster.Encryption, obj.Spec.Config.Cluster.Encryption, staysAlone(before, obj), cluster.Child("encryption"))...)
 	}
 	// In the middle of an upgrade some Machines still have the former version.
 	if len(errs) == 0 && before.Spec.Version != obj.Spec.Version && len(before.Status.Versions) > 0 {
@@ -166,12 +168,19 @@ func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path 
 	if cmp.Or(before.KubeProxy, bootstrapv1.KubeProxyNFTables) != cmp.Or(after.KubeProxy, bootstrapv1.KubeProxyNFTables) {
 		errs = append(errs, field.Forbidden(path.Child("kubeProxy"), "the proxy of an existing cluster cannot change, because workers keep theirs: create a new cluster"))
 	}
-	return append(errs, validateEncryptionChange(before.Encryption, after.Encryption, path.Child("encryption"))...)
+	return errs
 }
 
-// validateEncryptionChange allows more encrypted resources, and any change to a configuration of the user. Other changes
-// would make stored data unreadable.
-func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *field.Path) field.ErrorList {
+// staysAlone reports whether a change of the API server reaches the whole cluster at once: there is one machine, and it is updated
+// in place. In every other rollout, API servers before and after the change run at the same time.
+func staysAlone(before, after *controlplanev1.CapstanControlPlane) bool {
+	one := func(replicas *int32) bool { return ptr.Deref(replicas, 1) == 1 }
+	return one(before.Spec.Replicas) && one(after.Spec.Replicas) && one(before.Status.Replicas) && after.Spec.Rollout.Strategy.InPlace == controlplanev1.InPlaceOnly
+}
+
+// validateEncryptionChange allows any change to a configuration of the user, and more encrypted resources if no API server runs
+// that could not read them. Other changes would make stored data unreadable.
+func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bool, path *field.Path) field.ErrorList {
 	const why = "the existing data in etcd would become unreadable: set an encryption.configuration that reads both; the current key is in the secret <cluster>-encryption"
 	if after.Configuration.Secret.Name != "" {
 		return nil
@@ -180,14 +189,25 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *fi
 	if before.Configuration.Secret.Name != "" || was != is && was != bootstrapv1.EncryptionNone {
 		return field.ErrorList{field.Forbidden(path, why)}
 	}
-	if was != bootstrapv1.EncryptionNone {
-		for _, resource := range render.EncryptedResources(before) {
-			if !slices.Contains(render.EncryptedResources(after), resource) {
-				return field.ErrorList{field.Forbidden(path.Child("resources"), fmt.Sprintf("%s are encrypted, and must stay among the resources: %s", resource, why))}
-			}
+	had, has := encryptedResources(before), encryptedResources(after)
+	for _, resource := range had {
+		if !slices.Contains(has, resource) {
+			return field.ErrorList{field.Forbidden(path.Child("resources"), fmt.Sprintf("%s are encrypted, and must stay among the resources: %s", resource, why))}
+		}
+	}
+	for _, resource := range has {
+		if !slices.Contains(had, resource) && !alone {
+			return field.ErrorList{field.Forbidden(path, fmt.Sprintf("API servers that do not have this change yet could not read the %s that others write: go two steps with an encryption.configuration (docs/machines.md, Encryption in etcd). With one replica, rollout.strategy.inPlace Only allows the change", resource))}
 		}
 	}
 	return nil
+}
+
+func encryptedResources(spec bootstrapv1.EncryptionSpec) []string {
+	if spec.Mode == bootstrapv1.EncryptionNone {
+		return nil
+	}
+	return render.EncryptedResources(spec)
 }
 
 // validateVersionChange allows one minor version up at a time, and none back, as Kubernetes does.
