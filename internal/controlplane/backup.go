@@ -57,8 +57,7 @@ func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, err error) {
 	spec := s.Object.Spec.Backup
 	if !spec.IsDefined() || !s.Stacked() {
-		conditions.Delete(s.Object, controlplanev1.BackupSucceededCondition)
-		return 0, nil
+		return r.forgetBackups(ctx, s)
 	}
 	w := model.BackupTarget{Since: s.Object.CreationTimestamp.Time, OnDemand: s.Object.Annotations[controlplanev1.BackupAnnotation]}
 	if w.Schedule, err = model.ParseSchedule(spec.Schedule); err != nil {
@@ -95,6 +94,22 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	}
 	r.showBackups(s, attempts, problem)
 	return again, nil
+}
+
+// forgetBackups removes the credentials of the store from the workload cluster when the spec has no backups any more. The condition is
+// the record of them, and is removed last.
+func (r *backups) forgetBackups(ctx context.Context, s *scope) (again time.Duration, err error) {
+	switch {
+	case !conditions.Has(s.Object, controlplanev1.BackupSucceededCondition):
+		return 0, nil
+	case !s.answers():
+		return model.UnhealthyRetry, nil
+	}
+	if err := r.stores.bringSecret(ctx, s, etcdv1.BackupSecretName, nil); err != nil {
+		return 0, err
+	}
+	conditions.Delete(s.Object, controlplanev1.BackupSucceededCondition)
+	return 0, nil
 }
 
 // showBackups sets the condition, and records an event when a failure changes it.
@@ -169,10 +184,8 @@ func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want 
 	if err != nil || problem != "" {
 		return problem, err
 	}
-	if credentials != nil {
-		if err := r.stores.bringSecret(ctx, s, etcdv1.BackupSecretName, credentials); err != nil {
-			return "", err
-		}
+	if err := r.stores.bringSecret(ctx, s, etcdv1.BackupSecretName, credentials); err != nil {
+		return "", err
 	}
 	keys, err := r.stores.backupKeys(ctx, s)
 	if err != nil {
@@ -224,9 +237,16 @@ func (r *stores) storeSecret(ctx context.Context, s *scope, store etcdv1.BackupS
 	return data, problem, take(store.S3.CASecretRef.Name, etcdv1.S3CA)
 }
 
-// bringSecret copies the credentials of a store into a Secret of the workload cluster that the agents may read.
+// bringSecret copies the credentials of a store into a Secret of the workload cluster that the agents may read. Without any it deletes
+// the Secret.
 func (r *stores) bringSecret(ctx context.Context, s *scope, name string, data map[string][]byte) error {
 	out := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: name}}
+	if data == nil {
+		if err := s.client.Delete(ctx, out); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("cannot delete the Secret %s/%s, which the machines do not need any more: %w", out.Namespace, out.Name, err)
+		}
+		return nil
+	}
 	_, err := controllerutil.CreateOrPatch(ctx, s.client, out, func() error {
 		out.Data = data
 		return nil

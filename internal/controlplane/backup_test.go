@@ -8,8 +8,10 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -138,6 +140,24 @@ func TestBackups(t *testing.T) {
 	w.until("without backups, there is no condition", func() bool {
 		return w.cluster.Get(cp) == nil && !has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1
 	})
+	w.until("the workload cluster has no credentials", func() bool {
+		return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(given), given)) && w.cluster.Get(cp) == nil && !conditions.Has(cp, controlplanev1.BackupSucceededCondition)
+	})
+}
+
+// TestBackupSecret: the workload cluster has the credentials of a store only as long as the store needs some.
+func TestBackupSecret(t *testing.T) {
+	r := newRotating(t)
+	stores, s, key := &stores{&secrets{r.clients}}, &scope{client: r.workload}, client.ObjectKey{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.BackupSecretName}
+	for _, data := range []map[string][]byte{{etcdv1.S3AccessKeyID: []byte("me")}, {}, nil, nil} {
+		if err := stores.bringSecret(t.Context(), s, etcdv1.BackupSecretName, data); err != nil {
+			t.Fatal(err)
+		}
+		found := &corev1.Secret{}
+		if err := r.workload.Get(t.Context(), key, found); apierrors.IsNotFound(err) != (data == nil) || len(found.Data) != len(data) {
+			t.Errorf("with %v: %v, %v", data, found.Data, err)
+		}
+	}
 }
 
 // TestBackupBeforeUpgrade: an upgrade waits for a backup. If the store fails, the upgrade waits until the user disables the

@@ -42,6 +42,8 @@ func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 	r.prober.forget(client.ObjectKeyFromObject(s.Object))
 	if s.access == nil {
 		s.Readiness = &model.Readiness{Err: model.ErrRefused}
+		// Its silence is not known: it counts from the next request.
+		r.answered.saw(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)
 		return result{}, nil // A change of the Secret is an event.
 	}
 	s.Readiness = &model.Readiness{}

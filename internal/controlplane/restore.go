@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -17,6 +19,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/stored"
@@ -85,6 +88,9 @@ func (r *restores) begin(ctx context.Context, s *scope) (result, error) {
 		return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
 	}
 	way, why := model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
+	if way == model.CheckImpossible {
+		return s.cannotRestore(model.RestoreBegin, []string{cmp.Or(conditions.GetMessage(s.Object, controlplanev1.KubeconfigAvailableCondition), why)}), nil
+	}
 	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
 		return result{stop: true}, err
@@ -162,7 +168,11 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 		show("The first machine is being created")
 		return r.machines.createMachine(ctx, s, bootstrapv1.RoleInit)
 	case model.RestoreWait:
-		show("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0])))
+		refused := ""
+		if s.Readiness.Refused() {
+			refused = s.Readiness.Problem()
+		}
+		show("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0]), refused))
 		return requeueAfter(model.UnhealthyRetry), nil
 	case model.RestoreFinish:
 		show("The cluster serves again. Stale Nodes are being deleted")
@@ -171,12 +181,15 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 	return result{}, nil
 }
 
-// cleanUp deletes stale Nodes in the restored cluster, and ends the restore.
+// cleanUp deletes stale Nodes and EtcdBackups in the restored cluster, and ends the restore.
 func (r *restores) cleanUp(ctx context.Context, s *scope) (result, error) {
 	if s.client == nil {
 		return requeueAfter(model.UnhealthyRetry), nil
 	}
 	if err := r.removeStaleNodes(ctx, s); err != nil {
+		return result{}, err
+	}
+	if err := r.removeFormerBackups(ctx, s); err != nil {
 		return result{}, err
 	}
 	if err := r.markRestored(ctx, s); err != nil {
@@ -280,6 +293,25 @@ func (r *restores) removeStaleNodes(ctx context.Context, s *scope) error {
 	for _, name := range slices.Sorted(slices.Values(model.StaleNodes(nodes, s.Cluster.Namespace, machines))) {
 		if err := client.IgnoreNotFound(s.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})); err != nil {
 			return fmt.Errorf("cannot delete the Node %s, whose Machine does not exist: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// removeFormerBackups deletes the EtcdBackups that the restore has brought back and the status does not list: their files may have been
+// removed from the store since. The status must not list them again.
+func (r *restores) removeFormerBackups(ctx context.Context, s *scope) error {
+	list := &etcdv1.EtcdBackupList{}
+	err := reconciling.ListFew(ctx, s.client, list)
+	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cannot read the EtcdBackups of the restored cluster: %w", err)
+	}
+	for _, name := range model.SupersededBackups(s.Object.Status.Backups, list.Items) {
+		if err := client.IgnoreNotFound(s.client.Delete(ctx, &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: name}})); err != nil {
+			return fmt.Errorf("cannot delete the EtcdBackup %s from before the restore: %w", name, err)
 		}
 	}
 	return nil

@@ -5,12 +5,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,6 +20,8 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -103,7 +107,16 @@ func TestRestoreSameCluster(t *testing.T) {
 
 	w.restoring = true
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "3" })
+	w.stubborn[before[0]] = true
 	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: keys})
+	w.until("the restore begins", func() bool {
+		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoreAnnotation] == b.Name+"#3"
+	})
+	// The restore brings back the object of a backup that was removed from the store since.
+	former := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-former"}, Spec: b.Spec}
+	w.cluster.Create(former)
+	w.ends(former, etcdv1.BackupSucceeded, "")
+	w.stubborn[before[0]] = false
 	w.until("all former machines are removed, and another one is created", func() bool {
 		now := namesOfMachines(t, w)
 		old := slices.ContainsFunc(now, func(name string) bool { return slices.Contains(before, name) })
@@ -123,7 +136,13 @@ func TestRestoreSameCluster(t *testing.T) {
 	w.until("restored", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
 	})
+	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(former), former); !apierrors.IsNotFound(err) {
+		t.Errorf("an EtcdBackup from before the restore remains: %v", err)
+	}
 	w.until("three again", w.settled(cp, 3))
+	if n := len(cp.Status.Backups); n != 1 {
+		t.Errorf("the status lists %d backups after the restore", n)
+	}
 	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(check), check); !apierrors.IsNotFound(err) {
 		t.Errorf("an EtcdBackupCheck remains: %v", err)
 	}
@@ -179,6 +198,40 @@ func TestRestoreUnchecked(t *testing.T) {
 		return len(now) == 1 && now[0] != before[0]
 	})
 	told(controlplanev1.RestoringUncheckedReason, "begins with the backup etcd-1. No machine could check the backup before the restore began")
+}
+
+// TestRestoreWithRefusedKubeconfig: a cluster that was not asked is not silent. The restore does not begin.
+func TestRestoreWithRefusedKubeconfig(t *testing.T) {
+	w := newRotating(t)
+	r := newReconciler(w.management, nil, reconciling.Options{LiveClient: w.management, SecretCachingClient: w.management})
+	cp, machine := &controlplanev1.CapstanControlPlane{}, &clusterv1.Machine{}
+	w.get(w.management, "ns", "cp", cp)
+	w.get(w.management, "ns", "a", machine)
+	cp.Spec.Restore, cp.Spec.Backup.Store = controlplanev1.RestoreSpec{Name: "etcd-1"}, inDirectory()
+	setCondition(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, "it runs a program")
+	s := &scope{ControlPlane: &model.ControlPlane{
+		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
+		Machines: collections.FromMachines(machine), Workload: model.NotAsked(), Now: time.Now(),
+	}}
+	heard := func(now time.Time) time.Time {
+		return r.health.answered.last(client.ObjectKeyFromObject(cp), cp.UID, now)
+	}
+	heard(s.Now.Add(-time.Hour))
+	if _, err := r.health.reconcile(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if at := heard(s.Now); !at.Equal(s.Now) {
+		t.Errorf("the cluster is silent since %s", at)
+	}
+	if out, err := r.restores.begin(t.Context(), s); err != nil || out.stop || out.requeueAfter == 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if !has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "cannot be restored: it runs a program") || conditions.GetReason(cp, controlplanev1.RestoredCondition) != controlplanev1.RestoreImpossibleReason {
+		t.Errorf("%v", cp.Status.Conditions)
+	}
+	if cp.Annotations[controlplanev1.RestoreAnnotation] != "" {
+		t.Error("the restore has begun")
+	}
 }
 
 // TestRestoreNewCluster: a new cluster starts from the backup and with the keys of another cluster. The keys are not created again.

@@ -108,10 +108,8 @@ func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBa
 	if err != nil || problem != "" {
 		return err // prepareRestore reports it.
 	}
-	if credentials != nil {
-		if err := r.stores.bringSecret(ctx, s, etcdv1.RestoreSecretName, credentials); err != nil {
-			return err
-		}
+	if err := r.stores.bringSecret(ctx, s, etcdv1.RestoreSecretName, credentials); err != nil {
+		return err
 	}
 	check := &etcdv1.EtcdBackupCheck{
 		ObjectMeta: metav1.ObjectMeta{Name: model.CheckName(s.Object)},
@@ -129,9 +127,8 @@ func (r *restores) clearChecks(ctx context.Context, s *scope) {
 	if s.client == nil {
 		return
 	}
-	credentials := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.RestoreSecretName}}
 	_ = s.client.DeleteAllOf(ctx, &etcdv1.EtcdBackupCheck{})
-	_ = s.client.Delete(ctx, credentials)
+	_ = r.stores.bringSecret(ctx, s, etcdv1.RestoreSecretName, nil)
 }
 
 func (s *scope) showChecking(found *etcdv1.EtcdBackupCheck, member, problem string) {

@@ -22,12 +22,15 @@ type Readiness struct {
 // ErrRefused means that no request was sent to the API server.
 var ErrRefused = errors.New("the API server cannot be checked, because the kubeconfig is refused: see KubeconfigAvailable")
 
+// Refused reports whether no request was sent. Then nothing is known about the API server: it is not silent.
+func (a *Readiness) Refused() bool { return a != nil && errors.Is(a.Err, ErrRefused) }
+
 // Problem returns the reason why the cluster cannot be used through its endpoint; "" when it can.
 func (a *Readiness) Problem() string {
 	switch {
 	case a == nil || a.Err == nil && a.Ready:
 		return ""
-	case errors.Is(a.Err, ErrRefused):
+	case a.Refused():
 		return a.Err.Error()
 	case a.Err != nil:
 		return "the API server does not answer through the endpoint"

@@ -44,6 +44,8 @@ type Restoration struct {
 	outdated map[string][]string
 	// Serves: the cluster answers through its endpoint.
 	Serves bool
+	// refused: the kubeconfig is refused, so that the cluster may serve.
+	refused bool
 }
 
 // Next returns the next step and its Machines. Only annotations are stored, and each Machine records its restore, so that an
@@ -57,7 +59,7 @@ func (r Restoration) Next() (RestoreStep, []*clusterv1.Machine) {
 	}
 	var gone []*clusterv1.Machine
 	for _, m := range r.machines {
-		useless := len(r.outdated[m.Name]) > 0 && !r.Serves
+		useless := len(r.outdated[m.Name]) > 0 && !r.Serves && !r.refused
 		if m.Annotations[controlplanev1.RestoreAnnotation] != r.id || !m.DeletionTimestamp.IsZero() || useless {
 			gone = append(gone, m)
 		}
@@ -199,6 +201,7 @@ func (cp *ControlPlane) Restoration() Restoration {
 		id:    cp.Object.Spec.Restore.ID(),
 		began: cp.Object.Annotations[controlplanev1.RestoreAnnotation], done: cp.Object.Annotations[controlplanev1.RestoredAnnotation],
 		machines: cp.Machines.SortedByCreationTimestamp(), outdated: cp.Outdated, Serves: cp.Readiness != nil && cp.Readiness.Ready && cp.Readiness.Err == nil,
+		refused: cp.Readiness.Refused(),
 	}
 }
 

@@ -21,7 +21,7 @@ func TestRestoreSteps(t *testing.T) {
 		what            string
 		id, began, done string
 		machines        string
-		serves          bool
+		serves, refused bool
 		want            RestoreStep
 		gone            string
 	}{
@@ -42,10 +42,11 @@ func TestRestoreSteps(t *testing.T) {
 		{what: "the first starts", id: "x", began: "x", machines: "a:x", want: RestoreWait},
 		{what: "somebody deletes the first", id: "x", began: "x", machines: "a:x:d", want: RestoreRemove, gone: "a"},
 		{what: "the first can never work", id: "x", began: "x", machines: "a:x:o", want: RestoreRemove, gone: "a"},
+		{what: "the first may work, and the kubeconfig is refused", id: "x", began: "x", machines: "a:x:o", refused: true, want: RestoreWait},
 		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: RestoreFinish},
 		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: RestoreFinish},
 	} {
-		r := Restoration{id: c.id, began: c.began, done: c.done, Serves: c.serves, outdated: map[string][]string{}}
+		r := Restoration{id: c.id, began: c.began, done: c.done, Serves: c.serves, refused: c.refused, outdated: map[string][]string{}}
 		for _, word := range strings.Fields(c.machines) {
 			parts := append(strings.Split(word, ":"), "", "")
 			m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: parts[0], Annotations: map[string]string{}}}

@@ -24,6 +24,8 @@ const (
 	CheckByNobody CheckWay = "Nobody"
 	// CheckLater: no machine answers now, and one may answer soon.
 	CheckLater CheckWay = "Later"
+	// CheckImpossible: the kubeconfig is refused, so that the cluster may serve, and the end of a restore would not be seen.
+	CheckImpossible CheckWay = "Impossible"
 )
 
 const (
@@ -37,6 +39,8 @@ const (
 // server last used etcd. A short interruption must never cost a cluster that serves.
 func ChooseCheck(f Fleet, a *Readiness, initialized bool, silent time.Duration) (way CheckWay, why string) {
 	switch {
+	case a.Refused():
+		return CheckImpossible, a.Problem()
 	case !initialized || len(f.Instances) == 0:
 		return CheckByNobody, ""
 	case a.UsesEtcd():

@@ -17,6 +17,7 @@ import (
 // TestChooseCheck: while the cluster serves, or can serve soon, a machine examines the backup before any machine is removed.
 func TestChooseCheck(t *testing.T) {
 	serves, silent := &Readiness{Ready: true}, &Readiness{Err: errors.New("nobody is there")}
+	refused := &Readiness{Err: ErrRefused}
 	ailing, lost := &Readiness{Failed: []string{"poststarthook/x"}}, &Readiness{Failed: []string{"poststarthook/x", "etcd-readiness"}}
 	for _, c := range []struct {
 		what     string
@@ -40,6 +41,8 @@ func TestChooseCheck(t *testing.T) {
 		{"a majority that is lost", "up up up", lost, false, Grace, CheckByNobody, "etcd-readiness"},
 		{"one machine of three", "up up down", silent, false, time.Second, CheckLater, "does not answer"},
 		{"machines that do not run, and one that does", "up down down", lost, false, 0, CheckByNobody, "2 of 3 machines do not run"},
+		{"a refused kubeconfig, for long", "up up up", refused, false, Grace, CheckImpossible, "the kubeconfig is refused"},
+		{"a refused kubeconfig, and machines that do not run", "down down up", refused, false, Grace, CheckImpossible, "the kubeconfig is refused"},
 		{"the only machine", "down", silent, false, 0, CheckByNobody, "1 of 1 machines do not run"},
 	} {
 		f := Fleet{Stacked: true}
