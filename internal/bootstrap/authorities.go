@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +19,11 @@ import (
 // authority, signed by the previous authority (docs/certificates.md).
 const CrossCADataName = "cross.crt"
 
-const caPath = nodeconfig.PKIDir + "/ca.crt"
+const (
+	caPath         = nodeconfig.PKIDir + "/ca.crt"
+	etcdCAPath     = nodeconfig.PKIDir + "/etcd/ca.crt"
+	etcdClientPath = nodeconfig.PKIDir + "/apiserver-etcd-client.crt"
+)
 
 // crossCertificate returns the file of the cross-signed authority. It is nil before the first rotation.
 func (r *Reconciler) crossCertificate(ctx context.Context, s *scope) ([]render.File, error) {
@@ -45,6 +50,27 @@ func namedAuthorities(certificates []render.File) string {
 		}
 	}
 	return ""
+}
+
+// EtcdFingerprints returns the names of the certificates with which API servers reach an external etcd.
+func EtcdFingerprints(authorities, client []byte) string {
+	found, err := nodeconfig.Fingerprints(slices.Concat(authorities, []byte("\n"), client))
+	if err != nil {
+		return ""
+	}
+	return strings.Join(found, ",")
+}
+
+// namedEtcdCertificates returns the names of the certificates of an external etcd that bootstrap data contains; "" without them.
+func namedEtcdCertificates(cluster bootstrapv1.ClusterConfiguration, certificates []render.File) string {
+	files := map[string][]byte{}
+	for _, f := range certificates {
+		files[f.Path] = f.Content
+	}
+	if len(cluster.Etcd.External.Endpoints) == 0 || len(files[etcdClientPath]) == 0 {
+		return ""
+	}
+	return EtcdFingerprints(files[etcdCAPath], files[etcdClientPath])
 }
 
 // refreshAuthorities replaces the certificate authorities in the data of a pool after a rotation. A pool creates

@@ -77,3 +77,30 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 		t.Errorf("a control plane machine: %q, %s", files[nodeconfig.CrossCAPath].Content, named(ofControlPlane))
 	}
 }
+
+// TestExternalEtcdAnnotation: an annotation lists the certificates of an external etcd in the data of a control plane machine.
+func TestExternalEtcdAnnotation(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	authorities(t, cluster)
+	authority := cluster.Secret("demo-etcd")
+	leaf := &corev1.Secret{ObjectMeta: cluster.Meta("demo-apiserver-etcd-client"), Data: cluster.Secret("demo-proxy").Data} // any certificate
+	cluster.Create(leaf)
+	cluster.SetEndpoint(endpoint)
+	machine := func(name string, external bool) string {
+		_, config := cluster.Machine(name, func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
+			c.Spec.Role = bootstrapv1.RoleInit
+			if external {
+				c.Spec.Cluster.Etcd.External.Endpoints = []string{"https://etcd.example.org:2379"}
+			}
+		})
+		dataOf(t, cluster, config)
+		return cluster.Secret(config.Status.DataSecretName).Annotations[bootstrapv1.EtcdCertificatesAnnotation]
+	}
+	want := EtcdFingerprints(authority.Data[secret.TLSCrtDataName], leaf.Data[secret.TLSCrtDataName])
+	if got := machine("a", true); got != want || strings.Count(want, ",") != 1 {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := machine("b", false); got != "" {
+		t.Errorf("with an etcd of its own: %q", got)
+	}
+}

@@ -238,8 +238,8 @@ func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates 
 	if len(cluster.Etcd.External.Endpoints) > 0 {
 		config.Etcd.External = kubeadmv1.ExternalEtcd{
 			Endpoints: cluster.Etcd.External.Endpoints,
-			CAFile:    path.Join(nodeconfig.PKIDir, "etcd", "ca.crt"),
-			CertFile:  path.Join(nodeconfig.PKIDir, "apiserver-etcd-client.crt"),
+			CAFile:    etcdCAPath,
+			CertFile:  etcdClientPath,
 			KeyFile:   path.Join(nodeconfig.PKIDir, "apiserver-etcd-client.key"),
 		}
 	}

@@ -240,6 +240,9 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 		// Only the key `value`, as the contract requires. The only format is cloud-config.
 		Data: map[string][]byte{secret.KubeconfigDataName: data},
 	}
+	if etcd := namedEtcdCertificates(s.config.Spec.Cluster, in.Certificates); etcd != "" {
+		created.Annotations[bootstrapv1.EtcdCertificatesAnnotation] = etcd
+	}
 	err = r.Client.Create(ctx, created)
 	if apierrors.IsAlreadyExists(err) {
 		// The cache was stale. The stored Secret is used.

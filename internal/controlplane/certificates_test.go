@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/rsa"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,10 +18,13 @@ import (
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -107,6 +111,59 @@ func TestEncryptionKey(t *testing.T) {
 				t.Errorf("the key: %v, %v", key, err)
 			}
 		})
+	}
+}
+
+// TestExternalEtcdCertificates: a Machine is outdated when a certificate of an external etcd has changed since its bootstrap data.
+func TestExternalEtcdCertificates(t *testing.T) {
+	r, machine, ca := newRotating(t), &clusterv1.Machine{}, newCA(t)
+	r.get(r.management, "ns", "a", machine)
+	cp := &controlplanev1.CapstanControlPlane{}
+	r.get(r.management, "ns", "cp", cp)
+	cp.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://etcd:2379"}
+	write := func(name string, cert []byte) {
+		t.Helper()
+		given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+		if _, err := controllerutil.CreateOrPatch(t.Context(), r.management, given, func() error {
+			given.Data = map[string][]byte{secret.TLSCrtDataName: cert}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leaf, _ := leafOf(t, ca)
+	write("demo-etcd", ca.Cert)
+	write("demo-apiserver-etcd-client", leaf)
+	reader := &machineReader{clients: r.clients, secrets: &secrets{r.clients}}
+	look := func() (found string, outdated []string) {
+		t.Helper()
+		s := &scope{ControlPlane: &model.ControlPlane{
+			Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
+			Machines: collections.FromMachines(machine), Outdated: map[string][]string{}, Changes: map[string][]inplace.Change{}, Now: time.Now(),
+		}, certificates: bootstrap.Certificates(cp.Spec.Config.Cluster)}
+		if err := errors.Join(reader.readAuthority(t.Context(), s), reader.findOtherAuthorities(t.Context(), s)); err != nil {
+			t.Fatal(err)
+		}
+		return s.etcdCertificates(), s.Outdated["a"]
+	}
+	made, outdated := look()
+	if made == "" || len(outdated) > 0 {
+		t.Errorf("data without a record: %q, %v", made, outdated)
+	}
+	data := &corev1.Secret{}
+	r.change(r.management, "ns", "a", data, func() { data.Annotations = map[string]string{bootstrapv1.EtcdCertificatesAnnotation: made} })
+	if _, outdated := look(); len(outdated) > 0 {
+		t.Errorf("nothing has changed: %v", outdated)
+	}
+	renewed, _ := leafOf(t, ca)
+	write("demo-apiserver-etcd-client", renewed)
+	if _, outdated := look(); len(outdated) != 1 || !strings.Contains(outdated[0], "external etcd") {
+		t.Errorf("a renewed client certificate: %v", outdated)
+	}
+	write("demo-apiserver-etcd-client", leaf)
+	write("demo-etcd", append(append([]byte{}, ca.Cert...), newCA(t).Cert...))
+	if _, outdated := look(); len(outdated) != 1 {
+		t.Errorf("another authority of etcd: %v", outdated)
 	}
 }
 

@@ -31,8 +31,8 @@ func showExpiry(s *scope, members []model.Member) time.Duration {
 	return again
 }
 
-// expirations returns the expiry of the known certificates: the authorities, the administrator's certificate, and the first
-// certificate of each control plane machine.
+// expirations returns the expiry of the known certificates: the authorities, the client certificate for an external etcd, the
+// administrator's certificate, and the first certificate of each control plane machine.
 func expirations(s *scope, members []model.Member) []certexpiry.Certificate {
 	var out []certexpiry.Certificate
 	add := func(name string, pem []byte) {
@@ -40,7 +40,7 @@ func expirations(s *scope, members []model.Member) []certexpiry.Certificate {
 			out = append(out, certexpiry.Of(name, c))
 		}
 	}
-	for _, purpose := range []secret.Purpose{secret.ClusterCA, secret.EtcdCA, secret.FrontProxyCA} {
+	for _, purpose := range []secret.Purpose{secret.ClusterCA, secret.EtcdCA, secret.FrontProxyCA, secret.APIServerEtcdClient} {
 		if c := s.certificates.GetByPurpose(purpose); c != nil && c.KeyPair != nil {
 			add("secret "+secret.Name(s.Cluster.Name, purpose), c.KeyPair.Cert)
 		}

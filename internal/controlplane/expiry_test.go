@@ -42,20 +42,25 @@ func TestExpiry(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		access  *rest.Config
+		etcd    *rest.Config
 		machine *model.Member
 		message string
 	}{
-		"fresh":              {signed(29 * model.Day), machine(80 * model.Day), ""},
-		"kubeconfig refused": {nil, machine(80 * model.Day), ""},
-		"kubeconfig":         {signed(5 * model.Day), machine(80 * model.Day), "secret demo-kubeconfig expires on"},
-		"machine":            {signed(29 * model.Day), machine(20 * model.Day), "machine m-0 expires on"},
-		"no machine's known": {signed(29 * model.Day), &model.Member{Name: "m-0"}, ""},
+		"fresh":              {signed(29 * model.Day), nil, machine(80 * model.Day), ""},
+		"kubeconfig refused": {nil, nil, machine(80 * model.Day), ""},
+		"kubeconfig":         {signed(5 * model.Day), nil, machine(80 * model.Day), "secret demo-kubeconfig expires on"},
+		"machine":            {signed(29 * model.Day), nil, machine(20 * model.Day), "machine m-0 expires on"},
+		"no machine's known": {signed(29 * model.Day), nil, &model.Member{Name: "m-0"}, ""},
+		"external etcd":      {signed(29 * model.Day), signed(5 * model.Day), machine(80 * model.Day), "secret demo-apiserver-etcd-client expires on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "expiry", Name: "demo"}}
 			cp.Spec.Config.Cluster.CertificateValidityDays = 90
 			s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, Now: time.Now()}, access: c.access}
 			s.certificates = secret.Certificates{{Purpose: secret.ClusterCA, KeyPair: &certs.KeyPair{Cert: pki.EncodeCert(ca.Cert)}}}
+			if c.etcd != nil {
+				s.certificates = append(s.certificates, &secret.Certificate{Purpose: secret.APIServerEtcdClient, KeyPair: &certs.KeyPair{Cert: c.etcd.CertData}})
+			}
 			again := showExpiry(s, model.Fleet{Instances: []model.Instance{{Member: c.machine}}}.Members())
 			got := conditions.Get(cp, certexpiry.ConditionType)
 			if (got.Status == metav1.ConditionTrue) != (c.message != "") || !strings.Contains(got.Message, c.message) || again <= 0 {

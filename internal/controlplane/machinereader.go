@@ -134,17 +134,23 @@ func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine)
 	return config, infraMachine, nil
 }
 
-// findOtherAuthorities marks the Machines with other certificate authorities as outdated.
+// findOtherAuthorities marks the Machines with other certificate authorities, or with other certificates of an external etcd, as
+// outdated.
 func (r *machineReader) findOtherAuthorities(ctx context.Context, s *scope) error {
 	state := s.Rotation()
 	for _, machine := range s.Machines {
-		made, has, err := r.authoritiesOf(ctx, machine)
+		made, data, err := r.dataOf(ctx, machine)
 		if err != nil {
 			return err
 		}
-		if why := state.OtherAuthorities(made, has); why != "" {
-			s.Outdated[machine.Name] = append(s.Outdated[machine.Name], why)
-			s.Changes[machine.Name] = append(s.Changes[machine.Name], model.OtherAuthority(why))
+		for _, change := range []*inplace.Change{
+			state.OtherAuthorities(made, model.SplitFingerprints(data[bootstrapv1.AuthoritiesAnnotation])),
+			model.OtherEtcdCertificates(data[bootstrapv1.EtcdCertificatesAnnotation], s.etcdCertificates()),
+		} {
+			if change != nil {
+				s.Outdated[machine.Name] = append(s.Outdated[machine.Name], change.Why)
+				s.Changes[machine.Name] = append(s.Changes[machine.Name], *change)
+			}
 		}
 	}
 	return nil

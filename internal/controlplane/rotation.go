@@ -22,6 +22,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
@@ -256,11 +257,11 @@ func (r *rotations) lackingControlPlane(ctx context.Context, s *scope, state mod
 func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) ([]model.TrustHolder, error) {
 	var out []model.TrustHolder
 	for _, m := range machines {
-		_, has, err := r.authoritiesOf(ctx, m)
+		_, data, err := r.dataOf(ctx, m)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, model.TrustHolder{Name: m.Name, Trusted: has})
+		out = append(out, model.TrustHolder{Name: m.Name, Trusted: model.SplitFingerprints(data[bootstrapv1.AuthoritiesAnnotation])})
 	}
 	slices.SortFunc(out, func(a, b model.TrustHolder) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil

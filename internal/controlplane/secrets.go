@@ -10,10 +10,10 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
 )
@@ -76,18 +76,38 @@ func (r *secrets) ownSecrets(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// readAuthority reads the Secret of the certificate authority live.
+// readAuthority reads the Secrets with the certificates that only new Machines get live: the cluster's certificate authority, and
+// those of an external etcd.
 func (r *secrets) readAuthority(ctx context.Context, s *scope) error {
 	stored := &corev1.Secret{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: caName(s)}, stored); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	s.Authority = stored
+	for _, c := range s.certificates {
+		if !c.External {
+			continue
+		}
+		given := &corev1.Secret{}
+		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: secret.Name(s.Cluster.Name, c.Purpose)}, given); err != nil {
+			return err
+		}
+		c.KeyPair = &certs.KeyPair{Cert: given.Data[secret.TLSCrtDataName], Key: given.Data[secret.TLSKeyDataName]}
+	}
 	return nil
 }
 
-// authoritiesOf returns the fingerprints of the authorities in the bootstrap data of a Machine.
-func (r *secrets) authoritiesOf(ctx context.Context, machine *clusterv1.Machine) (made bool, has []string, err error) {
+// etcdCertificates returns the fingerprints of the certificates of an external etcd; "" without them.
+func (s *scope) etcdCertificates() string {
+	authority, leaf := s.certificates.GetByPurpose(secret.EtcdCA), s.certificates.GetByPurpose(secret.APIServerEtcdClient)
+	if authority == nil || leaf == nil || authority.KeyPair == nil || leaf.KeyPair == nil {
+		return ""
+	}
+	return bootstrap.EtcdFingerprints(authority.KeyPair.Cert, leaf.KeyPair.Cert)
+}
+
+// dataOf returns the annotations of the bootstrap data of a Machine, which record its certificates.
+func (r *secrets) dataOf(ctx context.Context, machine *clusterv1.Machine) (made bool, annotations map[string]string, err error) {
 	name := ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "")
 	if name == "" {
 		return false, nil, nil
@@ -96,5 +116,5 @@ func (r *secrets) authoritiesOf(ctx context.Context, machine *clusterv1.Machine)
 	if err != nil || data == nil {
 		return true, nil, err
 	}
-	return true, model.SplitFingerprints(data.Annotations[bootstrapv1.AuthoritiesAnnotation]), nil
+	return true, data.Annotations, nil
 }

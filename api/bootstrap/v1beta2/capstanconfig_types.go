@@ -21,6 +21,10 @@ const KubernetesVersionAnnotation = "bootstrap.capstan.dev/kubernetes-version"
 // in it. The first authority signs.
 const AuthoritiesAnnotation = "bootstrap.capstan.dev/certificate-authorities"
 
+// EtcdCertificatesAnnotation on a Secret with bootstrap data contains the fingerprints of the certificates of an external etcd in
+// it: those of its authorities, and that of the client certificate of the API server. Other data does not have it.
+const EtcdCertificatesAnnotation = "bootstrap.capstan.dev/etcd-certificates"
+
 // TokenIDsAnnotation on a Secret with bootstrap data has the ids of the bootstrap tokens with which its machines may
 // join, separated by commas: first that of the token in the data, then those of former tokens that machines may still
 // have. An id is no secret.

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -181,13 +183,22 @@ func PendingNodes(secret []string, nodes []TrustHolder) []string {
 	return out
 }
 
-// OtherAuthorities returns the reason why a control plane Machine has to be replaced; "" when it need not. A Machine without
-// bootstrap data will get the target.
-func (r Rotation) OtherAuthorities(dataMade bool, has []string) string {
+// OtherAuthorities returns the change to other certificate authorities, which only new Machines have; nil without one. A Machine
+// without bootstrap data will get the target.
+func (r Rotation) OtherAuthorities(dataMade bool, has []string) *inplace.Change {
 	if !dataMade || len(r.Target) == 0 || len(has) == 0 && !r.Underway() || slices.Equal(has, r.Target) {
-		return ""
+		return nil
 	}
-	return "Certificate authorities are not up-to-date"
+	return ptr.To(replacedBy("spec.certificates.rotateCAAfter", "Certificate authorities are not up-to-date"))
+}
+
+// OtherEtcdCertificates returns the change to other certificates of an external etcd, which only new Machines have; nil without one.
+// Both are fingerprints. Bootstrap data of older versions of Capstan does not record them.
+func OtherEtcdCertificates(has, target string) *inplace.Change {
+	if has == "" || target == "" || has == target {
+		return nil
+	}
+	return ptr.To(replacedBy("spec.config.cluster.etcd.external", "Certificates of the external etcd are not up-to-date"))
 }
 
 // Rotation returns the state of the certificate authority without a look at the workload cluster.

@@ -157,9 +157,21 @@ func TestOtherAuthorities(t *testing.T) {
 		"made with those of before":      {rests, true, []string{"a", "z"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := c.r.OtherAuthorities(c.made, c.has); (got != "") != c.want {
-				t.Errorf("got %q", got)
+			if got := c.r.OtherAuthorities(c.made, c.has); (got != nil) != c.want {
+				t.Errorf("got %v", got)
 			}
 		})
+	}
+}
+
+// TestOtherEtcdCertificates: a control plane Machine with other certificates of an external etcd is replaced, unless they are not known.
+func TestOtherEtcdCertificates(t *testing.T) {
+	for _, c := range []struct {
+		has, target string
+		want        bool
+	}{{"a,b", "a,c", true}, {"a,b", "a,b", false}, {"", "a,b", false}, {"a,b", "", false}} {
+		if got := OtherEtcdCertificates(c.has, c.target); (got != nil) != c.want {
+			t.Errorf("%q, %q: %v", c.has, c.target, got)
+		}
 	}
 }

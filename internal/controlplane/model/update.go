@@ -197,11 +197,6 @@ func replacedBy(path, why string) inplace.Change {
 	return inplace.Change{Path: path, Verdict: inplace.Replace, Why: why}
 }
 
-// OtherAuthority returns the change to another certificate authority, which only new machines have.
-func OtherAuthority(why string) inplace.Change {
-	return replacedBy("spec.certificates.rotateCAAfter", why)
-}
-
 // below adds a prefix to the paths of changes.
 func below(prefix string, changes ...inplace.Change) []inplace.Change {
 	for n := range changes {
