@@ -198,7 +198,7 @@ func TestPausedHost_ALL08(t *testing.T) {
 	host, _ := b.addHost(nil)
 	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
 	b.condition(host, "Paused", metav1.ConditionTrue, "Paused")
-	b.delete(host)
+	b.deletePaused(host)
 	b.Consistently(func() []string { b.get(host); return host.Finalizers }).ShouldNot(BeEmpty())
 	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = nil })
 	b.gone(host)

@@ -271,7 +271,7 @@ func newNamespace(t *testing.T) *box {
 	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
 	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
-	g.SetDefaultConsistentlyDuration(500 * time.Millisecond)
+	g.SetDefaultConsistentlyDuration(3 * time.Second) // An object is reconciled at most once a second.
 	return &box{WithT: g, t: t, namespace: env.Namespace(t)}
 }
 
@@ -453,6 +453,13 @@ func (b *box) condition(obj conditioned, kind string, status metav1.ConditionSta
 		return ""
 	}).Should(Equal(string(status)+" "+reason), "%s of %s: %+v", kind, obj.GetName(), obj.GetConditions())
 	return conditions.GetMessage(obj, kind)
+}
+
+// deletePaused deletes a paused object, and waits until the manager has seen the deletion.
+func (b *box) deletePaused(obj conditioned) {
+	b.t.Helper()
+	b.delete(obj)
+	b.Eventually(func() bool { b.get(obj); return testenv.PausedDeletion(obj) }).Should(BeTrue(), "%s: %+v", obj.GetName(), obj.GetConditions())
 }
 
 // backends returns the addresses of the backends of the cluster's load balancer.

@@ -48,5 +48,9 @@ func TestSelectorsOpenNoHost_ALL18(t *testing.T) {
 	message := b.condition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)
 	b.Expect(message).To(ContainSubstring("no CapstanHost admits this namespace and matches the host selectors"))
 	b.Expect(message).NotTo(ContainSubstring(foreign.Name))
-	b.Consistently(func() string { b.get(m); return m.Spec.HostName }).Should(BeEmpty())
+
+	// An event of the other host changes nothing. Then a host of this namespace gets the label.
+	update(others, foreign, func(h *infrav1.CapstanHost) { h.Labels["touched"] = "yes" })
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Labels = map[string]string{"disk": "foreign-ssd"} })
+	b.Eventually(func() string { b.get(m); return m.Spec.HostName }).Should(Equal(b.host.Name))
 }

@@ -119,7 +119,7 @@ func TestUpdateInPlace_ALL17(t *testing.T) {
 	u.mark(u.config)
 	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Spec.Version = "v1.36.3" })
 	u.publish("one", "v1.36.3")
-	u.Consistently(calls, "3s").Should(BeZero(), "before the hook is pending") // An object is reconciled once a second.
+	u.Consistently(calls).Should(BeZero(), "before the hook is pending")
 	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Annotations[runtimev1.PendingHooksAnnotation] = "Other,UpdateMachine" })
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason)
 	spec := u.onHost().GetSpec()
@@ -149,7 +149,7 @@ func TestUpdateInPlace_ALL17(t *testing.T) {
 	}
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason)
 	u.Expect(u.m.Status.Update.ID).To(Equal(done.ID))
-	u.Consistently(calls, "3s").Should(Equal(1))
+	u.Consistently(calls).Should(Equal(1))
 }
 
 // begin starts an update of a machine whose owner is not a MachineSet.
@@ -184,7 +184,7 @@ func TestUpdateWaitsForCapacity(t *testing.T) {
 	u := updatable(b, "CapstanControlPlane")
 	u.begin("grow", "v1.35.0", withMemory("2560Mi"))
 	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NoCapacityReason)).To(ContainSubstring("memory: host " + u.host.Name))
-	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }, "3s").Should(BeZero())
+	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }).Should(BeZero())
 	u.Expect(u.onHost().GetSpec().GetMemoryBytes()).To(Equal(int64(1 << 30)))
 	u.fake.Before("UpdateMachine", func() { u.fake.Hold(true) })
 	b.delete(other)
@@ -209,7 +209,7 @@ func TestUpdateFails(t *testing.T) {
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason)
 	u.fake.EndUpdate(u.m.Spec.ID, hostpb.UpdateStatus_FAILED, "etcd is not healthy")
 	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason)).To(ContainSubstring("etcd is not healthy"))
-	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }, "3s").Should(Equal(1))
+	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }).Should(Equal(1))
 	u.fake.Hold(false)
 	update(u.box, u.m, func(m *infrav1.CapstanMachine) { m.Annotations[infrav1.MachineUpdateAttemptAnnotation] = "2" })
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason)
@@ -310,7 +310,7 @@ func TestRolloutStopped_ALL17(t *testing.T) {
 	outdated("three")
 	b.Consistently(func() string {
 		return u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason)
-	}, "3s").Should(BeEmpty())
+	}).Should(BeEmpty())
 }
 
 // A condition contains the refusal of the host.
@@ -342,7 +342,7 @@ func TestUpdateDataIsStale(t *testing.T) {
 	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Spec.Version = "v1.36.3" })
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason)
 	update(u.box, u.secret, func(s *corev1.Secret) { s.Annotations[bootstrapv1.KubernetesVersionAnnotation] = "v1.36.3" })
-	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }, "3s").Should(Equal(1), "the data has the former generation")
+	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }).Should(Equal(1), "the data has the former generation")
 	u.publish("late", "v1.36.3")
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason)
 	u.Expect(u.m.Status.Update.ConfigUpdateID).To(Equal("late"))
