@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -80,9 +81,16 @@ func TestManagerAll_ALL07(t *testing.T) {
 	g.Eventually(func() bool { return seen(blue) }).Should(BeTrue())
 	// An event of an object that all clusters use does not change that.
 	g.Expect(own.Client.Create(ctx, &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: "h", Labels: map[string]string{clusterv1.WatchLabel: "blue"}}, Spec: infrav1.CapstanHostSpec{Address: "unix:///nothing"},
+		ObjectMeta: metav1.ObjectMeta{Name: "h", Labels: map[string]string{clusterv1.WatchLabel: "blue"}},
+		Spec:       infrav1.CapstanHostSpec{Address: "unix:///nothing", AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{"mine", "theirs"}}},
 	})).To(Succeed())
-	g.Consistently(func() bool { return seen(red) || seen(foreign) }, "1s").Should(BeFalse())
+	g.Eventually(func() string {
+		seen(blue)
+		return conditions.GetReason(blue, infrav1.HostsAvailableCondition)
+	}).Should(Equal(infrav1.NoHostConnectedReason), "the cluster has the event of the host")
+	later := add("mine", "blue")
+	g.Eventually(func() bool { return seen(later) }).Should(BeTrue())
+	g.Expect(seen(red) || seen(foreign)).To(BeFalse())
 	lease := &coordinationv1.Lease{}
 	g.Expect(own.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "controller-leader-election-capstan"}, lease)).To(Succeed())
 }

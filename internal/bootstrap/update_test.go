@@ -36,7 +36,7 @@ func TestUpdateData_ALL17(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
 	machine, config := cluster.Machine("worker", func(m *clusterv1.Machine) { m.Spec.Version = "v1.35.4" }, func(c *bootstrapv1.CapstanConfig) {
-		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/once", Content: "once"}, {Path: "/etc/again", Content: "old", Repeatable: ptr.To(true)}}
+		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/once", Content: "once"}, {Path: "/etc/again", Content: "first", Repeatable: ptr.To(true)}}
 		c.Spec.PreCommands = []string{"echo once"}
 		c.Spec.UpdateCommands = []string{"echo again"}
 	})
@@ -44,8 +44,11 @@ func TestUpdateData_ALL17(t *testing.T) {
 	before := string(cluster.Secret("worker").Data["value"])
 
 	// A machine that has not started needs no update data.
-	cluster.Change(config, func() { setUpdating(config, true) })
-	testcluster.Consistently(t, "no update data before the start", func() bool { return cluster.Secret("worker-update") == nil })
+	cluster.Change(config, func() { setUpdating(config, true); config.Spec.Files[1].Content = "old" })
+	reconciled(t, cluster, config)
+	if cluster.Secret("worker-update") != nil {
+		t.Error("there is update data before the start")
+	}
 	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
 	becomes(t, cluster, config, "update data", func() bool {
 		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "") && config.Status.Update.DataSecretName == "worker-update"
@@ -128,7 +131,7 @@ func TestUpdateDataOfPool(t *testing.T) {
 	becomes(t, cluster, config, "update data", func() bool {
 		return config.Status.Update.DataSecretName == bootstrapv1.UpdateSecretName(config.Status.DataSecretName)
 	})
-	old := config.Status.Update.DataSecretName
+	old, former := config.Status.Update.DataSecretName, config.Status.DataSecretName
 	cluster.Change(pool, func() {
 		pool.Spec.Template.Spec.Version = "v1.36.4"
 		pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName)
@@ -139,7 +142,12 @@ func TestUpdateDataOfPool(t *testing.T) {
 	})
 	// The pool's former bootstrap data is deleted, and the update data stays.
 	cluster.Change(pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName) })
-	testcluster.Consistently(t, "the update data stays", func() bool { return cluster.Secret(config.Status.Update.DataSecretName) != nil })
+	data := cluster.Secret(config.Status.Update.DataSecretName)
+	testcluster.Eventually(t, "the former bootstrap data is deleted", func() bool { return cluster.Secret(former) == nil })
+	testcluster.Consistently(t, "the update data stays", func() bool {
+		now := cluster.Secret(data.Name)
+		return now != nil && now.UID == data.UID
+	})
 }
 
 // Row ALL-17: during an update, admission accepts changes that can be made in place, and refuses others.

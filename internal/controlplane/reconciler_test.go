@@ -29,6 +29,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 var somewhere = clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 1}
@@ -42,6 +43,13 @@ func has(cp *controlplanev1.CapstanControlPlane, kind string, status metav1.Cond
 func becomes(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, what string, holds func() bool) {
 	t.Helper()
 	testcluster.Eventually(t, what, func() bool { return cluster.Get(cp) == nil && holds() })
+}
+
+// reconciledAgain makes a harmless change of the spec, and waits for the reconcile that it causes.
+func reconciledAgain(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
+	t.Helper()
+	cluster.Change(cp, func() { cp.Spec.Remediation.MaxRetry = ptr.To(ptr.Deref(cp.Spec.Remediation.MaxRetry, 5) + 1) })
+	becomes(t, cluster, cp, "reconciled again", func() bool { return cp.Status.ObservedGeneration == cp.Generation })
 }
 
 func machinesOf(t *testing.T, cluster *testcluster.Cluster) []clusterv1.Machine {
@@ -409,14 +417,15 @@ func TestCrash(t *testing.T) {
 	cluster.Create(staleControlPlane)
 	cluster.SetInfraEndpoint(somewhere)
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
-	testcluster.Consistently(t, "one Machine, one config", func() bool {
-		configs := &bootstrapv1.CapstanConfigList{}
-		if err := env.Client.List(context.Background(), configs, client.InNamespace(cluster.Namespace)); err != nil {
-			return false
-		}
-		machines := machinesOf(t, cluster)
-		return len(machines) == 1 && machines[0].Name == "demo-left1" && len(configs.Items) == 1
-	})
+	becomes(t, cluster, cp, "the reconciler counts the Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) > 0 })
+	reconciledAgain(t, cluster, cp)
+	configs := &bootstrapv1.CapstanConfigList{}
+	if err := env.Client.List(context.Background(), configs, client.InNamespace(cluster.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if machines := machinesOf(t, cluster); len(machines) != 1 || machines[0].Name != "demo-left1" || len(configs.Items) != 1 {
+		t.Errorf("want one Machine and one config, found %d, %d", len(machines), len(configs.Items))
+	}
 }
 
 // TestLostMachine: a control plane without its last machine is not created again as an empty cluster.
@@ -430,7 +439,10 @@ func TestLostMachine(t *testing.T) {
 	becomes(t, cluster, cp, "a condition reports it", func() bool {
 		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "all control plane machines and the cluster")
 	})
-	testcluster.Consistently(t, "no new machine", func() bool { return len(machinesOf(t, cluster)) == 0 })
+	reconciledAgain(t, cluster, cp)
+	if machines := machinesOf(t, cluster); len(machines) != 0 {
+		t.Errorf("the reconciler created %s", machines[0].Name)
+	}
 }
 
 // TestDelete (CP-10): the order of a deletion is workers, control plane machines, control plane object.
@@ -472,6 +484,7 @@ func TestPaused(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
+	becomes(t, cluster, cp, "the deletion was seen", func() bool { return testenv.PausedDeletion(cp) })
 	testcluster.Consistently(t, "not deleted", func() bool { return len(machinesOf(t, cluster)) == 1 && cluster.Get(cp) == nil })
 }
 
@@ -558,7 +571,7 @@ func TestScale(t *testing.T) {
 
 // TestCertificateRequests sends requests of machines to a real API server and checks the answers.
 func TestCertificateRequests(t *testing.T) {
-	cluster, cp, endpoint := started(t, nil)
+	cluster, _, endpoint := started(t, nil)
 	// The names are unique, because the workload clusters of all tests have the same API server.
 	node := "node-" + cluster.Namespace
 	machine := machinesOf(t, cluster)[0]
@@ -590,6 +603,9 @@ func TestCertificateRequests(t *testing.T) {
 
 	testcluster.Eventually(t, "approved", func() bool { return answer(t, good) == "Approved" && answer(t, agent) == "Approved" })
 	testcluster.Eventually(t, "denied", func() bool { return answer(t, bad) == "Denied" })
-	testcluster.Consistently(t, "the request stays unanswered", func() bool { return answer(t, other) == "" })
-	_ = cp
+	later := ask(t, kubelet, certificatesv1.KubeletServingSignerName, request{cn: kubelet.UserName, o: "system:nodes", dns: node, ip: "10.200.0.3", usage: certificatesv1.UsageServerAuth})
+	testcluster.Eventually(t, "a later request is approved", func() bool { return answer(t, later) == "Approved" })
+	if found := answer(t, other); found != "" {
+		t.Errorf("the request of another kind of client was %s", found)
+	}
 }
