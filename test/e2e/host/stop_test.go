@@ -10,10 +10,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
+
+// startDeletion starts the deletion of a machine. giveUp ends the request of the client.
+func (c *capstand) startDeletion(spec *hostpb.MachineSpec) (giveUp func()) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	go func() { _, _ = c.DeleteMachine(ctx, deletion(spec)) }()
+	c.t.Cleanup(cancel)
+	return cancel
+}
 
 // A deleted machine ends when its pods have stopped. A capstand that starts meanwhile continues the deletion.
 func TestDeletionWaitsForPods(t *testing.T) {
@@ -24,10 +31,9 @@ func TestDeletionWaitsForPods(t *testing.T) {
 		return m.Status.Phase == hostpb.MachineStatus_DELETING && strings.Contains(m.Status.Message, "pods of the machine stop, within 50s")
 	}
 	inside(t, blue.address(10), "touch /tmp/hold")
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	_, _ = c.DeleteMachine(ctx, deletion(spec)) // It ends with ctx, or reports that the machine is not gone.
+	giveUp := c.startDeletion(spec)
 	c.await(spec.Id, stopping)
+	giveUp()
 	if asked := inside(t, blue.address(10), "cat /tmp/asked; rm /tmp/asked"); asked != "within=50s" {
 		t.Errorf("capstand asked for %q", asked)
 	}
@@ -50,18 +56,17 @@ func TestDeletionOfKilledMachine(t *testing.T) {
 	c := newCapstand(t, "--stop-pods-within", "1h")
 	m := c.make(blue.machine(10))
 	inside(t, blue.address(10), "touch /tmp/hold")
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	_, _ = c.DeleteMachine(ctx, deletion(m.Spec))
+	giveUp := c.startDeletion(m.Spec)
 	eventually(t, "capstand asks PID 1", func() error {
 		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/asked", m.Status.Pid))
 		return err
 	})
+	giveUp()
 	check(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
 	c.deleteMachine(m.Spec)
 }
 
-// With the limit 0, capstand kills the pods.
+// With the limit 0, capstand kills the pods. TestStopPods of internal/host proves that it does not ask PID 1.
 func TestDeletionWithoutWait(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t, "--stop-pods-within", "0s")
