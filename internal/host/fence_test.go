@@ -74,7 +74,7 @@ func TestFencedDuringItsStart(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(state), 0o700), os.WriteFile(state, nil, 0o600), os.WriteFile(h.runc.Binary, []byte(script), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	life, end := context.WithTimeout(t.Context(), 20*time.Second) // Only a machine that continues lives that long.
+	life, end := context.WithTimeout(t.Context(), time.Minute) // Only a machine that continues lives that long.
 	defer end()
 	attempt := 0
 	if pause := m.live(life, &attempt); pause != 0 || life.Err() != nil || attempt != 0 {

@@ -67,7 +67,7 @@ type elected struct {
 // stepsUntil repeats steps until a condition holds. The machine has the rest of a term at each step.
 func (e *elected) stepsUntil(what string, rest time.Duration, holds func(*hostpb.LoadBalancer) bool) {
 	e.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(virtualPause / 10) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(virtualPause / 10) {
 		data, err := json.Marshal(machineapi.EndpointTerm{Until: boottime() + rest})
 		if err == nil {
 			err = os.WriteFile(filepath.Join(e.dir, machineapi.EndpointLeaseFile), data, 0o600)

@@ -436,7 +436,7 @@ func TestGuardLink(t *testing.T) {
 
 // removed waits until a device is gone.
 func removed(name string) error {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		_, err := netlink.LinkByName(name)
 		if isNoLink(err) {
 			return nil

@@ -121,10 +121,10 @@ func TestAnnouncedIPv6AddressIsLocal(t *testing.T) {
 	}
 }
 
-// untilContains repeats a command until its output contains a text, for at most five seconds.
+// untilContains repeats a command until its output contains a text, for at most a minute.
 func untilContains(t *testing.T, command, want string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		out := run(t, command)
 		if strings.Contains(out, want) {
 			return

@@ -214,7 +214,7 @@ func call(ns netns.NsHandle, address string, patience time.Duration) (string, er
 
 func (r *rack) reaches(what string, ns netns.NsHandle, address, greeting string) {
 	r.Helper()
-	if got, err := call(ns, address, 10*time.Second); got != greeting {
+	if got, err := call(ns, address, time.Minute); got != greeting {
 		r.Errorf("%s: got %q, %v, want an answer from %q", what, got, err, greeting)
 	}
 }
