@@ -323,16 +323,16 @@ func scale(t *testing.T, c *harness.Cluster, n int) {
 	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "scale", "machinedeployment", c.Name+"-md-0", fmt.Sprintf("--replicas=%d", n))
 }
 
-// start starts clusterctl move. It returns functions that wait for it and kill it.
-func start(t *testing.T, from, to, namespace string) (wait func() error, kill func()) {
+// start starts clusterctl move. It returns the output, and functions that wait for the end and kill the process.
+func start(t *testing.T, from, to, namespace string) (out *output, wait func() error, kill func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, filepath.Join(harness.Bin(), "clusterctl"), "move", "--config", filepath.Join(dist, "clusterctl.yaml"),
 		"--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
 	cmd.Env = append(cmd.Environ(), "HOME="+t.TempDir(), "CLUSTERCTL_DISABLE_VERSIONCHECK=true")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
+	out = &output{}
+	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -342,14 +342,32 @@ func start(t *testing.T, from, to, namespace string) (wait func() error, kill fu
 		}
 		return nil
 	})
-	return wait, func() { _ = cmd.Process.Kill() }
+	return out, wait, func() { _ = cmd.Process.Kill() }
+}
+
+// output is the output of a process, which can be read while the process writes it.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // blocked: while an object blocks the move, no object is created at the target. Then the move is cancelled.
 func blocked(t *testing.T, c *harness.Cluster, from, to string) {
 	worker := "capstanmachine/" + c.Worker(t).Name
 	mustKubectl(t, from, "", "-n", c.Namespace, "annotate", worker, "clusterctl.cluster.x-k8s.io/block-move=true")
-	wait, kill := start(t, from, to, c.Namespace)
+	out, wait, kill := start(t, from, to, c.Namespace)
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Name}
 	harness.Eventually(t, "the Cluster is paused and has the condition Paused", time.Minute, func(ctx context.Context) error {
 		capstan := &infrav1.CapstanCluster{}
@@ -358,6 +376,12 @@ func blocked(t *testing.T, c *harness.Cluster, from, to string) {
 		}
 		if !conditions.IsTrue(capstan, clusterv1.PausedCondition) {
 			return fmt.Errorf("conditions: %v", capstan.Status.Conditions)
+		}
+		return nil
+	})
+	harness.Eventually(t, "clusterctl waits for the object that blocks the move", time.Minute, func(context.Context) error {
+		if found := out.String(); !strings.Contains(found, "Move blocked by") {
+			return fmt.Errorf("output: %s", found)
 		}
 		return nil
 	})
@@ -421,7 +445,7 @@ func stopHalfway(t *testing.T, kubeconfig, namespace string) (goOn func()) {
 func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	from, to := admin(c.Plane), admin(target)
 	goOn := stopHalfway(t, to, c.Namespace)
-	wait, kill := start(t, from, to, c.Namespace)
+	_, wait, kill := start(t, from, to, c.Namespace)
 	harness.Eventually(t, "the first objects", time.Minute, func(ctx context.Context) error {
 		list := &infrav1.CapstanMachineList{}
 		if err := target.Client.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {

@@ -334,18 +334,28 @@ func (s *subject) replaced(t *testing.T, name string) {
 // killOne removes a machine's disk and kills the machine, so that it can never start again. A MachineHealthCheck finds
 // it.
 func killOne(t *testing.T, s *subject) {
+	s.checkHealth(t)
+	victim := slices.Sorted(maps.Keys(s.mustMachines(t)))[0]
+	destroy(t, s, victim)
+	s.replaced(t, victim)
+	s.volumes.Inherited(t, 3)
+}
+
+// unhealthyTimeout is how long a MachineHealthCheck of checkHealth waits.
+const unhealthyTimeout = 20 * time.Second
+
+// checkHealth creates a MachineHealthCheck of the control plane, until the test ends. It replaces machines whose etcd member does not
+// work.
+func (s *subject) checkHealth(t *testing.T) {
+	t.Helper()
 	check := &clusterv1.MachineHealthCheck{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name}}
 	check.Spec.ClusterName = s.Name
 	check.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: clusterv1.MachineControlPlaneLabel, Operator: metav1.LabelSelectorOpExists}}
 	check.Spec.Checks.UnhealthyMachineConditions = []clusterv1.UnhealthyMachineCondition{
-		{Type: controlplanev1.MachineEtcdMemberHealthyCondition, Status: metav1.ConditionFalse, TimeoutSeconds: ptr.To[int32](20)},
+		{Type: controlplanev1.MachineEtcdMemberHealthyCondition, Status: metav1.ConditionFalse, TimeoutSeconds: ptr.To(int32(unhealthyTimeout.Seconds()))},
 	}
 	if err := plane.Client.Create(t.Context(), check); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(t.Context()), check) })
-	victim := slices.Sorted(maps.Keys(s.mustMachines(t)))[0]
-	destroy(t, s, victim)
-	s.replaced(t, victim)
-	s.volumes.Inherited(t, 3)
 }

@@ -29,7 +29,7 @@ import (
 )
 
 // cutOff drops all packets of the machine of etcd's leader. The other members elect a leader and continue. When the
-// machine is connected again, it is the same member, and no machine was replaced.
+// machine is connected again, it is the same member: without a MachineHealthCheck, the control plane replaces no machine.
 func cutOff(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	leader := s.leader(t)
@@ -59,13 +59,21 @@ func cutOff(t *testing.T, s *subject) {
 }
 
 // losePackets drops three percent of the packets in both directions on each machine. Writes continue, and no machine is
-// replaced.
+// replaced, although the fault lasts longer than a MachineHealthCheck waits.
 func losePackets(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
+	s.checkHealth(t)
+	start := time.Now()
 	for _, name := range before {
-		t.Cleanup(addRule(t, name, "numgen random mod 100 < 3 drop"))
+		t.Cleanup(addRule(t, name, "numgen random mod 100 < 3 counter drop"))
 	}
 	s.progress(t, 50)
+	for time.Since(start) < 2*unhealthyTimeout {
+		s.progress(t, 1)
+	}
+	for _, name := range before {
+		dropped(t, name)
+	}
 	s.wantSameMachines(t, before)
 }
 
@@ -75,6 +83,8 @@ func losePackets(t *testing.T, s *subject) {
 func slowMembers(t *testing.T, s *subject) {
 	const delay, writes = 100 * time.Millisecond, 20
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
+	s.checkHealth(t)
+	begin := time.Now()
 	for _, name := range before {
 		t.Cleanup(delayPeers(t, name, delay))
 	}
@@ -84,6 +94,9 @@ func slowMembers(t *testing.T, s *subject) {
 	s.progress(t, writes)
 	if took := time.Since(start); took < (writes-1)*2*delay {
 		t.Errorf("%d writes took %s: they were not delayed", writes, took)
+	}
+	for time.Since(begin) < 2*unhealthyTimeout {
+		s.progress(t, 1)
 	}
 	s.wantSameMachines(t, before)
 }
@@ -208,6 +221,18 @@ func (s *subject) wantSameMachines(t *testing.T, before []string) {
 	t.Helper()
 	if now := slices.Sorted(maps.Keys(s.mustMachines(t))); !slices.Equal(now, before) {
 		t.Errorf("the machines were %v and are %v", before, now)
+	}
+}
+
+// dropped expects that both rules of addRule with a counter have dropped packets of a machine.
+func dropped(t *testing.T, machine string) {
+	t.Helper()
+	out, err := exec.Command("nsenter", "-n", "-t", pid1(t, machine), "nft", "list", "table", "inet", "spoil").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft in %s: %v: %s", machine, err, out)
+	}
+	if strings.Count(string(out), "counter packets ") != 2 || strings.Contains(string(out), "counter packets 0 ") {
+		t.Errorf("no packets of %s were dropped: %s", machine, out)
 	}
 }
 

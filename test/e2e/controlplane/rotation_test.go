@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -75,10 +76,8 @@ func TestRotation_CP15(t *testing.T) {
 	w.check(t)
 
 	// The rotation is complete: the same value starts no further rotation.
-	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
-		metav1.SetMetaDataAnnotation(&cp.ObjectMeta, "touched", "yes")
-	})
-	harness.Eventually(t, "the control plane is idle", time.Minute, func(ctx context.Context) error {
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Remediation.MaxRetry = ptr.To[int32](5) })
+	harness.Eventually(t, "the control plane is idle after a change of its spec", time.Minute, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
 			return err

@@ -75,7 +75,7 @@ func (o *Outside) In(f func() error) (err error) {
 
 // ClientSeen asks an echo server over HTTP for the address of its client, which connects with dial.
 func ClientSeen(ctx context.Context, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (from string, err error) {
-	web := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	web := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return "", err
