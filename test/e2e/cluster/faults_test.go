@@ -5,6 +5,7 @@ package cluster
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,6 +20,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -43,16 +47,44 @@ func inMachine(t *testing.T, machine string, args ...string) string {
 	return ""
 }
 
-// works checks the state after each fault: all Nodes are Ready, and a pod reaches the Service by name.
+// works checks the state after each fault: all Nodes are Ready, their kubelets live, and each pod reaches the Service by name.
 func works(t *testing.T, c *harness.Cluster) {
 	t.Helper()
+	fault := time.Now()
 	harness.Eventually(t, "Nodes Ready and the Service reached", 2*time.Minute, func(ctx context.Context) error {
-		if err := c.NodesReady(ctx, 3); err != nil {
+		if err := errors.Join(c.NodesReady(ctx, 3), kubeletsLive(ctx, c, fault)); err != nil {
 			return err
 		}
-		_, err := c.Kubectl(t, "exec", "deployment/echo", "--", "/echo", "get", "http://echo.default.svc.cluster.local")
-		return err
+		pods := &corev1.PodList{}
+		if err := c.Client.List(ctx, pods, client.InNamespace("default"), client.MatchingLabels{"app": "echo"}); err != nil {
+			return err
+		}
+		if len(pods.Items) != 2 {
+			return fmt.Errorf("want two pods, found %d", len(pods.Items))
+		}
+		for _, pod := range pods.Items {
+			if _, err := c.Kubectl(t, "exec", pod.Name, "--", "/echo", "get", "http://echo.default.svc.cluster.local"); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+}
+
+// kubeletsLive returns nil if three kubelets have renewed their Leases since a time. The condition Ready of a Node stays for some time
+// after the death of its kubelet.
+func kubeletsLive(ctx context.Context, c *harness.Cluster, since time.Time) error {
+	leases := &coordinationv1.LeaseList{}
+	if err := c.Client.List(ctx, leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
+		return err
+	}
+	live := slices.DeleteFunc(leases.Items, func(l coordinationv1.Lease) bool {
+		return l.Spec.RenewTime == nil || l.Spec.RenewTime.Before(&metav1.MicroTime{Time: since})
+	})
+	if len(live) != 3 {
+		return fmt.Errorf("want three Leases of kubelets that are newer than the fault, found %d", len(live))
+	}
+	return nil
 }
 
 // identity contains the properties of a machine that must survive each fault.

@@ -96,7 +96,7 @@ func run(t *testing.T, name string, args ...string) string {
 
 // dial connects from the client. port is its own port; 0 chooses one.
 func (o *outside) dial(protocol, address string, port uint16) (conn net.Conn, err error) {
-	dialer := net.Dialer{Timeout: 2 * time.Second}
+	dialer := net.Dialer{Timeout: 10 * time.Second}
 	if from := netip.AddrPortFrom(netip.MustParseAddr(lanClient), port); protocol == "udp" {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
 	} else {
@@ -334,9 +334,11 @@ func (o *outside) hostPorts(t *testing.T) {
 // nodePorts publishes Services of type NodePort. One has an authorised node port.
 func (o *outside) nodePorts(t *testing.T) {
 	t.Helper()
-	for name, port := range map[string]int32{"node": 30080, "closed": 30081} {
+	nodePort := func(name string, port int32) {
 		o.service(t, name, 8080, func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, port })
 	}
+	nodePort("closed", 30081) // first, so that an answer of the other one shows that this one was seen
+	nodePort("node", 30080)
 	o.reaches(t, "http://"+lanHost+":30080/info", "")
 	o.closed(t, "http://"+lanHost+":30081/info")
 	o.c.MustKubectl(t, "delete", "service", "node", "--timeout=2m")
@@ -360,12 +362,13 @@ func (o *outside) ownPorts(t *testing.T) {
 		}
 		return err
 	})
-	resp, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + lanHost + "/info")
-	if err != nil {
-		t.Errorf("the host itself: %v", err)
-		return
-	}
-	resp.Body.Close()
+	harness.Eventually(t, "an answer to the host itself", time.Minute, func(context.Context) error {
+		resp, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + lanHost + "/info")
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	})
 }
 
 func (o *outside) killCapstand(t *testing.T) {
@@ -429,9 +432,10 @@ func (o *outside) forgetNeighbours(t *testing.T) {
 // deleted: the flow of a client that sends from one port ends too, although the kernel tracks it.
 func (o *outside) deleted(t *testing.T) {
 	address := o.published(t, "local")
-	if _, err := o.datagram(address+":53", 4000); err != nil {
-		t.Errorf("before the deletion: %v", err)
-	}
+	harness.Eventually(t, "an answer over UDP before the deletion", time.Minute, func(context.Context) error {
+		_, err := o.datagram(address+":53", 4000)
+		return err
+	})
 	o.c.MustKubectl(t, "delete", "service", "local", "own", "--timeout=2m")
 	o.closed(t, "http://"+lanHost+"/info")
 	if from, err := o.datagram(lanHost+":53", 4001); err == nil {
