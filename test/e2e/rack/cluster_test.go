@@ -81,8 +81,9 @@ func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.
 	lost.Lose()
 	since := time.Now()
 	longest := w.write("loss of the endpoint's box and of the management plane", 12*time.Second)
-	if longest > 10*time.Second {
-		t.Errorf("%s without a write", longest)
+	t.Logf("%s without a write", longest)
+	if longest > time.Minute {
+		t.Errorf("%s without a write, want less than a minute", longest)
 	}
 	if now := rack.Holder(t, rack.Others(boxes, lost)); now == lost {
 		t.Error("the lost box has the endpoint")

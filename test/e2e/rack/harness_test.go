@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -84,6 +85,8 @@ type box struct {
 	lan bool
 	// elects lets the machine take part in the election of the virtual address.
 	elects bool
+	// leaseReads are the answers of the API server to the machine in this election.
+	leaseReads atomic.Int64
 }
 
 // standIns are machines that start in a second.

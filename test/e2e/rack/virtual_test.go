@@ -8,10 +8,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/endpoint"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/testenv"
@@ -77,9 +80,16 @@ func moveIPv6Address(t *testing.T, api *rest.Config) {
 	t.Logf("an answer %s after the cut", time.Since(cut).Round(time.Millisecond))
 
 	first.Plug(router)
-	if answer, err := get(first.Space, client, "/name"); err != nil {
-		t.Errorf("from the box that returned: %q, %v", answer, err)
-	}
+	rack.Eventually(t, "an answer to the box that returned", func() error { _, err := get(first.Space, client, "/name"); return err })
+	returned := boxes[first.Number-1]
+	before := returned.leaseReads.Load()
+	rack.Eventually(t, "the machine of the box that returned reads the Lease for longer than a term", func() error {
+		// It reads twice a second.
+		if n, want := returned.leaseReads.Load()-before, int64(3*machineapi.EndpointLease/time.Second); n < want {
+			return fmt.Errorf("%d reads, want %d", n, want)
+		}
+		return nil
+	})
 	if !second.Has(rack.VirtualIPv6Address) || first.Has(rack.VirtualIPv6Address) {
 		t.Error("the address moved when its previous holder returned")
 	}
@@ -160,6 +170,7 @@ func electEndpoint(t *testing.T, api *rest.Config, router rack.Space, boxes []*b
 		check(t, err)
 		config := rest.CopyConfig(api)
 		config.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return b.Dial(ctx, "tcp", apiAddress) }
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &b.leaseReads} })
 		leases, err := dynamic.NewForConfig(config)
 		check(t, err)
 		elector := endpoint.Elector{ // The folder is mounted in the namespace of the box.
@@ -171,6 +182,20 @@ func electEndpoint(t *testing.T, api *rest.Config, router rack.Space, boxes []*b
 		running.Go(func() { elector.Run(ctx) })
 		t.Cleanup(func() { end(); running.Wait() })
 	}
+}
+
+// counter counts the requests that an API server has answered.
+type counter struct {
+	http.RoundTripper
+	n *atomic.Int64
+}
+
+func (c counter) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := c.RoundTripper.RoundTrip(r)
+	if err == nil {
+		c.n.Add(1)
+	}
+	return res, err
 }
 
 // apiAddress is where boxes reach the API server.
