@@ -38,7 +38,7 @@ type Reconciler struct {
 	// SecretClient reads Secrets with the cluster-name label from the cache.
 	SecretClient client.Reader
 	ClusterCache clustercache.ClusterCache
-	// Options hold the watch filter (ALL-07).
+	// Options hold the watch filter for CapstanControlPlanes (ALL-07).
 	Options reconciling.Options
 
 	controller capicontroller.Controller
@@ -58,7 +58,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(poolToCluster), reconciling.IgnoreStatus()).
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
-		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed())
+		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
+		// Another watch label.
+		Watches(&controlplanev1.CapstanControlPlane{}, handler.EnqueueRequestsFromMapFunc(labelledToCluster), predicate.LabelChangedPredicate{})
 	// A machine that joins waits for each answer.
 	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
 	r.controller = c
@@ -74,9 +76,16 @@ func poolToCluster(_ context.Context, obj client.Object) []ctrl.Request {
 }
 
 // dataToCluster maps the Secrets of a cluster to it: among them is bootstrap data.
-func dataToCluster(_ context.Context, obj client.Object) []ctrl.Request {
+func dataToCluster(ctx context.Context, obj client.Object) []ctrl.Request {
+	if obj.(*corev1.Secret).Type != clusterv1.ClusterSecretType {
+		return nil
+	}
+	return labelledToCluster(ctx, obj)
+}
+
+func labelledToCluster(_ context.Context, obj client.Object) []ctrl.Request {
 	cluster := obj.GetLabels()[clusterv1.ClusterNameLabel]
-	if cluster == "" || obj.(*corev1.Secret).Type != clusterv1.ClusterSecretType {
+	if cluster == "" {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: cluster}}}
@@ -130,7 +139,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if !r.Options.Watches(cluster) || ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
+		return ctrl.Result{}, nil
+	}
+	controlPlane := &controlplanev1.CapstanControlPlane{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}, controlPlane); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Options.Watches(controlPlane) {
 		return ctrl.Result{}, nil
 	}
 	err := r.reconcile(ctx, req.NamespacedName)

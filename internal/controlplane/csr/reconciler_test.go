@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // connections counts the attempts to reach a workload cluster, which all fail.
@@ -30,12 +31,49 @@ func (c *connections) Watch(context.Context, client.ObjectKey, clustercache.Watc
 	return clustercache.ErrClusterNotConnected
 }
 
-// ALL-08: no certificate request of a paused Cluster is decided.
-func TestPaused_ALL08(t *testing.T) {
+// attempts reconciles a Cluster with its control plane, and returns the number of attempts to reach the workload cluster.
+func attempts(t *testing.T, opts reconciling.Options, change func(*clusterv1.Cluster, *controlplanev1.CapstanControlPlane)) int {
+	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := clusterv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(clusterv1.AddToScheme(scheme), controlplanev1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+	cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: "CapstanControlPlane", Name: "cp"}
+	controlPlane := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cp"}}
+	change(cluster, controlPlane)
+	workload := &connections{}
+	r := &Reconciler{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(cluster, controlPlane).Build(), ClusterCache: workload, Options: opts}
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}); err != nil {
+		t.Error(err)
+	}
+	return workload.attempts
+}
+
+// CP-22, ALL-07: the watch label of the control plane decides, as in the reconciler of control planes. The label of the Cluster does not
+// matter.
+func TestWatchFilter_CP22(t *testing.T) {
+	for name, tc := range map[string]struct {
+		filter, cluster, controlPlane string
+		want                          int
+	}{
+		"no filter":                  {want: 1},
+		"label of the control plane": {filter: "a", controlPlane: "a", want: 1},
+		"two labels":                 {filter: "a", cluster: "b", controlPlane: "a", want: 1},
+		"another label":              {filter: "a", controlPlane: "b"},
+		"label of the Cluster":       {filter: "a", cluster: "a"},
+	} {
+		got := attempts(t, reconciling.Options{WatchFilter: tc.filter}, func(c *clusterv1.Cluster, cp *controlplanev1.CapstanControlPlane) {
+			c.Labels, cp.Labels = map[string]string{clusterv1.WatchLabel: tc.cluster}, map[string]string{clusterv1.WatchLabel: tc.controlPlane}
+		})
+		if got != tc.want {
+			t.Errorf("%s: %d attempts to reach the workload cluster, want %d", name, got, tc.want)
+		}
+	}
+}
+
+// ALL-08, CP-22: no certificate request of a paused Cluster is decided.
+func TestPaused_ALL08(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change   func(*clusterv1.Cluster)
 		attempts int
@@ -44,13 +82,8 @@ func TestPaused_ALL08(t *testing.T) {
 		"paused by spec":       {func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) }, 0},
 		"paused by annotation": {func(c *clusterv1.Cluster) { c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} }, 0},
 	} {
-		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
-		cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: "CapstanControlPlane", Name: "c"}
-		tc.change(cluster)
-		workload := &connections{}
-		r := &Reconciler{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(cluster).Build(), ClusterCache: workload}
-		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}); err != nil || workload.attempts != tc.attempts {
-			t.Errorf("%s: %d attempts to reach the workload cluster, want %d; %v", name, workload.attempts, tc.attempts, err)
+		if got := attempts(t, reconciling.Options{}, func(c *clusterv1.Cluster, _ *controlplanev1.CapstanControlPlane) { tc.change(c) }); got != tc.attempts {
+			t.Errorf("%s: %d attempts to reach the workload cluster, want %d", name, got, tc.attempts)
 		}
 	}
 }
