@@ -126,12 +126,12 @@ func TestFormerFinalizer(t *testing.T) {
 func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	ctx := context.Background()
-	if err := cluster.Get(cp); err != nil || cp.Spec.Version != "1.36.3" {
+	if err := cluster.Get(cp); err != nil || cp.Spec.Version != "v1.36.3" {
 		t.Fatalf("CP-05: the version is %s, %v", cp.Spec.Version, err)
 	}
 	manifest := func() *unstructured.Unstructured {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-			"version":         "1.36.3",
+			"version":         "v1.36.3",
 			"config":          map[string]any{"cluster": map[string]any{"dns": "None"}},
 			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
 		}}}

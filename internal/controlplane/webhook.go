@@ -47,8 +47,8 @@ func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 // webhook defaults and validates CapstanControlPlanes.
 type webhook struct{}
 
-// Default sets the defaults: one replica, and a rolling update with one additional machine (CP-03). It changes no
-// existing value, and restores the fields that a replacement from a manifest removes.
+// Default sets the defaults: one replica, and a rolling update with one additional machine (CP-03). It adds a missing v to the version
+// (CP-05), changes no other value, and restores the fields that a replacement from a manifest removes.
 func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
 	spec, before := &obj.Spec, &controlplanev1.CapstanControlPlane{}
 	if replaced, err := replace.Restore(ctx, obj, before, controlplanev1.ControlPlaneFinalizer); err != nil {
@@ -59,6 +59,7 @@ func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPl
 	if spec.Replicas == nil {
 		spec.Replicas = ptr.To[int32](1)
 	}
+	spec.Version = model.WantedVersion(obj)
 	strategy := &spec.Rollout.Strategy
 	if strategy.Type == "" {
 		strategy.Type = controlplanev1.RollingUpdateStrategyType
@@ -80,7 +81,9 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	if stored.Equal(before.Spec, obj.Spec) {
+	was := before.Spec.DeepCopy()
+	was.Version = model.WantedVersion(before) // Former versions did not add the v.
+	if stored.Equal(*was, obj.Spec) {
 		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
 	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))

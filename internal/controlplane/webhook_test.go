@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -14,6 +15,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -37,9 +39,38 @@ func TestDefaults(t *testing.T) {
 	if err := env.Client.Create(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	if ptr.Deref(cp.Spec.Replicas, 0) != 1 || cp.Spec.Version != "1.36.3" ||
+	if ptr.Deref(cp.Spec.Replicas, 0) != 1 || cp.Spec.Version != "v1.36.3" ||
 		cp.Spec.Rollout.Strategy.Type != controlplanev1.RollingUpdateStrategyType || cp.Spec.Rollout.Strategy.RollingUpdate.MaxSurge.IntValue() != 1 {
 		t.Errorf("got %v", cp.Spec)
+	}
+}
+
+// TestVersionWithoutV_CP05: a client can apply a manifest whose version has no v again and again, also without storing it. Nothing changes,
+// and the topology controller, which writes the v, finds no difference.
+func TestVersionWithoutV_CP05(t *testing.T) {
+	ctx := context.Background()
+	namespace, generation := env.Namespace(t), int64(0)
+	apply := func(version, owner string, opts ...client.ApplyOption) {
+		t.Helper()
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+			"version":         version,
+			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
+		}}}
+		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(model.Kind))
+		u.SetNamespace(namespace)
+		u.SetName("demo")
+		if err := env.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), append(opts, client.FieldOwner(owner))...); err != nil {
+			t.Fatal(err)
+		}
+		if stored, _, _ := unstructured.NestedString(u.Object, "spec", "version"); stored != "v1.36.3" || generation != 0 && u.GetGeneration() != generation {
+			t.Errorf("%s applies %s: version %s, generation %d after %d", owner, version, stored, u.GetGeneration(), generation)
+		}
+		generation = u.GetGeneration()
+	}
+	for range 2 {
+		apply("1.36.3", "gitops")
+		apply("1.36.3", "gitops", client.DryRunAll)
+		apply("v1.36.3", "capi-topology", client.DryRunAll)
 	}
 }
 
@@ -270,6 +301,7 @@ func TestAdmittedByFormerVersions(t *testing.T) {
 	before.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"}
 	after := before.DeepCopy()
 	after.Annotations = map[string]string{controlplanev1.InitializedAnnotation: "true"}
+	before.Spec.Version = "1.36.3" // The webhook has added the v to the change.
 	_, err := webhook{}.ValidateUpdate(context.Background(), before, after)
 	testenv.Refused(t, err, "")
 	after.Spec.Replicas = ptr.To[int32](3)

@@ -140,7 +140,7 @@ type CapstanControlPlaneSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// version is the Kubernetes version, for example v1.36.3 or 1.36.3.
+	// version is the Kubernetes version, for example v1.36.3. A missing v is added.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256

@@ -38,8 +38,7 @@ func Outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *cluster
 	return out
 }
 
-// WantedVersion is spec.version with its leading v (CP-05). The spec itself stays as its author wrote it, so that tools that
-// compare it with a file find no difference.
+// WantedVersion is spec.version with its leading v (CP-05). Objects that were stored before the webhook added the v may lack it.
 func WantedVersion(controlPlane *controlplanev1.CapstanControlPlane) string {
 	if version, err := render.Version(controlPlane.Spec.Version); err == nil {
 		return version
