@@ -55,6 +55,9 @@ func TestV1Beta1(t *testing.T) {
 		"apiVersion must be a group and a version": func(cp *controlplanev1beta1.CapstanControlPlane) {
 			cp.Spec.MachineTemplate.InfrastructureRef.APIVersion = "v1"
 		},
+		"infrastructureRef.namespace: expected the namespace of the control plane": func(cp *controlplanev1beta1.CapstanControlPlane) {
+			cp.Spec.MachineTemplate.InfrastructureRef.Namespace = "elsewhere"
+		},
 		"replicas must be odd": func(cp *controlplanev1beta1.CapstanControlPlane) { cp.Spec.Replicas = ptr.To[int32](2) },
 		"spec.version":         func(cp *controlplanev1beta1.CapstanControlPlane) { cp.Spec.Version = "newest" },
 	} {
@@ -69,16 +72,17 @@ func TestV1Beta1(t *testing.T) {
 	if err := testenv.ChangeStatus(ctx, env.Client, hub, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Status.Replicas, cp.Status.AvailableReplicas, cp.Status.UpToDateReplicas = ptr.To[int32](3), ptr.To[int32](1), ptr.To[int32](2)
 		cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
-		cp.Status.Conditions = []metav1.Condition{{
-			Type: clusterv1.AvailableCondition, Status: metav1.ConditionFalse, Reason: "NotAvailable", LastTransitionTime: metav1.Now(),
-		}}
+		cp.Status.Conditions = []metav1.Condition{
+			{Type: clusterv1.AvailableCondition, Status: metav1.ConditionTrue, Reason: "Available", LastTransitionTime: metav1.Now()},
+			{Type: clusterv1.ReadyCondition, Status: metav1.ConditionFalse, Reason: "NotReady", LastTransitionTime: metav1.Now()},
+		}
 	}); err != nil {
 		t.Fatal(err)
 	}
 	machine := hub.Spec.MachineTemplate.Spec
 	want := clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachineTemplate", Name: "demo"}
 	if machine.InfrastructureRef != want || ptr.Deref(machine.Deletion.NodeDrainTimeoutSeconds, 0) != 600 ||
-		ptr.Deref(hub.Spec.Replicas, 0) != 1 || hub.Spec.Version != "1.36.3" {
+		ptr.Deref(hub.Spec.Replicas, 0) != 1 || hub.Spec.Version != "v1.36.3" {
 		t.Errorf("CP-06: %+v", hub.Spec)
 	}
 	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(old), old); err != nil {
@@ -87,6 +91,9 @@ func TestV1Beta1(t *testing.T) {
 	if ref := old.Spec.MachineTemplate.InfrastructureRef; ref.APIVersion != "infrastructure.capstan.dev/v1beta1" || ref.Namespace != old.Namespace {
 		t.Errorf("CP-06: %+v", ref)
 	}
+	changed := old.DeepCopy()
+	changed.Spec.MachineTemplate.InfrastructureRef.Namespace = "elsewhere"
+	testenv.Refused(t, env.Client.Update(ctx, changed), "found elsewhere")
 	s := old.Status
 	if ptr.Deref(s.UnavailableReplicas, 0) != 2 || ptr.Deref(s.UpdatedReplicas, 0) != 2 {
 		t.Errorf("CP-03: %+v", s)
@@ -94,8 +101,11 @@ func TestV1Beta1(t *testing.T) {
 	if !ptr.Deref(s.Initialized, false) || !ptr.Deref(s.Ready, false) {
 		t.Errorf("CP-09: %+v", s)
 	}
-	if len(s.Conditions) == 0 || s.Conditions[0].Type != clusterv1beta1.ReadyCondition || s.Conditions[0].Severity != clusterv1beta1.ConditionSeverityWarning {
+	if len(s.Conditions) != 2 || s.Conditions[0].Type != clusterv1beta1.ReadyCondition || s.Conditions[0].Severity != clusterv1beta1.ConditionSeverityWarning {
 		t.Errorf("CP-10: %+v", s.Conditions)
+	}
+	if err := env.Client.Status().Update(ctx, old); err != nil {
+		t.Errorf("CP-10: a status write of a client that uses v1beta1: %v", err)
 	}
 	if s.FailureReason != nil || s.FailureMessage != nil {
 		t.Errorf("CP-11: %v, %v", s.FailureReason, s.FailureMessage)

@@ -36,7 +36,7 @@ func legacy(conditions []metav1.Condition) clusterv1beta1.Conditions {
 			LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: shorten(c.Message),
 		})
 	}
-	slices.SortFunc(out, func(a, b clusterv1beta1.Condition) int {
+	slices.SortStableFunc(out, func(a, b clusterv1beta1.Condition) int {
 		return cmp.Or(cmp.Compare(rank(a.Type), rank(b.Type)), cmp.Compare(a.Type, b.Type))
 	})
 	return out

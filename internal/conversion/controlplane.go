@@ -2,8 +2,8 @@ package conversion
 
 import (
 	"context"
+	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -76,11 +76,11 @@ func controlPlaneFromHub(src *controlplanev1.CapstanControlPlane, dst *controlpl
 		Replicas:            src.Status.Replicas,
 		ReadyReplicas:       src.Status.ReadyReplicas,
 		UpdatedReplicas:     src.Status.UpToDateReplicas,
-		UnavailableReplicas: unavailable(src.Status.Replicas, src.Status.AvailableReplicas),
+		UnavailableReplicas: unavailable(src.Spec.Replicas, src.Status.Replicas, src.Status.AvailableReplicas),
 		Versions:            src.Status.Versions,
 		LastRemediation:     src.Status.LastRemediation,
 		Backups:             src.Status.Backups,
-		Conditions:          legacy(withReady(src.Status.Conditions)),
+		Conditions:          legacy(src.Status.Conditions),
 		ObservedGeneration:  src.Status.ObservedGeneration,
 		V1Beta2: controlplanev1beta1.V1Beta2Status{
 			Conditions: src.Status.Conditions, AvailableReplicas: src.Status.AvailableReplicas,
@@ -91,9 +91,14 @@ func controlPlaneFromHub(src *controlplanev1.CapstanControlPlane, dst *controlpl
 	}
 }
 
+// controlPlaneToHub refuses a template in another namespace (CP-06), which v1beta2 cannot express. A rule of the CRD cannot compare with the
+// namespace of the object.
 func controlPlaneToHub(_ context.Context, src *controlplanev1beta1.CapstanControlPlane, dst *controlplanev1.CapstanControlPlane) error {
 	dst.ObjectMeta = src.ObjectMeta
 	machine := src.Spec.MachineTemplate
+	if elsewhere := machine.InfrastructureRef.Namespace; elsewhere != "" && src.Namespace != "" && elsewhere != src.Namespace {
+		return fmt.Errorf("spec.machineTemplate.infrastructureRef.namespace: expected the namespace of the control plane, %s, found %s: remove the field, or create the template in %s", src.Namespace, elsewhere, src.Namespace)
+	}
 	dst.Spec = controlplanev1.CapstanControlPlaneSpec{
 		Replicas: src.Spec.Replicas,
 		Version:  src.Spec.Version,
@@ -198,23 +203,12 @@ func controlPlaneTemplateToHub(_ context.Context, src *controlplanev1beta1.Capst
 	return nil
 }
 
-// withReady adds the condition Ready, which is called Available in v1beta2 (CP-10).
-func withReady(conditions []metav1.Condition) []metav1.Condition {
-	for _, c := range conditions {
-		if c.Type == clusterv1.AvailableCondition {
-			c.Type = clusterv1.ReadyCondition
-			return append(slices.Clone(conditions), c)
-		}
-	}
-	return conditions
-}
-
-// unavailable returns the number of Machines that are not available (CP-03).
-func unavailable(replicas, available *int32) *int32 {
+// unavailable returns the number of Machines that are missing or not available (CP-03); nil before the first reconciliation.
+func unavailable(wanted, replicas, available *int32) *int32 {
 	if replicas == nil {
 		return nil
 	}
-	return ptr.To(max(*replicas-ptr.Deref(available, 0), 0))
+	return ptr.To(max(max(ptr.Deref(wanted, 1), *replicas)-ptr.Deref(available, 0), 0))
 }
 
 func duration(seconds *int32) *metav1.Duration {

@@ -37,7 +37,8 @@ const rounds = 200
 func v1beta1Of(context.Context, schema.GroupKind) string { return "v1beta1" }
 
 // TestRoundTrip converts random objects of every kind to the other version and back (ALL-09, IC-02, IC-04, IM-04, CP-03,
-// CP-06, CP-09, BC-03). It fails if the conversion loses a field.
+// CP-06, CP-09, CP-10, BC-03). It fails if the conversion loses a field that is no view, and if the conditions of v1beta1 have other types
+// than those from which they are derived.
 func TestRoundTrip(t *testing.T) {
 	scheme := testScheme(t)
 	filler := utilconversion.GetFuzzer(scheme, fillers)
@@ -71,12 +72,67 @@ func TestRoundTrip(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
+					for _, o := range []runtime.Object{there, back} {
+						checkConditionTypes(t, o)
+					}
+					withoutViews(before)
+					withoutViews(back)
 					if !equality.Semantic.DeepEqual(before, back) {
 						t.Fatalf("%s changed in the conversion to %s and back: %s", from, to, cmp.Diff(before, back))
 					}
 				}
 			}
 		})
+	}
+}
+
+// derived returns the fields of a v1beta1 object that every reading conversion derives from the conditions of v1beta2; nil for others.
+func derived(o runtime.Object) (conditions *clusterv1beta1.Conditions, from []metav1.Condition, reason, message **string) {
+	switch o := o.(type) {
+	case *infrav1beta1.CapstanCluster:
+		return &o.Status.Conditions, o.Status.V1Beta2.Conditions, &o.Status.FailureReason, &o.Status.FailureMessage
+	case *infrav1beta1.CapstanMachine:
+		return &o.Status.Conditions, o.Status.V1Beta2.Conditions, &o.Status.FailureReason, &o.Status.FailureMessage
+	case *infrav1beta1.CapstanMachinePool:
+		return &o.Status.Conditions, o.Status.V1Beta2.Conditions, &o.Status.FailureReason, &o.Status.FailureMessage
+	case *bootstrapv1beta1.CapstanConfig:
+		return &o.Status.Conditions, o.Status.V1Beta2.Conditions, &o.Status.FailureReason, &o.Status.FailureMessage
+	case *controlplanev1beta1.CapstanControlPlane:
+		return &o.Status.Conditions, o.Status.V1Beta2.Conditions, &o.Status.FailureReason, &o.Status.FailureMessage
+	}
+	return nil, nil, nil, nil
+}
+
+// checkConditionTypes checks that each condition of v1beta2 is exactly one condition of v1beta1, whose list is a map of types.
+func checkConditionTypes(t *testing.T, o runtime.Object) {
+	t.Helper()
+	conditions, from, _, _ := derived(o)
+	if conditions == nil {
+		return
+	}
+	var want, got []string
+	for _, c := range from {
+		want = append(want, c.Type)
+	}
+	for _, c := range *conditions {
+		got = append(got, string(c.Type))
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) {
+		t.Fatalf("%T has the conditions %q, want %q", o, got, want)
+	}
+}
+
+// withoutViews removes the fields of v1beta1 that clients cannot write. Other tests check their values.
+func withoutViews(o runtime.Object) {
+	conditions, _, reason, message := derived(o)
+	if conditions == nil {
+		return
+	}
+	*conditions, *reason, *message = nil, nil, nil
+	if cp, ok := o.(*controlplanev1beta1.CapstanControlPlane); ok {
+		cp.Status.Ready, cp.Status.UnavailableReplicas, cp.Status.ExternalManagedControlPlane = nil, nil, false
 	}
 }
 
@@ -106,35 +162,26 @@ func object(t *testing.T, scheme *runtime.Scheme, group, version, kind string) r
 	return o
 }
 
-// fillers restrict random objects to valid ones: derived fields match the fields that they are derived from.
+// fillers restrict random objects to valid ones.
 func fillers(runtimeserializer.CodecFactory) []any {
 	return []any{
 		func(in *infrav1.CapstanClusterStatus, c randfill.Continue) {
 			c.FillNoCustom(in)
 			in.FailureDomains = domainsToHub(domainsFromHub(in.FailureDomains)) // Names are sorted and unique, and controlPlane is set.
 		},
-		func(in *infrav1beta1.CapstanClusterStatus, c randfill.Continue) {
-			c.FillNoCustom(in)
-			in.Conditions, in.FailureReason, in.FailureMessage = legacy(in.V1Beta2.Conditions), nil, nil
-		},
-		func(in *infrav1beta1.CapstanMachineStatus, c randfill.Continue) {
-			c.FillNoCustom(in)
-			in.Conditions = legacy(in.V1Beta2.Conditions)
-			in.FailureReason, in.FailureMessage = failure(in.V1Beta2.Conditions)
-		},
-		func(in *infrav1beta1.CapstanMachinePoolStatus, c randfill.Continue) {
-			c.FillNoCustom(in)
-			in.Conditions, in.FailureReason, in.FailureMessage = legacy(in.V1Beta2.Conditions), nil, nil
-		},
-		func(in *bootstrapv1beta1.CapstanConfigStatus, c randfill.Continue) {
-			c.FillNoCustom(in)
-			in.Conditions, in.FailureReason, in.FailureMessage = legacy(in.V1Beta2.Conditions), nil, nil
+		func(in *[]metav1.Condition, c randfill.Continue) { // Types are unique.
+			*in = nil
+			for _, kind := range []string{clusterv1.AvailableCondition, clusterv1.PausedCondition, clusterv1.ReadyCondition} {
+				if c.Bool() {
+					condition := metav1.Condition{}
+					c.Fill(&condition)
+					condition.Type = kind
+					*in = append(*in, condition)
+				}
+			}
 		},
 		func(in *controlplanev1beta1.CapstanControlPlaneStatus, c randfill.Continue) {
 			c.FillNoCustom(in)
-			in.Conditions, in.FailureReason, in.FailureMessage = legacy(withReady(in.V1Beta2.Conditions)), nil, nil
-			in.Ready, in.ExternalManagedControlPlane = in.Initialized, false
-			in.UnavailableReplicas = unavailable(in.Replicas, in.V1Beta2.AvailableReplicas)
 			if ptr.Deref(in.Version, "") == "" {
 				in.Version = nil
 			}
@@ -230,13 +277,17 @@ func TestFailures_ALL16(t *testing.T) {
 // TestControlPlaneFields (CP-03, CP-06, CP-09, CP-10) checks the fields that have other names in v1beta1. Row CP-08.
 func TestControlPlaneFields(t *testing.T) {
 	hub := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+	hub.Spec.Replicas = ptr.To[int32](3)
 	machine := &hub.Spec.MachineTemplate.Spec
 	machine.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "other.example.com", Kind: "OtherTemplate", Name: "x"}
 	machine.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](600)
 	hub.Status = controlplanev1.CapstanControlPlaneStatus{
-		Replicas: ptr.To[int32](3), AvailableReplicas: ptr.To[int32](1), UpToDateReplicas: ptr.To[int32](2), Version: "v1.36.3",
+		Replicas: ptr.To[int32](2), AvailableReplicas: ptr.To[int32](1), UpToDateReplicas: ptr.To[int32](2), Version: "v1.36.3",
 		Initialization: controlplanev1.CapstanControlPlaneInitializationStatus{ControlPlaneInitialized: ptr.To(true)},
-		Conditions:     []metav1.Condition{{Type: clusterv1.AvailableCondition, Status: metav1.ConditionFalse, Reason: "NotAvailable", Message: "m"}},
+		Conditions: []metav1.Condition{
+			{Type: clusterv1.AvailableCondition, Status: metav1.ConditionTrue, Reason: "Available"},
+			{Type: clusterv1.ReadyCondition, Status: metav1.ConditionFalse, Reason: "NotReady", Message: "m"},
+		},
 	}
 	converter, err := CapstanControlPlane(func(_ context.Context, kind schema.GroupKind) string {
 		return "v7" + strings.ToLower(kind.Kind)
@@ -262,9 +313,28 @@ func TestControlPlaneFields(t *testing.T) {
 		ptr.Deref(s.UpdatedReplicas, 0) != 2 || ptr.Deref(s.Version, "") != "v1.36.3" || s.ExternalManagedControlPlane {
 		t.Errorf("status %+v", s)
 	}
-	if len(s.Conditions) != 2 || s.Conditions[0].Type != clusterv1beta1.ReadyCondition || s.Conditions[0].Status != corev1.ConditionFalse ||
-		s.Conditions[0].Severity != clusterv1beta1.ConditionSeverityWarning || s.Conditions[0].Message != "m" {
-		t.Errorf("conditions %+v", s.Conditions)
+	if diff := cmp.Diff(clusterv1beta1.Conditions{
+		{Type: "Ready", Status: "False", Severity: "Warning", Reason: "NotReady", Message: "m"},
+		{Type: "Available", Status: "True", Reason: "Available"},
+	}, s.Conditions); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestUnavailable (CP-03): Machines that do not exist yet are unavailable, and so are those that a smaller spec no longer wants.
+func TestUnavailable(t *testing.T) {
+	for name, c := range map[string]struct{ wanted, replicas, available, want *int32 }{
+		"never reconciled":  {ptr.To[int32](3), nil, nil, nil},
+		"none is made":      {ptr.To[int32](3), ptr.To[int32](0), nil, ptr.To[int32](3)},
+		"one of three":      {ptr.To[int32](3), ptr.To[int32](1), ptr.To[int32](1), ptr.To[int32](2)},
+		"all":               {ptr.To[int32](3), ptr.To[int32](3), ptr.To[int32](3), ptr.To[int32](0)},
+		"one more than all": {ptr.To[int32](3), ptr.To[int32](4), ptr.To[int32](4), ptr.To[int32](0)},
+		"scaled down":       {ptr.To[int32](1), ptr.To[int32](3), ptr.To[int32](2), ptr.To[int32](1)},
+		"default":           {nil, ptr.To[int32](0), nil, ptr.To[int32](1)},
+	} {
+		if got := unavailable(c.wanted, c.replicas, c.available); !ptr.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, ptr.Deref(got, -1), ptr.Deref(c.want, -1))
+		}
 	}
 }
 

@@ -87,8 +87,8 @@ type MachineTemplate struct {
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
-	// infrastructureRef names the template of the infrastructure machines, in the namespace of the control plane. A
-	// change replaces the machines. On output, apiVersion is a version of the template that Cluster API reads.
+	// infrastructureRef names the template of the infrastructure machines, in the namespace of the control plane. Another
+	// namespace is refused. A change replaces the machines. On output, apiVersion is a version of the template that Cluster API reads.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="has(self.apiVersion) && self.apiVersion.matches('^[a-z0-9.-]{1,253}/[a-z0-9]{1,63}$')",message="apiVersion must be a group and a version, for example infrastructure.capstan.dev/v1beta1"
 	// +kubebuilder:validation:XValidation:rule="has(self.kind) && self.kind.matches('^[A-Za-z0-9]{1,63}$')",message="kind must be set, for example CapstanMachineTemplate"
@@ -183,8 +183,8 @@ type CapstanControlPlaneStatus struct {
 	// +optional
 	UpdatedReplicas *int32 `json:"updatedReplicas,omitempty"`
 
-	// unavailableReplicas is the number of Machines whose Available condition is not true: replicas less
-	// v1beta2.availableReplicas.
+	// unavailableReplicas is the number of Machines that are missing or whose Available condition is not true: the larger of
+	// spec.replicas and replicas, less v1beta2.availableReplicas.
 	// +optional
 	UnavailableReplicas *int32 `json:"unavailableReplicas,omitempty"`
 
@@ -214,8 +214,7 @@ type CapstanControlPlaneStatus struct {
 	// +kubebuilder:validation:MaxItems=100
 	Backups []controlplanev1.BackupStatus `json:"backups,omitempty"`
 
-	// conditions are Cluster API's v1beta1 conditions with a severity, derived from v1beta2.conditions. Ready is
-	// v1beta2's Available.
+	// conditions are Cluster API's v1beta1 conditions with a severity, derived from v1beta2.conditions.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
