@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// TestLabelsOfAnyName (CP-19): control planes of any name have valid labels, and different names have different labels.
+// TestLabelsOfAnyName: control planes of any name have valid labels, and different names have different labels.
 func TestLabelsOfAnyName(t *testing.T) {
 	seen := map[string]string{}
 	for length := 1; length <= 253; length++ {
