@@ -133,6 +133,26 @@ func TestDeleteWithoutOwners(t *testing.T) {
 	}
 }
 
+// TestLostSecretLabels (CP-13, CP-15): Cluster API reads only Secrets with the label of their cluster. The control plane writes a lost or
+// wrong label of its Secrets again.
+func TestLostSecretLabels(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cluster.ControlPlane(nil)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	for _, labels := range []map[string]string{nil, {clusterv1.ClusterNameLabel: "other"}} {
+		for _, name := range secretsOfCapstan {
+			s := &corev1.Secret{ObjectMeta: cluster.Meta(name)}
+			cluster.Change(s, func() { s.Labels = labels })
+		}
+		for _, name := range secretsOfCapstan {
+			testcluster.Eventually(t, "the label of "+name, func() bool {
+				return cluster.Secret(name).Labels[clusterv1.ClusterNameLabel] == cluster.Name
+			})
+		}
+	}
+}
+
 // TestMemberKeepsItsMachine: the member of an existing Machine does not leave etcd, also when the Machine has another
 // controller or other labels. The conditions name the Machine and recommend no destructive step.
 func TestMemberKeepsItsMachine(t *testing.T) {

@@ -176,6 +176,17 @@ func TestUserKubeconfig(t *testing.T) {
 	if after := cluster.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
 		t.Error("the user's kubeconfig was changed")
 	}
+	for found, labels := range map[string]map[string]string{`found ""`: nil, `found "other"`: {clusterv1.ClusterNameLabel: "other"}} {
+		cluster.Change(mine, func() { mine.Labels = labels })
+		becomes(t, cluster, cp, "CP-13: without the label", func() bool {
+			return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, found+": set the label")
+		})
+		if after := cluster.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
+			t.Error("the user's kubeconfig was changed")
+		}
+		cluster.Change(mine, func() { mine.Labels = map[string]string{clusterv1.ClusterNameLabel: cluster.Name} })
+		becomes(t, cluster, cp, "CP-13: with the label", func() bool { return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "") })
+	}
 }
 
 // TestSpoiledKubeconfig: the control plane replaces its own Secret when a user adds a forbidden field.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -30,7 +31,7 @@ type kubeconfigs struct {
 
 // reconcile creates the kubeconfig Secret as soon as the endpoint is known. It renews the Secret before its certificate
 // expires, and when the endpoint or the certificate authority has changed (CP-13, CP-14). A kubeconfig of the user is used
-// and never changed.
+// and never changed. Without the label of the cluster, Cluster API does not see it, and the condition says so.
 func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 	note, again, err := r.ensureKubeconfig(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
@@ -85,6 +86,9 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 		switch ours := metav1.IsControlledBy(existing, s.Object); {
 		case err != nil && (!ours || s.signer == nil):
 			return "", 0, err
+		case !ours && !isLabelled(s, existing):
+			return "", 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and Cluster API does not read it: expected the label %s with the value %s, found %q: set the label, or delete the secret so that Capstan makes one",
+				key.Name, clusterv1.ClusterNameLabel, s.Cluster.Name, existing.Labels[clusterv1.ClusterNameLabel]))
 		case !ours:
 			return userKubeconfig(s.access, key.Name, s.Now)
 		case s.signer == nil:

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -20,8 +21,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/kubeconfig"
+	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -402,6 +405,34 @@ func TestKubeconfig(t *testing.T) {
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, foreign)) == 1 })
 	if after := foreign.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
 		t.Error("the user's kubeconfig was changed")
+	}
+}
+
+// TestOldKubeconfig_CP14: the control plane replaces its kubeconfig when half of the year is over, and not before.
+func TestOldKubeconfig_CP14(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cluster.ControlPlane(nil)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	authority, stored := cluster.Secret("demo-ca"), cluster.Secret("demo-kubeconfig")
+	makeOld := func(days int) string {
+		ca := &certs.KeyPair{Cert: authority.Data[secret.TLSCrtDataName], Key: authority.Data[secret.TLSKeyDataName]}
+		data, err := newKubeconfig("demo", "https://"+somewhere.String(), ca, "", 365*model.Day, time.Now().Add(-time.Duration(days)*model.Day))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cluster.Change(stored, func() { stored.Data[secret.KubeconfigDataName] = data })
+		return string(data)
+	}
+	replaced := func(data string) bool {
+		return string(cluster.Secret("demo-kubeconfig").Data[secret.KubeconfigDataName]) != data
+	}
+	young := makeOld(180)
+	testcluster.Consistently(t, "the kubeconfig of 180 days stays", func() bool { return !replaced(young) })
+	old := makeOld(185)
+	testcluster.Eventually(t, "the kubeconfig of 185 days is replaced", func() bool { return replaced(old) })
+	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 364*model.Day); err != nil || again {
+		t.Errorf("the new certificate is not valid for a year: %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,7 @@ import (
 
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // secrets reads the Secrets of a cluster, and makes control planes their owners.
@@ -34,23 +36,32 @@ func (r *secrets) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.
 	return out, err
 }
 
-// ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it. As
-// with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
+// ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it, and writes the
+// label without which Cluster API does not read it (CP-13, CP-15). As with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
 // one. A Secret with another controller does not change. With the admission plugin OwnerReferencesPermissionEnforcement, as on
 // OpenShift, the right to delete all Secrets would be necessary. The provider does not have it: there, a Secret of a user keeps its
 // owners, works without ours, and remains after the deletion of the cluster.
 func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secret) error {
+	if existing.Type != clusterv1.ClusterSecretType || metav1.GetControllerOfNoCopy(existing) != nil && !model.IsController(s.Object, existing) {
+		return nil
+	}
 	ref := controllerRef(s.Object)
-	if existing.Type != clusterv1.ClusterSecretType || util.HasExactOwnerRef(existing.OwnerReferences, ref) {
+	if util.HasExactOwnerRef(existing.OwnerReferences, ref) && isLabelled(s, existing) {
 		return nil
 	}
-	if metav1.GetControllerOfNoCopy(existing) != nil && !model.IsController(s.Object, existing) {
-		return nil
-	}
-	if err := own(ctx, r.Client, existing, ref); err != nil && !apierrors.IsForbidden(err) {
+	err := reconciling.Change(ctx, r.Client, existing, func() {
+		existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
+		metav1.SetMetaDataLabel(&existing.ObjectMeta, clusterv1.ClusterNameLabel, s.Cluster.Name)
+	})
+	if err != nil && !apierrors.IsForbidden(err) {
 		return fmt.Errorf("cannot adopt the secret %s: %w", existing.Name, err)
 	}
 	return nil
+}
+
+// isLabelled reports whether Cluster API finds the Secret of a cluster: its caches contain only Secrets with the label.
+func isLabelled(s *scope, existing *corev1.Secret) bool {
+	return existing.Labels[clusterv1.ClusterNameLabel] == s.Cluster.Name
 }
 
 // ownSecrets owns all existing Secrets before the control plane is deleted.
