@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // abandonedAfter is for how long a Machine must be the only thing that is left of a machine before Capstan removes core's
@@ -38,28 +39,34 @@ func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again tim
 	controlPlane := client.ObjectKeyFromObject(s.Object)
 	r.since.forgetAllBut(controlPlane, uidsOf(s.Machines)...)
 	for _, machine := range s.Machines {
-		if !onlyCoresFinalizer(machine) {
+		if !onlyCoresFinalizer(machine) || triesForever(machine) {
 			continue
 		}
-		gone, err := r.partsGone(ctx, machine)
+		left, err := r.remainingParts(ctx, machine)
 		if err != nil {
 			return 0, err
 		}
-		if !gone {
+		if len(left) > 0 {
 			continue
 		}
 		if left := abandonedAfter - s.Now.Sub(r.since.last(controlPlane, machine.UID, s.Now)); left > 0 {
 			again = earlier(again, left)
 			continue
 		}
-		before := machine.DeepCopy()
-		machine.Finalizers = nil
-		if err := client.IgnoreNotFound(r.Client.Patch(ctx, machine, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))); err != nil {
-			return 0, fmt.Errorf("cannot release the Machine %s: %w", machine.Name, err)
+		if err := r.release(ctx, s, machine, "whose objects have been gone for "+abandonedAfter.String()); err != nil {
+			return 0, err
 		}
-		r.event(s, corev1.EventTypeWarning, "Released", "Release", "Removed the finalizer %s of Machine %s, whose objects have been gone for %s", clusterv1.MachineFinalizer, machine.Name, abandonedAfter)
 	}
 	return again, nil
+}
+
+// release removes the finalizer of a Machine that has only that of core.
+func (r *abandonment) release(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
+	if err := client.IgnoreNotFound(reconciling.Change(ctx, r.Client, machine, func() { machine.Finalizers = nil })); err != nil {
+		return fmt.Errorf("cannot release the Machine %s: %w", machine.Name, err)
+	}
+	r.event(s, corev1.EventTypeWarning, "Released", "Release", "Removed the finalizer %s of Machine %s, %s", clusterv1.MachineFinalizer, machine.Name, why)
+	return nil
 }
 
 func uidsOf(machines collections.Machines) (out []types.UID) {
@@ -77,22 +84,34 @@ func earlier(a, b time.Duration) time.Duration {
 	return a
 }
 
-// onlyCoresFinalizer is true for a deleted Machine that only core's finalizer keeps. Without a limit for the deletion
-// of the Node, core may need any time.
+// onlyCoresFinalizer is true for a deleted Machine that only core's finalizer keeps.
 func onlyCoresFinalizer(m *clusterv1.Machine) bool {
-	return !m.DeletionTimestamp.IsZero() && slices.Equal(m.Finalizers, []string{clusterv1.MachineFinalizer}) &&
-		!annotations.HasWithPrefix(clusterv1.PreTerminateDeleteHookAnnotationPrefix, m.Annotations) &&
-		ptr.Deref(m.Spec.Deletion.NodeDeletionTimeoutSeconds, 10) > 0
+	return !m.DeletionTimestamp.IsZero() && slices.Equal(m.Finalizers, []string{clusterv1.MachineFinalizer}) && !hasHook(m)
 }
 
-// partsGone is true if the CapstanConfig and the infrastructure machine do not exist. Core deletes both before it removes its
+// hasHook is true for a Machine whose infrastructure machine must not be deleted yet.
+func hasHook(m *clusterv1.Machine) bool {
+	return annotations.HasWithPrefix(clusterv1.PreTerminateDeleteHookAnnotationPrefix, m.Annotations)
+}
+
+// triesForever is true without a limit for the deletion of the Node: core may need any time.
+func triesForever(m *clusterv1.Machine) bool {
+	return ptr.Deref(m.Spec.Deletion.NodeDeletionTimeoutSeconds, 10) == 0
+}
+
+// remainingParts returns the existing ones of the infrastructure machine and the CapstanConfig. Core deletes both before it removes its
 // finalizer.
-func (r *abandonment) partsGone(ctx context.Context, machine *clusterv1.Machine) (bool, error) {
-	config := &bootstrapv1.CapstanConfig{}
-	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
-	if err := r.LiveClient.Get(ctx, key, config); !apierrors.IsNotFound(err) {
-		return false, err
+func (r *abandonment) remainingParts(ctx context.Context, machine *clusterv1.Machine) (parts []client.Object, err error) {
+	infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.LiveClient, machine.Spec.InfrastructureRef, machine.Namespace)
+	if err == nil {
+		parts = append(parts, infraMachine)
+	} else if !apierrors.IsNotFound(err) {
+		return nil, err
 	}
-	_, err := external.GetObjectFromContractVersionedRef(ctx, r.LiveClient, machine.Spec.InfrastructureRef, machine.Namespace)
-	return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+	config := &bootstrapv1.CapstanConfig{}
+	err = r.LiveClient.Get(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}, config)
+	if err == nil {
+		parts = append(parts, config)
+	}
+	return parts, client.IgnoreNotFound(err)
 }

@@ -36,6 +36,9 @@ type deletion struct {
 // reconcile waits for the deletion of the workers, because draining them needs the control plane, then deletes the control
 // plane Machines, waits for their deletion and removes the finalizer. The deletion of each Machine is an event.
 func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
+	if s.clusterGone {
+		return r.reconcileWithoutCluster(ctx, s)
+	}
 	workers, err := r.workers(ctx, s)
 	if err != nil {
 		return result{}, err
@@ -52,28 +55,40 @@ func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
 		if err := r.ownSecrets(ctx, s); err != nil {
 			return result{}, err
 		}
-		err := reconciling.Change(ctx, r.Client, s.Object, func() {
-			controllerutil.RemoveFinalizer(s.Object, controlplanev1.ControlPlaneFinalizer)
-			controllerutil.RemoveFinalizer(s.Object, formerFinalizer)
-		})
-		return deleting(clusterv1.DeletionCompletedReason, ""), client.IgnoreNotFound(err)
+		return r.complete(ctx, s)
 	}
 	out := deleting(controlplanev1.WaitingForMachinesReason, fmt.Sprintf("%d control plane machines are being deleted", len(s.Machines)))
+	if err := r.deleteMachines(ctx, s); err != nil {
+		return out, err
+	}
+	again, err := r.releaseAbandoned(ctx, s)
+	out.requeueAfter = again
+	return out, err
+}
+
+// deleteMachines deletes the Machines. Their hooks protect the quorum, which is not needed any more.
+func (r *deletion) deleteMachines(ctx context.Context, s *scope) error {
 	for _, machine := range s.Machines.SortedByCreationTimestamp() {
-		// The quorum is not needed any more.
 		if err := r.dropHook(ctx, machine); err != nil {
-			return out, err
+			return err
 		}
 		if !machine.DeletionTimestamp.IsZero() {
 			continue
 		}
 		if err := client.IgnoreNotFound(r.Client.Delete(ctx, machine)); err != nil {
-			return out, fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
+			return fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
 		}
 	}
-	again, err := r.releaseAbandoned(ctx, s)
-	out.requeueAfter = again
-	return out, err
+	return nil
+}
+
+// complete removes the finalizers of the control plane.
+func (r *deletion) complete(ctx context.Context, s *scope) (result, error) {
+	err := reconciling.Change(ctx, r.Client, s.Object, func() {
+		controllerutil.RemoveFinalizer(s.Object, controlplanev1.ControlPlaneFinalizer)
+		controllerutil.RemoveFinalizer(s.Object, formerFinalizer)
+	})
+	return deleting(clusterv1.DeletionCompletedReason, ""), client.IgnoreNotFound(err)
 }
 
 func deleting(reason, message string) result {

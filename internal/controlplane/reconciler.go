@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -100,6 +99,8 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 // scope is the control plane of one reconciliation, and its connections.
 type scope struct {
 	*model.ControlPlane
+	// clusterGone: no Cluster exists, and that of the scope has only a name. The control plane is being deleted.
+	clusterGone bool
 	// certified: every Secret with keys exists and is valid. No Machine can be created otherwise.
 	certified    bool
 	endpoint     clusterv1.APIEndpoint
@@ -164,11 +165,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if !r.Options.Watches(controlPlane) {
 		return ctrl.Result{}, nil
 	}
-	cluster, err := util.GetOwnerCluster(ctx, r.Client, controlPlane.ObjectMeta)
+	cluster, gone, err := r.clusterOf(ctx, controlPlane)
 	if err != nil || cluster == nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+		return ctrl.Result{}, err
 	}
-	s := &scope{ControlPlane: &model.ControlPlane{Object: controlPlane, Cluster: cluster, Workload: model.NotAsked(), Now: time.Now()}}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: controlPlane, Cluster: cluster, Workload: model.NotAsked(), Now: time.Now()}, clusterGone: gone}
 
 	frame := reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: controlplanev1.ControlPlaneFinalizer}
 	patch, err := frame.Begin(ctx, cluster, controlPlane)
