@@ -31,9 +31,10 @@ import (
 //  1. Machine: the annotation of Cluster API, the record, and the new version, in one patch.
 //  2. CapstanConfig: the annotation and the new spec. The bootstrap provider renders the data of the update.
 //  3. CapstanMachine: the annotation and the new spec. The infrastructure provider calls the host only with the data of 2.
-//  4. After the success: the annotations of CapstanMachine and CapstanConfig are removed, and those of the Machine at last.
+//  4. After the success: the Node becomes schedulable, and the success is recorded on the Machine. Then the annotations of
+//     CapstanMachine and CapstanConfig are removed, and those of the Machine at last.
 //
-// After an interruption, the record on the Machine makes the next reconciliation continue with the first missing write.
+// After an interruption, the records on the Machine make the next reconciliation continue with the first missing write.
 
 // updates carries out updates in place.
 type updates struct {
@@ -135,7 +136,7 @@ func (r *updates) advance(ctx context.Context, s *scope, i *model.Instance) (res
 	}
 	out := requeueAfter(updateRetry)
 	if i.Update != nil && i.Update.Phase == infrav1.UpdateSucceeded {
-		err = r.finish(ctx, s, i, config, infraMachine)
+		out, err = r.finish(ctx, s, i, config, infraMachine)
 	} else {
 		out, err = r.write(ctx, s, i, config, infraMachine)
 	}
@@ -215,25 +216,43 @@ func (r *updates) writeInfraMachine(ctx context.Context, s *scope, obj *unstruct
 	return nil
 }
 
-// finish removes the annotations after a success. The record of the Machine goes last.
-func (r *updates) finish(ctx context.Context, s *scope, i *model.Instance, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) error {
+// finish removes the annotations after a success. The records of the Machine go last. The Node comes first, because without a
+// connection only the Node itself shows that a drain has cordoned it.
+func (r *updates) finish(ctx context.Context, s *scope, i *model.Instance, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) (result, error) {
+	if s.client == nil {
+		return result{blocked: "there is no connection to the workload cluster to make the Node of Machine " + i.Name() + " schedulable", requeueAfter: updateRetry}, nil
+	}
 	if err := r.release(ctx, s, i.Machine); err != nil {
-		return err
+		return result{}, err
 	}
 	from := model.VersionOf(i.Machine)
-	for _, obj := range []client.Object{infraMachine, config, i.Machine} {
-		if err := r.change(ctx, obj, func() {
-			annotations := obj.GetAnnotations()
-			delete(annotations, clusterv1.UpdateInProgressAnnotation)
-			delete(annotations, controlplanev1.UpdateFromAnnotation)
-			obj.SetAnnotations(annotations)
-		}); err != nil {
-			return fmt.Errorf("cannot finish the update of the Machine %s: %w", i.Name(), err)
-		}
+	if err := r.removeMarks(ctx, i.Machine, config, infraMachine); err != nil {
+		return result{}, fmt.Errorf("cannot finish the update of the Machine %s: %w", i.Name(), err)
 	}
 	updated.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
 	r.event(s, corev1.EventTypeNormal, "Updated", "Update", "Updated Machine %s in place from %s to %s", i.Name(), from, i.Machine.Spec.Version)
 	ctrl.LoggerFrom(ctx).Info("Updated Machine in place", "Machine", klog.KObj(i.Machine), "from", from, "to", i.Machine.Spec.Version)
+	return requeueAfter(updateRetry), nil
+}
+
+// removeMarks records the success and removes all annotations of the update.
+func (r *updates) removeMarks(ctx context.Context, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) error {
+	if err := r.change(ctx, machine, func() {
+		metav1.SetMetaDataAnnotation(&machine.ObjectMeta, controlplanev1.UpdateSucceededAnnotation, "")
+	}); err != nil {
+		return err
+	}
+	for _, obj := range []client.Object{infraMachine, config, machine} {
+		if err := r.change(ctx, obj, func() {
+			annotations := obj.GetAnnotations()
+			delete(annotations, clusterv1.UpdateInProgressAnnotation)
+			delete(annotations, controlplanev1.UpdateFromAnnotation)
+			delete(annotations, controlplanev1.UpdateSucceededAnnotation)
+			obj.SetAnnotations(annotations)
+		}); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -253,7 +272,7 @@ func (r *updates) drain(ctx context.Context, s *scope, machine *clusterv1.Machin
 
 // release uncordons the Node of a Machine if its update has cordoned it.
 func (r *updates) release(ctx context.Context, s *scope, machine *clusterv1.Machine) error {
-	if s.client == nil || !machine.Status.NodeRef.IsDefined() {
+	if !machine.Status.NodeRef.IsDefined() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
@@ -263,6 +282,9 @@ func (r *updates) release(ctx context.Context, s *scope, machine *clusterv1.Mach
 
 // releaseFailed uncordons the Nodes of Machines whose update has failed: they run as before.
 func (r *updates) releaseFailed(ctx context.Context, s *scope) error {
+	if s.client == nil {
+		return nil // The connection is an event.
+	}
 	var errs []error
 	for _, i := range s.Fleet().Instances {
 		if i.Update != nil && i.Update.Written && i.Update.Failed() {

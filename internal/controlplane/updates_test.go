@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -400,7 +401,7 @@ func TestUpdateInterrupted_CP21(t *testing.T) {
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
 	name := namesOfMachines(t, w)[0]
-	writes := 6 // Machine, CapstanConfig, CapstanMachine, and the three again at the end
+	writes := 7 // Machine, CapstanConfig, CapstanMachine; at the end the Machine, the other two, and the Machine again
 	for n := 1; n <= writes; n++ {
 		for _, after := range []bool{false, true} {
 			version := fmt.Sprintf("v1.36.%d", 2+2*n+map[bool]int{true: 1}[after])
@@ -419,6 +420,9 @@ func TestUpdateInterrupted_CP21(t *testing.T) {
 			}); err != nil {
 				t.Fatalf("after a crash at write %d (after it: %v): %v", n, after, err)
 			}
+			if len(manager.wrote)+len(next.wrote) != writes {
+				t.Errorf("after a crash at write %d (after it: %v), writes are repeated: %v, then %v", n, after, manager.wrote, next.wrote)
+			}
 			if config, _ := u.parts(name); config.Spec.Cluster.APIServer.CertSANs[0] != version+".example.com" {
 				t.Errorf("after a crash at write %d the config has %v", n, config.Spec.Cluster.APIServer.CertSANs)
 			}
@@ -426,6 +430,17 @@ func TestUpdateInterrupted_CP21(t *testing.T) {
 	}
 	if len(w.made) != 1 || len(u.done) != 2*writes {
 		t.Errorf("%d Machines were made, updates %v", len(w.made), u.done)
+	}
+}
+
+// TestUpdateEndsWithConnection: without a connection, the Node of an updated Machine cannot be uncordoned, so the update does not end.
+func TestUpdateEndsWithConnection(t *testing.T) {
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	m.Status.NodeRef.Name = "a"
+	r := &updates{clients: &clients{Client: struct{ client.Client }{}}} // Each write panics.
+	out, err := r.finish(context.Background(), &scope{}, &model.Instance{Machine: m}, &bootstrapv1.CapstanConfig{}, &unstructured.Unstructured{})
+	if err != nil || out.requeueAfter == 0 || !strings.Contains(out.blocked, "no connection") {
+		t.Errorf("%+v, %v", out, err)
 	}
 }
 

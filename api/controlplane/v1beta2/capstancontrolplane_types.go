@@ -33,6 +33,8 @@ const (
 	// UpdateFromAnnotation is on a Machine during an update in place. It contains the Kubernetes version before the
 	// update. It is the record of the update: any manager continues it.
 	UpdateFromAnnotation = "controlplane.capstan.dev/update-from"
+	// UpdateSucceededAnnotation is on a Machine whose update in place has succeeded, until the annotations of the update are removed.
+	UpdateSucceededAnnotation = "controlplane.capstan.dev/update-succeeded"
 
 	// DefaultMinHealthyPeriodSeconds is the default period in seconds after which a failure is unrelated to the
 	// previous one.

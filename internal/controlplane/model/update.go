@@ -44,6 +44,11 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 		out.begun = true // Perhaps.
 		return out
 	}
+	if _, succeeded := machine.Annotations[controlplanev1.UpdateSucceededAnnotation]; succeeded {
+		// The other objects lose their annotations and the report.
+		out.begun, out.Written, out.Phase = true, true, infrav1.UpdateSucceeded
+		return out
+	}
 	out.begun = annotated(machine) && annotated(config) && annotated(infraMachine)
 	out.Written = out.begun && machine.Spec.Version != "" && len(differences) == 0
 	report := infraMachine.Status.Update

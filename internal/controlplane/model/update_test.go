@@ -180,7 +180,12 @@ func TestReports(t *testing.T) {
 			t.Errorf("%s: phase %q, expected a known one: %v", name, u.Phase, test.known)
 		}
 	}
-	m, config, i := updating(infrav1.UpdateRunning)
+	m, config, i := updating("")
+	m.Annotations[controlplanev1.UpdateSucceededAnnotation], config.Annotations, i.Annotations = "", nil, nil
+	if u := NewUpdate(m, config, i, []inplace.Change{{Path: "a"}}); u.Phase != infrav1.UpdateSucceeded {
+		t.Errorf("a recorded success is forgotten: %+v", u)
+	}
+	m, config, i = updating(infrav1.UpdateRunning)
 	if u := NewUpdate(m, config, i, []inplace.Change{{Path: "a"}}); u.Written {
 		t.Error("an update with a difference is written")
 	}
