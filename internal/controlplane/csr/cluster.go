@@ -36,6 +36,9 @@ func (c Cluster) join(token, node string) Decision {
 		return d
 	}
 	if pool := c.openPool(token); pool != nil && len(machinesOf(node, c.Machines)) == 0 {
+		if ref := pool.Spec.Template.Spec.Bootstrap.ConfigRef; ref.APIGroup == bootstrapv1.GroupVersion.Group {
+			return untouched("MachinePool %s has a %s and no Machine of the node %s, without which the node gets neither a serving certificate nor one of the node agent: use an infrastructure that creates Machines for pools", pool.Name, ref.Kind, node)
+		}
 		d := approve("the bootstrap data of MachinePool %s has the token %s, and node %s is new", pool.Name, token, node)
 		d.NewNode = node
 		return d

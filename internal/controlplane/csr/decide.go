@@ -137,7 +137,7 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 }
 
 // decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
-// token, the next ones with the certificate itself, or with its kubelet's when that has expired.
+// token, the next ones with its kubelet's certificate. The node agents of older machines use their own certificate.
 func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
 	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
@@ -149,8 +149,8 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 		return untouched("another client's")
 	}
 	token, kubelet := bootstrapToken(csr), kubeletNode(csr)
-	if token == "" && kubelet == "" && csr.Spec.Username != user {
-		return untouched("neither from a bootstrap token nor a renewal")
+	if token == "" && kubelet == "" && !(agent && csr.Spec.Username == user) {
+		return untouched("neither from a bootstrap token nor from a kubelet")
 	}
 	var groups []string
 	if agent {
@@ -175,7 +175,8 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 	return approve("%s is on Machine %s", user, machine.Name)
 }
 
-// decideProxy: kube-proxy is the same user on all machines, so its certificate names none of them.
+// decideProxy: kube-proxy is the same user on all machines, so its certificate names none of them. It therefore does not renew
+// itself: a stolen one would do so without end.
 func decideProxy(cluster Cluster, token, kubelet string) Decision {
 	switch {
 	case token != "" && !cluster.hasToken(token):

@@ -182,7 +182,7 @@ func TestDecide(t *testing.T) {
 		"agent: token's name, not its group": {with(agent(), func(a *asked) { a.groups = []string{authenticated} }), w1, Untouched, ""},
 
 		"proxy: with a token":                              {proxy(), w1, Approved, ""},
-		"proxy: renewal":                                   {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Approved, ""},
+		"proxy: with its own certificate":                  {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Untouched, "from a kubelet"},
 		"proxy: with a group":                              {with(proxy(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "organizations"},
 		"proxy: with an unknown token":                     {with(proxy(), func(a *asked) { a.user = "system:bootstrap:zzzzzz" }), w1, Untouched, "token"},
 		"proxy: from its kubelet":                          {with(proxy(), fromKubelet("w1")), w1, Approved, ""},
@@ -238,6 +238,8 @@ func ofPool(name string) func(*clusterv1.Machine) {
 
 // TestDecideKubelet: a token gets a certificate with the name of its own machine and of no other.
 func TestDecideKubelet(t *testing.T) {
+	own := pool("own", "CloudMachinePool", "own-1")
+	own.Spec.Template.Spec.Bootstrap.ConfigRef = clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: "own"}
 	cluster := Cluster{
 		Machines: []clusterv1.Machine{
 			machine("w1", nil), machine("w2", nil), machine("kubeadm", nil), machine("cp", nil),
@@ -248,12 +250,13 @@ func TestDecideKubelet(t *testing.T) {
 		},
 		Pools: []clusterv1.MachinePool{
 			pool("pool", "CapstanMachinePool", "pool-1"), pool("quay", "CapstanMachinePool", "quay-1"),
-			pool("cloud", "CloudMachinePool", "cloud-1"), pool("empty", "CapstanMachinePool", "empty-1"),
+			pool("cloud", "CloudMachinePool", "cloud-1"), pool("empty", "CapstanMachinePool", "empty-1"), own,
 		},
 	}
 	secrets := []corev1.Secret{
 		data("w1", "aaaaaa"), data("w2", "bbbbbb"), data("going", "gggggg"), data("linked", "llllll"), data("n1", "nnnnnn"),
 		data("pool-1", "pppppp,oooooo"), data("quay-1", "qqqqqq"), data("cloud-1", "cccccc"), data("empty-1", "eeeeee"),
+		data("own-1", "ffffff"),
 		foreign("kubeadm", "token: kkkkkk.0123456789abcdef"), foreign("cp", "no token: xaaaaaa.0123456789abcdef aaaaaa.0123"),
 		{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Data: map[string][]byte{"value": []byte("zzzzzz.0123456789abcdef")}},
 	}
@@ -279,6 +282,7 @@ func TestDecideKubelet(t *testing.T) {
 		"a Machine, with a pool's token": {kubelet("w1", "pppppp"), Untouched, "", "w1"},
 		"a pool without Machines yet":    {kubelet("e1", "eeeeee"), Untouched, "", "no Machine"},
 		"a pool of a cloud":              {kubelet("i-123", "cccccc"), Approved, "i-123", ""},
+		"a cloud's, a CapstanConfig":     {kubelet("i-123", "ffffff"), Untouched, "", "MachinePool own has a CapstanConfig and no Machine of the node i-123"},
 		"a cloud's, a Machine's name":    {kubelet("w1", "cccccc"), Untouched, "", "w1"},
 		"renewal":                        {with(kubelet("w1", ""), fromKubelet("w1")), Untouched, "", "token"},
 		"from a kubelet, another name":   {with(kubelet("w1", ""), fromKubelet("w2")), Untouched, "", "token"},

@@ -350,7 +350,7 @@ type ClientRequest struct {
 	// Name is the name of the file in clientDir.
 	Name string
 	kube.Request
-	CertFile, Kubeconfig string
+	CertFile string
 }
 
 // clientRequests are the certificates that a worker requests and renews in addition to the kubelet's.
@@ -358,7 +358,7 @@ func clientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []Cli
 	request := func(name, user string, groups ...string) ClientRequest {
 		return ClientRequest{name, kube.Request{
 			Name: "capstan-" + name, Signer: clientSigner, KeyFile: clientFiles(name).KeyFile, CommonName: user, Organization: groups,
-		}, clientFiles(name).CertFile, kubeconfigs[name]}
+		}, clientFiles(name).CertFile}
 	}
 	var requests []ClientRequest
 	if config.Network.PodNetwork == nodeconfig.PodNetworkRoutes {

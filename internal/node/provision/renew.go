@@ -149,29 +149,15 @@ func (r ClientRequest) renewIfDue(ctx context.Context, log *slog.Logger) (time.T
 	return time.Now(), nil
 }
 
-// renew requests a new certificate and waits for the approval, at most until the other certificates have to be looked at again. It
-// uses the certificate itself until that expires, and the kubelet's from then on: the Cluster may be paused, so that no controller
-// approves the request.
+// renew requests a new certificate with the kubelet's credential, and waits for the approval, at most until the other certificates have
+// to be looked at again. The kubelet's credential names this machine, so the approval depends on its Machine. The kubelet renews it
+// without the management cluster.
 func (r ClientRequest) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewMax)
 	defer cancel()
-	kubeconfig, until := r.credential(time.Now())
-	if !until.IsZero() {
-		ctx, cancel = context.WithDeadline(ctx, until)
-		defer cancel()
-	}
-	client, err := kube.NewClient(kubeconfig)
+	client, err := kube.NewClient(nodeconfig.KubeletKubeconfig)
 	if err != nil {
 		return err
 	}
 	return kube.EnsureCertificate(ctx, client, r.Request, r.CertFile)
-}
-
-// credential returns the kubeconfig for the request and the time until which it is valid; a zero time means that the kubelet
-// renews it.
-func (r ClientRequest) credential(now time.Time) (kubeconfig string, until time.Time) {
-	if c, err := pki.ReadCert(r.CertFile); err == nil && pki.ValidAt(c, now) {
-		return r.Kubeconfig, c.NotAfter
-	}
-	return nodeconfig.KubeletKubeconfig, time.Time{}
 }
