@@ -72,16 +72,17 @@ var adviceByReason = map[string]advice{
 	"DeletionBlocked":         {"remove the cause that the message names; the object is removed afterwards", "an-object-is-not-deleted"},
 
 	// updates
-	"NoCapacity":           {"free memory, CPUs or disk on the host of the machine", "an-update-does-not-proceed"},
-	"WaitingForUpdate":     {none, "an-update-does-not-proceed"},
-	"UpdateRunning":        {none, "an-update-does-not-proceed"},
-	"Updating":             {none, "an-update-does-not-proceed"},
-	"UpdateRefused":        {"remove the cause that the message names", "an-update-does-not-proceed"},
-	"UpdateFailed":         {"the machine has returned to its former version: read the message, correct the spec, or permit replacement", "an-update-does-not-proceed"},
-	"ChangeFailed":         {"remove the cause that the message names", "an-update-does-not-proceed"},
-	"CannotUpdateInPlace":  {"permit replacement with the strategy Prefer or Never, or revert the field that the message names", "an-update-does-not-proceed"},
-	"CannotChangeMachines": {"remove the cause that the message names", "an-update-does-not-proceed"},
-	"VersionNotAvailable":  {"install this Kubernetes version on the hosts, or choose one of `capstan top hosts`", "an-update-does-not-proceed"},
+	"NoCapacity":             {"free memory, CPUs or disk on the host of the machine", "an-update-does-not-proceed"},
+	"WaitingForUpdate":       {none, "an-update-does-not-proceed"},
+	"UpdateRunning":          {none, "an-update-does-not-proceed"},
+	"Updating":               {none, "an-update-does-not-proceed"},
+	"UpdateRefused":          {"remove the cause that the message names", "an-update-does-not-proceed"},
+	"UpdateFailed":           {"the machine has returned to its former version: read the message, correct the spec, or permit replacement", "an-update-does-not-proceed"},
+	"ChangeFailed":           {"remove the cause that the message names", "an-update-does-not-proceed"},
+	"CannotUpdateInPlace":    {"permit replacement with the strategy Prefer or Never, or revert the field that the message names", "an-update-does-not-proceed"},
+	"CannotChangeMachines":   {"remove the cause that the message names", "an-update-does-not-proceed"},
+	"WaitingForControlPlane": {"upgrade the control plane first", "an-update-does-not-proceed"},
+	"VersionNotAvailable":    {"install this Kubernetes version on the hosts, or choose one of `capstan top hosts`", "an-update-does-not-proceed"},
 
 	// specs
 	"InvalidReplicas":      {"correct the spec as the message says", "an-invalid-spec"},

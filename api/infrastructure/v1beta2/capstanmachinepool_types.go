@@ -311,6 +311,9 @@ const (
 	// PoolVersionNotAvailableReason: no host that the pool may use can run the version. The pool creates and
 	// replaces nothing until a host can.
 	PoolVersionNotAvailableReason = "VersionNotAvailable"
+	// PoolWaitingForControlPlaneReason: a control plane machine has an older minor version than the pool. The pool
+	// creates and replaces nothing until the control plane is upgraded.
+	PoolWaitingForControlPlaneReason = "WaitingForControlPlane"
 	// PoolChangeFailedReason: machines could not be created, changed or deleted. The message contains the cause.
 	// The controller retries.
 	PoolChangeFailedReason = "ChangeFailed"

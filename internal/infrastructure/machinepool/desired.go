@@ -1,6 +1,7 @@
 package machinepool
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,8 +22,10 @@ import (
 	"sigs.k8s.io/cluster-api/util/annotations"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // maxReplicas is the largest number of providerIDs in spec.providerIDList.
@@ -58,12 +61,17 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	if err != nil {
 		return err
 	}
+	controlPlane := &clusterv1.MachineList{}
+	if err := c.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster))); err != nil {
+		return err
+	}
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
 	if len(pool.Spec.MachineTemplate.Spec.Volumes) > 0 {
 		s.want.budget = s.want.budget.withVolumes()
 	}
 	for _, check := range []*invalid{
-		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(candidates)), stale,
+		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(candidates)),
+		checkSkew(mp, controlPlane.Items), stale,
 	} {
 		if s.invalid == nil {
 			s.invalid = check
@@ -161,6 +169,32 @@ func checkVersion(wanted string, available []string) *invalid {
 	}
 	return nil
 }
+
+// checkSkew returns the reason why a pool waits for its control plane: a kubelet must not have a newer minor version than an API
+// server. Cluster API core has this check for MachineSets, and an annotation that skips it. A control plane without Machines or
+// without versions stops no pool.
+func checkSkew(mp *clusterv1.MachinePool, controlPlane []clusterv1.Machine) *invalid {
+	skipped := strings.Split(strings.ReplaceAll(mp.Annotations[clusterv1.MachineSetSkipPreflightChecksAnnotation], " ", ""), ",")
+	if slices.Contains(skipped, string(clusterv1.MachineSetPreflightCheckAll)) || slices.Contains(skipped, string(clusterv1.MachineSetPreflightCheckKubernetesVersionSkew)) {
+		return nil
+	}
+	wanted, err := version.ParseSemantic(mp.Spec.Template.Spec.Version)
+	if err != nil {
+		return nil // See checkVersion.
+	}
+	for i := range controlPlane {
+		m := &controlPlane[i]
+		// During an update in place, the machine still runs the former version.
+		runs, err := version.ParseSemantic(cmp.Or(m.Annotations[controlplanev1.UpdateFromAnnotation], m.Spec.Version))
+		if err == nil && minorOf(runs).LessThan(minorOf(wanted)) {
+			return &invalid{infrav1.PoolWaitingForControlPlaneReason, fmt.Sprintf(
+				"Waiting for the control plane: Machine %s has Kubernetes v%s, and kubelets of v%s must not be newer: upgrade the control plane first", m.Name, runs, wanted)}
+		}
+	}
+	return nil
+}
+
+func minorOf(v *version.Version) *version.Version { return version.MajorMinor(v.Major(), v.Minor()) }
 
 func list(names []string) string {
 	if len(names) == 0 {

@@ -10,6 +10,7 @@ import (
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
@@ -96,6 +97,44 @@ func TestSpecHashStaysTheSame(t *testing.T) {
 	} {
 		if h, _ := other(); h == got {
 			t.Error("different machines have the same hash")
+		}
+	}
+}
+
+// TestSkew: kubelets never have a newer minor version than an API server.
+func TestSkew(t *testing.T) {
+	machine := func(version, from string) clusterv1.Machine {
+		m := clusterv1.Machine{}
+		m.Spec.Version = version
+		if from != "" {
+			m.Annotations = map[string]string{controlplanev1.UpdateFromAnnotation: from}
+		}
+		return m
+	}
+	for name, tc := range map[string]struct {
+		wanted, skips string
+		controlPlane  []clusterv1.Machine
+		waits         bool
+	}{
+		"the same version":              {"v1.36.3", "", []clusterv1.Machine{machine("v1.36.3", "")}, false},
+		"an older pool":                 {"v1.35.4", "", []clusterv1.Machine{machine("v1.36.3", "")}, false},
+		"a newer pool":                  {"v1.36.3", "", []clusterv1.Machine{machine("v1.35.4", "")}, true},
+		"a newer patch":                 {"v1.36.3", "", []clusterv1.Machine{machine("v1.36.0", "")}, false},
+		"a newer major":                 {"v2.0.0", "", []clusterv1.Machine{machine("v1.36.0", "")}, true},
+		"a rollout":                     {"v1.36.3", "", []clusterv1.Machine{machine("v1.36.3", ""), machine("v1.35.4", "")}, true},
+		"an update in place":            {"v1.36.3", "", []clusterv1.Machine{machine("v1.36.3", "v1.35.4")}, true},
+		"no control plane Machines":     {"v1.36.3", "", nil, false},
+		"a control plane of no version": {"v1.36.3", "", []clusterv1.Machine{machine("", "")}, false},
+		"a pool of no version":          {"", "", []clusterv1.Machine{machine("v1.36.3", "")}, false},
+		"all checks skipped":            {"v1.36.3", "All", []clusterv1.Machine{machine("v1.35.4", "")}, false},
+		"this check skipped":            {"v1.36.3", "ControlPlaneIsStable, KubernetesVersionSkew", []clusterv1.Machine{machine("v1.35.4", "")}, false},
+		"another check skipped":         {"v1.36.3", "ControlPlaneIsStable", []clusterv1.Machine{machine("v1.35.4", "")}, true},
+	} {
+		mp := &clusterv1.MachinePool{}
+		mp.Spec.Template.Spec.Version = tc.wanted
+		mp.Annotations = map[string]string{clusterv1.MachineSetSkipPreflightChecksAnnotation: tc.skips}
+		if got := checkSkew(mp, tc.controlPlane); (got != nil) != tc.waits {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

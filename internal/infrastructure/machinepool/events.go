@@ -31,6 +31,9 @@ func ofCapstanMachine(_ context.Context, o client.Object) []reconcile.Request {
 
 // ofMachine maps a Machine to the pool of its MachinePool, because its CapstanMachine may already be deleted.
 func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
+	if _, controlPlane := o.GetLabels()[clusterv1.MachineControlPlaneLabel]; controlPlane {
+		return r.listed(ctx, client.InNamespace(o.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: o.GetLabels()[clusterv1.ClusterNameLabel]})
+	}
 	owner := metav1.GetControllerOf(o)
 	if owner == nil || owner.Kind != machinePoolGroupKind.Kind {
 		return nil
