@@ -23,6 +23,7 @@ import (
 
 	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/testenv/otlpreceiver"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const (
@@ -39,7 +40,9 @@ func TestMachineAccess(t *testing.T) {
 	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
 	t.Run("a feature gate of core", func(t *testing.T) { i.at(t).testTaintsOfMachines(true) })
 	w := i.newWorkstation()
-	w.capstan("create", "cluster", "demo", "--workers", "0")
+	former := harness.FormerMinor(t)
+	w.capstan("create", "cluster", "demo", "--kubernetes-version", former, "--workers", "0")
+	t.Run("the commands of a workstation", func(t *testing.T) { w.at(t).testWorkstation() })
 	t.Run("traces", func(t *testing.T) { i.at(t).testTraces(receiver) })
 	machine := strings.TrimSpace(i.kubectl("get", "capstanmachines", "-n", "team-a", "-o", "jsonpath={.items[*].metadata.name}"))
 	w.refused("forbidden", "logs", machine)
@@ -64,7 +67,11 @@ func TestMachineAccess(t *testing.T) {
 			t.Errorf("no event names the user who %s: %s", did, events)
 		}
 	}
+	t.Run("another version", func(t *testing.T) { w.at(t).testUpgrade(former) })
 	w.capstan("delete", "cluster", "demo")
+	if left := i.kubectl("get", "machines,capstanmachines", "-n", "team-a", "-o", "name"); left != "" {
+		t.Errorf("left after the deletion: %s", left)
+	}
 	t.Run("without traces and feature gates", func(t *testing.T) { i.at(t).testWithoutTraces() })
 }
 
@@ -95,6 +102,9 @@ func (w *workstation) refused(want string, args ...string) {
 func (w *workstation) testLogs(machine string) {
 	if here, there := w.i.capstan("logs", machine), w.capstan("logs", machine); here != there || here == "" {
 		w.i.t.Errorf("the log on the host is %q, on the workstation %q", here, there)
+	}
+	if out := w.capstan("describe", "machine", machine); !strings.Contains(out, machine) {
+		w.i.t.Errorf("description of the machine: %s", out)
 	}
 	if log := w.capstan("logs", machine, "kubelet", "--tail", "5"); strings.Count(log, "\n") != 5 {
 		w.i.t.Errorf("the last five lines: %q", log)

@@ -179,7 +179,6 @@ func TestPlane(t *testing.T) {
 	t.Run("a second cluster with the same name is refused", func(t *testing.T) { i.at(t).testCreateAgain() })
 	t.Run("machines", func(t *testing.T) { i.at(t).testMachines() })
 	t.Run("a support bundle without secrets", func(t *testing.T) { i.at(t).testSupportBundle() })
-	t.Run("a workstation with nothing but a kubeconfig", func(t *testing.T) { i.at(t).testWorkstation() })
 	t.Run("a restart does not affect clusters", func(t *testing.T) { i.at(t).testRestart() })
 	t.Run("a second installation on the same host", func(t *testing.T) { testSideBySide(t, i) })
 	t.Run("down removes everything", func(t *testing.T) { i.at(t).testDown() })

@@ -162,8 +162,13 @@ func TestRecovery(t *testing.T) {
 	if machines[id] == "" {
 		t.Fatalf("status.unknownMachines: %q, machines: %v", id, machines)
 	}
-	found.capstan("create", "cluster", "three", "--workers", "0")
-	if given := found.kubectl("get", "capstancluster", "three", "-o", "jsonpath={.spec.network.machineCIDR}"); given == network || network == "" {
+	found.capstan("create", "cluster", "three", "--workers", "0", "--wait=false")
+	given := ""
+	eventually(t, "the network of the next cluster", time.Minute, func() bool {
+		given = found.kubectl("get", "capstancluster", "three", "-o", "jsonpath={.spec.network.machineCIDR}")
+		return given != ""
+	})
+	if given == network || network == "" {
 		t.Errorf("the next cluster has the network %q, the machine of the lost cluster has %q", given, network)
 	}
 	found.capstan("delete", "cluster", "three")
