@@ -93,22 +93,23 @@ func otherTemplate(w *simulation, cp *controlplanev1.CapstanControlPlane, name s
 // TestRollOut: each cause of a rollout replaces all Machines, one at a time. A new Machine joins before an old one is removed.
 func TestRollOut(t *testing.T) {
 	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
 	for _, c := range []struct {
-		what   string
-		change func()
+		what     string
+		replicas int
+		change   func()
 	}{
-		{"another template", func() { otherTemplate(w, cp, "other") }},
-		{"another config", func() { w.cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} }) }},
-		{"CP-05 a version", func() { w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" }) }},
-		{"CP-20 rollout.after", func() {
+		{"another template", 3, func() { otherTemplate(w, cp, "other") }},
+		{"another config", 1, func() { w.cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} }) }},
+		{"CP-05 a version", 1, func() { w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" }) }},
+		{"CP-20 rollout.after", 1, func() {
 			time.Sleep(time.Second) // Creation times have whole seconds.
 			w.cluster.Change(cp, func() { cp.Spec.Rollout.After = metav1.NewTime(time.Now()) })
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w.t = t
+			scaleTo(w, cp, int32(c.replicas))
+			w.until("the replicas", w.settled(cp, c.replicas))
 			before := namesOfMachines(t, w)
 			w.most, w.fewest = 0, 1000
 			c.change()
@@ -121,9 +122,9 @@ func TestRollOut(t *testing.T) {
 						return false
 					}
 				}
-				return w.settled(cp, 3)()
+				return w.settled(cp, c.replicas)()
 			})
-			if w.most != 4 || w.fewest != 3 {
+			if w.most != c.replicas+1 || w.fewest != c.replicas {
 				t.Errorf("at most %d Machines, at least %d voting members", w.most, w.fewest)
 			}
 		})
@@ -134,18 +135,46 @@ func TestRollOut(t *testing.T) {
 	}
 }
 
-// TestRollOutWithoutSurge: an old Machine is removed before a new one is created.
-func TestRollOutWithoutSurge(t *testing.T) {
-	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
-		cp.Spec.Replicas = ptr.To[int32](3)
+// TestThreeMachines (CP-10) runs its parts one after another on a control plane of three Machines.
+func TestThreeMachines(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *simulation, *controlplanev1.CapstanControlPlane)
+	}{
+		{"no surge", rollOutWithoutSurge},
+		{"an orphan", orphan},
+		{"a repaired Machine", repair},
+		{"a death during a departure", dieDuringDeparture},
+		{"the spec changes during a rollout", changeMind},
+		{"a drain", drainFirst},
+		{"a lost quorum", loseQuorum},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			w.t = t
+			scaleTo(w, cp, 3)
+			w.until("three", w.settled(cp, 3))
+			w.forget()
+			part.run(t, w, cp)
+		}) {
+			t.FailNow()
+		}
+	}
+	w.t = t
+}
+
+// rollOutWithoutSurge: an old Machine is removed before a new one is created.
+func rollOutWithoutSurge(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
+	usual := cp.Spec.Rollout.Strategy
+	w.cluster.Change(cp, func() {
 		cp.Spec.Rollout.Strategy = controlplanev1.RolloutStrategy{Type: controlplanev1.RollingUpdateStrategyType, RollingUpdate: controlplanev1.RollingUpdate{MaxSurge: ptr.To(intstr.FromInt32(0))}}
 	})
-	w.until("three", w.settled(cp, 3))
-	otherTemplate(w, cp, "other")
+	otherTemplate(w, cp, "no-surge")
 	w.until("all Machines are replaced", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
 	if w.most != 3 {
 		t.Errorf("at most %d Machines existed", w.most)
 	}
+	w.cluster.Change(cp, func() { cp.Spec.Rollout.Strategy = usual })
 }
 
 // TestRollOutWithVolumes: a Machine that gets volumes is created before the old one goes. From then on, the old one goes first, although
@@ -174,12 +203,9 @@ func TestRollOutWithVolumes(t *testing.T) {
 	}
 }
 
-// TestChangedMind: the spec changes several times during a rollout, once to a spec whose Machines never start. All Machines follow
+// changeMind: the spec changes several times during a rollout, once to a spec whose Machines never start. All Machines follow
 // the last spec in the end, and no other object remains.
-func TestChangedMind(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+func changeMind(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	w.fewest = 3
 	otherTemplate(w, cp, "second")
 	w.until("the first new Machine", func() bool { return len(w.made) == 4 })
@@ -250,11 +276,8 @@ func TestDeletedMachines(t *testing.T) {
 	w.until("all are replaced", func() bool { return len(w.made) == 8 && w.settled(cp, 3)() })
 }
 
-// TestDrainComesFirst: the member stays in etcd while its Machine is drained.
-func TestDrainComesFirst(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+// drainFirst: the member stays in etcd while its Machine is drained.
+func drainFirst(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	oldest := namesOfMachines(t, w)[0]
 	w.stubborn[oldest] = true
 	scaleTo(w, cp, 1)
@@ -267,11 +290,8 @@ func TestDrainComesFirst(t *testing.T) {
 	w.until("one", w.settled(cp, 1))
 }
 
-// TestOrphan: a member without a Machine is removed from etcd, unless that would cost the quorum.
-func TestOrphan(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+// orphan: a member without a Machine is removed from etcd, unless that would cost the quorum.
+func orphan(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	w.fewest = 3
 	lost := machinesOf(t, w.cluster)[0]
 	w.dead[lost.Name] = true
@@ -283,11 +303,8 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestRepairedMachine (CP-10): a lost machine is replaced when a MachineHealthCheck marks it.
-func TestRepairedMachine(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+// repair (CP-10): a lost machine is replaced when a MachineHealthCheck marks it.
+func repair(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	killed := machinesOf(t, w.cluster)[1]
 	w.dead[killed.Name] = true
 	w.until("a condition reports the failure", func() bool {
@@ -372,12 +389,9 @@ func TestRepairRetries(t *testing.T) {
 	})
 }
 
-// TestDeathDuringDeparture: a machine is lost while the member of another one is leaving. The leaving member stays, because the
+// dieDuringDeparture: a machine is lost while the member of another one is leaving. The leaving member stays, because the
 // quorum would be lost. The lost machine is removed first.
-func TestDeathDuringDeparture(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+func dieDuringDeparture(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	names := namesOfMachines(t, w)
 	leaving, dead := names[0], clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[1]}}
 	w.careful[leaving] = true // The agent keeps it, because another member has failed.
@@ -396,12 +410,8 @@ func TestDeathDuringDeparture(t *testing.T) {
 	w.until("both Machines are replaced", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
 }
 
-// TestQuorumLost: a condition reports the lost quorum, and no other Machine is removed.
-// Row CP-10.
-func TestQuorumLost(t *testing.T) {
-	w, cp, _ := connected(t, nil)
-	scaleTo(w, cp, 3)
-	w.until("three", w.settled(cp, 3))
+// loseQuorum: a condition reports the lost quorum, and no other Machine is removed.
+func loseQuorum(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	names := namesOfMachines(t, w)
 	// The agent still reports members; later it stops.
 	for _, name := range names[:2] {

@@ -241,17 +241,21 @@ func checkMachine(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1
 	}
 }
 
-// started returns a cluster whose API server answers through its endpoint.
-func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
+// unanswered returns a cluster with its first Machine. The endpoint does not answer yet.
+func unanswered(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(change)
 	endpoint := testcluster.NewEndpoint(t)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
-	testcluster.Consistently(t, "not initialized before the API server answers (CP-09)", func() bool {
-		return cluster.Get(cp) == nil && cp.Status.Initialization.ControlPlaneInitialized == nil
-	})
+	return cluster, cp, endpoint
+}
+
+// started returns a cluster whose API server answers through its endpoint.
+func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
+	t.Helper()
+	cluster, cp, endpoint := unanswered(t, change)
 	endpoint.Serve(t, cluster.Secret("demo-ca"), env.Config)
 	becomes(t, cluster, cp, "initialized after the API server answers (CP-09)", func() bool {
 		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "")
@@ -272,6 +276,17 @@ func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (
 		return len(machines) > 0 && conditions.IsTrue(&machines[0], controlplanev1.MachineEtcdMemberHealthyCondition)
 	})
 	return w, cp, endpoint
+}
+
+// TestNotInitialized: CP-09, a control plane is not initialized before its API server answers.
+func TestNotInitialized(t *testing.T) {
+	cluster, cp, endpoint := unanswered(t, nil)
+	endpoint.Asked(t)
+	testcluster.Consistently(t, "not initialized", func() bool {
+		err := cluster.Get(cp)
+		_, recorded := cp.Annotations[controlplanev1.InitializedAnnotation]
+		return err == nil && !recorded && cp.Status.Initialization.ControlPlaneInitialized == nil
+	})
 }
 
 // TestInitialized (CP-09, CP-10): initialized is set when the API server answers, and never unset. Available follows the answers.

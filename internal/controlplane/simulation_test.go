@@ -74,6 +74,16 @@ func newSimulation(t *testing.T, cluster *testcluster.Cluster) *simulation {
 	return &simulation{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, renewed: map[string]time.Time{}, fewest: 1000}
 }
 
+// forget starts the records of the simulation again, with the present Machines.
+func (w *simulation) forget() {
+	w.t.Helper()
+	names := namesOfMachines(w.t, w)
+	w.made, w.most, w.fewest = map[string]bool{}, len(names), len(names)
+	for _, name := range names {
+		w.made[name] = true
+	}
+}
+
 // installMembers installs the kinds EtcdMember, EtcdBackup and EtcdBackupCheck, as the first control plane machine does.
 func installMembers() error {
 	for kind, list := range map[string]client.ObjectList{

@@ -152,7 +152,7 @@ func inPlace(policy controlplanev1.InPlacePolicy, replicas int32) func(*controlp
 }
 
 // TestUpdates_CP21: changes of the version, of the config and of the template reach every Machine, one at a time, and no
-// Machine is created or deleted.
+// Machine is created or deleted. Then a member is unhealthy, and in the end, an update fails.
 func TestUpdates_CP21(t *testing.T) {
 	w, cp, _ := connected(t, inPlace(controlplanev1.InPlaceOnly, 3))
 	u := newUpdater(w)
@@ -194,6 +194,18 @@ func TestUpdates_CP21(t *testing.T) {
 	if after := namesOfMachines(t, w); !slices.Equal(before, after) || len(w.made) != 3 || w.most != 3 || w.fewest != 3 {
 		t.Errorf("Machines %v became %v; %d were made, %d at once, %d members at least", before, after, len(w.made), w.most, w.fewest)
 	}
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *updater, *controlplanev1.CapstanControlPlane)
+	}{{"an unhealthy member", updatesWaitForHealth}, {"a failed update", updateFails}} {
+		if !t.Run(part.name, func(t *testing.T) {
+			u.t, w.t, u.done = t, t, nil
+			part.run(t, u, cp)
+		}) {
+			t.FailNow()
+		}
+	}
+	u.t, w.t = t, t
 }
 
 // TestUpdatedAlone: a single control plane Machine is updated without a second one. Meanwhile the status has the former
@@ -252,15 +264,16 @@ func TestUpdateImpossible_CP21(t *testing.T) {
 	u.until("it is replaced", func() bool { return len(w.made) == 2 && u.settled(cp, 1)() })
 }
 
-// TestUpdateFails: a rolled back update stops the others. Another spec repairs it; the former one is not lost.
-func TestUpdateFails(t *testing.T) {
-	w, cp, _ := connected(t, inPlace(controlplanev1.InPlacePrefer, 3))
-	u := newUpdater(w)
-	u.until("three", u.settled(cp, 3))
+// updateFails: with Prefer too, a rolled back update stops the others. Another spec repairs it; the former one is not lost.
+func updateFails(t *testing.T, u *updater, cp *controlplanev1.CapstanControlPlane) {
+	w, former := u.simulation, cp.Spec.Version
 	for _, name := range namesOfMachines(t, w) {
-		u.failing[name+"@v1.36.4"] = true
+		u.failing[name+"@v1.36.5"] = true
 	}
-	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	w.cluster.Change(cp, func() {
+		cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlacePrefer
+		cp.Spec.Version = "v1.36.5"
+	})
 	u.until("it is rolled back", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "rolled back: kubelet: as played. 3 of 3 machines remain") &&
 			conditions.GetReason(cp, controlplanev1.UpdatingCondition) == controlplanev1.UpdateFailedReason &&
@@ -275,21 +288,19 @@ func TestUpdateFails(t *testing.T) {
 		}
 		return changed == 1 && len(w.made) == 3
 	})
-	if cp.Status.Version != "v1.36.3" {
+	if cp.Status.Version != former {
 		t.Errorf("version %s: the machine runs the former one", cp.Status.Version)
 	}
-	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.5" })
+	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.6" })
 	u.until("all have the third version", func() bool { return len(u.done) == 3 && u.settled(cp, 3)() })
 	if len(w.made) != 3 {
 		t.Errorf("%d Machines were made", len(w.made))
 	}
 }
 
-// TestUpdateWaitsForHealth: an unhealthy member stops updates.
-func TestUpdateWaitsForHealth(t *testing.T) {
-	w, cp, _ := connected(t, inPlace(controlplanev1.InPlaceOnly, 3))
-	u := newUpdater(w)
-	u.until("three", u.settled(cp, 3))
+// updatesWaitForHealth: an unhealthy member stops updates.
+func updatesWaitForHealth(t *testing.T, u *updater, cp *controlplanev1.CapstanControlPlane) {
+	w := u.simulation
 	dead := namesOfMachines(t, w)[1]
 	w.dead[dead] = true
 	u.until("it is seen", func() bool {

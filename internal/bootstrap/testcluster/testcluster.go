@@ -313,6 +313,17 @@ func NewEndpoint(t *testing.T) *Endpoint {
 	return out
 }
 
+// Asked waits for a client before Serve is called, and ends its connection.
+func (e *Endpoint) Asked(t *testing.T) {
+	t.Helper()
+	_ = e.listener.(*net.TCPListener).SetDeadline(time.Now().Add(testenv.Patience))
+	conn, err := e.listener.Accept()
+	if err != nil {
+		t.Fatalf("no client of the endpoint: %v", err)
+	}
+	_ = conn.Close()
+}
+
 // Close ends the endpoint.
 func (e *Endpoint) Close() {
 	if e.server != nil {
