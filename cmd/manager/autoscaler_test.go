@@ -111,7 +111,7 @@ func (a autoscaler) scale(resource, name string, replicas int64) {
 // TestClusterAutoscaler: with the Role of the documentation, the requests of Cluster Autoscaler to scale MachineDeployments and
 // MachinePools from zero, up and down succeed, and no others.
 func TestClusterAutoscaler(t *testing.T) {
-	w := newEnvironment(t)
+	w := sharedEnvironment(t)
 	w.run()
 	w.create(&infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "host"}, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}})
 	a := w.autoscaler()

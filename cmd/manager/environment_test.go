@@ -37,8 +37,18 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if shared != nil {
+		if err := shared.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
+
+// shared is the API server without webhooks of several tests, after the first of them.
+var shared *testenv.Env
 
 // environment is an API server without Cluster API core. The test does the work of core.
 type environment struct {
@@ -50,20 +60,37 @@ type environment struct {
 // newEnvironment starts an API server with the webhooks of the given folders.
 func newEnvironment(t *testing.T, webhooks ...string) *environment {
 	t.Helper()
+	w := environmentOf(t, startAPI(t, webhooks...))
+	t.Cleanup(func() { w.Expect(w.env.Stop()).To(Succeed()) })
+	return w
+}
+
+// sharedEnvironment is for tests whose objects do not disturb each other: their names differ, or their namespaces. The managers of a
+// test end with it.
+func sharedEnvironment(t *testing.T) *environment {
+	t.Helper()
+	if shared == nil {
+		shared = startAPI(t)
+	}
+	return environmentOf(t, shared)
+}
+
+func startAPI(t *testing.T, webhooks ...string) *testenv.Env {
+	t.Helper()
+	env, err := testenv.Start(testenv.Options{Webhooks: webhooks, AddToScheme: []func(*runtime.Scheme) error{
+		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme,
+	}})
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	return env
+}
+
+func environmentOf(t *testing.T, env *testenv.Env) *environment {
+	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(2 * time.Minute)
 	g.SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
-	own, err := testenv.Start(testenv.Options{Webhooks: webhooks, AddToScheme: []func(*runtime.Scheme) error{
-		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme,
-	}})
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() {
-		if err := own.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &environment{WithT: g, t: t, env: own}
+	return &environment{WithT: g, t: t, env: env}
 }
 
 // run starts `manager all`. It ends with stop, or with the test.

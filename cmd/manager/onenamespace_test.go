@@ -17,23 +17,24 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// oneNamespace starts an API server and a manager of one namespace, which serves the webhooks of a provider. It returns
-// another namespace, and a function that waits for a refusal: it creates an object with dry run. This succeeds until the
-// API server uses the webhooks, and fails with another error until the manager has started.
-func oneNamespace(t *testing.T, provider string) (w *environment, other string, try func(client.Object) func() error) {
-	t.Helper()
-	w = newEnvironment(t, "config/"+provider+"/webhook")
+// ALL-07: the API server calls the webhooks of a manager of one namespace for the objects of all namespaces.
+func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
+	w := newEnvironment(t, "config/infrastructure/webhook", "config/ipam/webhook")
 	w.run(append(w.serveWebhooks(), "--namespace="+w.env.Namespace(t))...)
-	return w, w.env.Namespace(t), func(obj client.Object) func() error {
+	// try waits for a refusal: it creates an object with dry run. This succeeds until the API server uses the webhooks, and fails with
+	// another error until the manager has started.
+	try := func(obj client.Object) func() error {
 		return func() error {
 			return w.env.Client.Create(t.Context(), obj.DeepCopyObject().(client.Object), client.DryRunAll)
 		}
 	}
+	other := w.env.Namespace(t)
+	w.refusesInfrastructure(other, try)
+	w.refusesPools(other, try)
 }
 
-// ALL-07: the API server calls the webhooks of a manager of one namespace for the objects of all namespaces.
-func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
-	w, other, try := oneNamespace(t, "infrastructure")
+func (w *environment) refusesInfrastructure(other string, try func(client.Object) func() error) {
+	w.t.Helper()
 	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "c"}, Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: "c"},
 		ClusterNetwork:    clusterv1.ClusterNetwork{Pods: clusterv1.NetworkRanges{CIDRBlocks: []string{"10.244.0.0/16"}}},
@@ -52,9 +53,8 @@ func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
 	w.Expect(try(machines)()).To(MatchError(And(ContainSubstring("spec.machineTemplate.metadata.labels"), ContainSubstring("a b"))))
 }
 
-// ALL-07: the same holds for pools of addresses.
-func TestPoolWebhooksOfOneNamespace_ALL07(t *testing.T) {
-	w, other, try := oneNamespace(t, "ipam")
+func (w *environment) refusesPools(other string, try func(client.Object) func() error) {
+	w.t.Helper()
 	pool := func(name, cidr string) *ipamv1.CapstanIPPool {
 		p := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: name}}
 		p.Spec.Subnets, p.Spec.Overlap = []ipamv1.Subnet{{CIDR: cidr}}, ipamv1.RefuseOverlap
@@ -70,13 +70,13 @@ func TestPoolWebhooksOfOneNamespace_ALL07(t *testing.T) {
 		ClaimRef: capiipamv1.IPAddressClaimReference{Name: "claim"}, Address: "10.1.0.7", Prefix: ptr.To[int32](24),
 		PoolRef: capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: "CapstanIPPool", Name: "p"},
 	}})
-	w.Expect(w.env.Client.Delete(t.Context(), first)).To(MatchError(ContainSubstring("10.1.0.7 of claim " + other + "/claim")))
+	w.Expect(w.env.Client.Delete(w.t.Context(), first)).To(MatchError(ContainSubstring("10.1.0.7 of claim " + other + "/claim")))
 }
 
 // ALL-07: managers of two namespaces share a host. The host is not deleted before the machines of both are deleted. The
 // last manager releases it.
 func TestSharedHostIsDeleted_ALL07(t *testing.T) {
-	w := newEnvironment(t)
+	w := sharedEnvironment(t)
 	fake := fakehost.New(t)
 	red, blue := w.env.Namespace(t), w.env.Namespace(t)
 	w.run("--namespace=" + red)
@@ -101,15 +101,15 @@ func TestSharedHostIsDeleted_ALL07(t *testing.T) {
 // MP-07: metadata that the webhook would refuse now may exist from an earlier version. A condition shows it, and the
 // pool can still be scaled down.
 func TestRefusedMetadataIsShown_MP07(t *testing.T) {
-	w := newEnvironment(t)
+	w := sharedEnvironment(t)
 	w.run()
-	f := w.family(familyOf{namespace: "default", name: "f", subnet: "10.1.0.0/24", hostAddress: fakehost.New(t).Address()})
+	f := w.family(familyOf{namespace: w.env.Namespace(t), name: "f", subnet: "10.1.0.0/24", hostAddress: fakehost.New(t).Address()})
 	scale := func(n int) {
 		w.patch(&clusterv1.MachinePool{ObjectMeta: f.meta("f")}, `{"spec":{"replicas":%d}}`, n)
 	}
 	members := func() (n int) {
 		list := &infrav1.CapstanMachineList{}
-		w.Expect(w.env.Client.List(t.Context(), list, client.HasLabels{infrav1.MachinePoolLabel})).To(Succeed())
+		w.Expect(w.env.Client.List(t.Context(), list, client.InNamespace(f.cluster.Namespace), client.HasLabels{infrav1.MachinePoolLabel})).To(Succeed())
 		return len(list.Items)
 	}
 	scale(2)

@@ -200,8 +200,17 @@ func webhooks(root string, folders []string) (out envtest.WebhookInstallOptions,
 	for _, folder := range folders {
 		out.Paths = append(out.Paths, filepath.Join(root, folder))
 	}
-	err = out.PrepWithoutInstalling()
-	return out, err
+	if err := out.PrepWithoutInstalling(); err != nil {
+		return out, err
+	}
+	// controller-gen gives the configurations of all providers the same names, and one would replace another.
+	for i, c := range out.MutatingWebhooks {
+		c.Name = fmt.Sprintf("%s-%d", c.Name, i)
+	}
+	for i, c := range out.ValidatingWebhooks {
+		c.Name = fmt.Sprintf("%s-%d", c.Name, i)
+	}
+	return out, nil
 }
 
 // Stop ends the API server and etcd.
