@@ -13,7 +13,7 @@ import (
 // TestInit is the package of the PID 1 of machines without a cluster.
 const TestInit = "capstan.dev/capstan/test/e2e/host/testinit"
 
-// RunWithPrograms runs the tests of a package with a new folder of programs, capstand and testinit, and returns the exit code.
+// RunWithPrograms runs the tests of a package with a new folder that contains testinit, and returns the exit code.
 func RunWithPrograms(m *testing.M, folder *string) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("these tests create containers and networks: run them as root")
@@ -25,11 +25,9 @@ func RunWithPrograms(m *testing.M, folder *string) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	for _, pkg := range []string{"capstan.dev/capstan/cmd/capstand", TestInit} {
-		if err := GoBuild(filepath.Join(dir, filepath.Base(pkg)), pkg); err != nil {
-			fmt.Println(err)
-			return 1
-		}
+	if err := GoBuild(filepath.Join(dir, filepath.Base(TestInit)), TestInit); err != nil {
+		fmt.Println(err)
+		return 1
 	}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		fmt.Println(err)

@@ -35,7 +35,7 @@ const version = "v1.36.3"
 // patience bounds every wait.
 const patience = 2 * time.Minute
 
-var programs string // folder with capstand and testinit
+var programs string // folder with testinit
 
 func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
@@ -90,7 +90,7 @@ func newCapstand(t *testing.T, args ...string) *capstand {
 func newCapstandIn(t *testing.T, root string, args ...string) *capstand {
 	t.Helper()
 	files := assets(t)
-	c := &capstand{t: t, binary: filepath.Join(programs, "capstand"), root: root, assets: files, args: append([]string{
+	c := &capstand{t: t, binary: filepath.Join(harness.Bin(), "capstand"), root: root, assets: files, args: append([]string{
 		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi", "--reserve-disk", "0",
 	}, args...)}
 	c.start()

@@ -15,6 +15,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv/ports"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // The metrics follow the machines and the load balancers of the host, also those of the previous capstand.
@@ -70,7 +71,7 @@ func TestCannotListen(t *testing.T) {
 	leavesNothing(t)
 	for _, flag := range []string{"--listen=192.0.2.1:1", "--metrics-address=0.0.0.0:1", "--socket=/proc/capstand.sock"} {
 		root := filepath.Join(t.TempDir(), "host")
-		out, err := exec.Command("timeout", "60", filepath.Join(programs, "capstand"), "--root="+root, "--assets="+assets(t), flag).CombinedOutput()
+		out, err := exec.Command("timeout", "60", filepath.Join(harness.Bin(), "capstand"), "--root="+root, "--assets="+assets(t), flag).CombinedOutput()
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "capstand ends") {
 			t.Errorf("%s: %v\n%s", flag, err, out)
 		}

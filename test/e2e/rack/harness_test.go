@@ -25,7 +25,7 @@ import (
 
 const version = "v1.36.3"
 
-var programs string // folder with capstand and testinit
+var programs string // folder with testinit
 
 func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
@@ -92,7 +92,7 @@ type box struct {
 // standIns are machines that start in a second.
 func standIns(t *testing.T) rack.Software {
 	t.Helper()
-	return rack.Software{Capstand: filepath.Join(programs, "capstand"), Assets: assets(t, t.TempDir())}
+	return rack.Software{Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: assets(t, t.TempDir())}
 }
 
 // newRack creates boxes with running capstands, and the router between them.
