@@ -134,7 +134,7 @@ func (r *updates) advance(ctx context.Context, s *scope, i *model.Instance) (res
 	if config == nil || infraMachine == nil {
 		return result{blocked: fmt.Sprintf("Machine %s cannot be updated in place, because its CapstanConfig or its infrastructure machine is missing", i.Name()), requeueAfter: updateRetry}, nil
 	}
-	out := requeueAfter(updateRetry)
+	var out result
 	if i.Update != nil && i.Update.Phase == infrav1.UpdateSucceeded {
 		out, err = r.finish(ctx, s, i, config, infraMachine)
 	} else {

@@ -149,7 +149,8 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 		return untouched("another client's")
 	}
 	token, kubelet := bootstrapToken(csr), kubeletNode(csr)
-	if token == "" && kubelet == "" && !(agent && csr.Spec.Username == user) {
+	ownAgent := agent && csr.Spec.Username == user
+	if token == "" && kubelet == "" && !ownAgent {
 		return untouched("neither from a bootstrap token nor from a kubelet")
 	}
 	var groups []string

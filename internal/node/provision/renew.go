@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -124,13 +123,19 @@ func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nod
 // renewAll runs the renewals at the same time, because a request that nobody approves must not delay the others. It returns the
 // earliest time of a next attempt.
 func renewAll(renewals []func() (time.Time, error)) (time.Time, error) {
-	next, errs := make([]time.Time, len(renewals)), make([]error, len(renewals))
+	times, errs := make([]time.Time, len(renewals)), make([]error, len(renewals))
 	var running sync.WaitGroup
 	for i, renewal := range renewals {
-		running.Go(func() { next[i], errs[i] = renewal() })
+		running.Go(func() { times[i], errs[i] = renewal() })
 	}
 	running.Wait()
-	return slices.MinFunc(append(next, time.Now().Add(renewMax)), time.Time.Compare), errors.Join(errs...)
+	next := time.Now().Add(renewMax)
+	for _, at := range times {
+		if at.Before(next) {
+			next = at
+		}
+	}
+	return next, errors.Join(errs...)
 }
 
 // renewIfDue renews a certificate that is due, and returns the time of the next attempt.
