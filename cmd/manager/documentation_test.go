@@ -28,6 +28,7 @@ import (
 // examples of Flux and Argo CD to the real programs.
 var foreignKinds = []string{
 	"Kustomization.kustomize.toolkit.fluxcd.io", "Application.argoproj.io", "HelmChartProxy.addons.cluster.x-k8s.io",
+	"EncryptionConfiguration.apiserver.config.k8s.io", // a file of the API server
 }
 
 // yamlBlock matches the YAML of a document: a block of YAML, or the input of a command in a shell block.

@@ -26,7 +26,10 @@ func (b *Balancer) watchHealth(backend *backend) {
 			unreached = time.Time{}
 		case unreached.IsZero():
 			unreached = began
-		case time.Since(unreached) >= b.timing.CutOff:
+		case time.Since(unreached) < b.timing.CutOff:
+		case answers(backend.removed, backend.Address, b.timing.CutOff/3):
+			unreached = time.Time{}
+		default:
 			b.pool.cut(backend)
 		}
 		if err == nil {
@@ -47,7 +50,17 @@ func (b *Balancer) watchHealth(backend *backend) {
 	}
 }
 
-// unreachable reports whether not even the kernel of a backend answered a check. A busy API server does not delay its kernel.
+// answers reports whether a backend accepts a connection. The time of a check is too short for a packet that is sent again, or for a slow
+// path between hosts. So the balancer asks with more patience before it ends connections that may work.
+func answers(ctx context.Context, address string, within time.Duration) bool {
+	conn, err := (&net.Dialer{Timeout: within}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return !unreachable(err)
+	}
+	return conn.Close() == nil
+}
+
+// unreachable reports whether the kernel of a backend did not answer a check in time.
 func unreachable(err error) bool {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "dial" {

@@ -2,7 +2,6 @@ package fencing
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"path/filepath"
@@ -42,8 +41,12 @@ func Guard(ctx context.Context, path string, log *slog.Logger) error {
 			log.Warn("Stopping a machine: capstand does not run, and its lease has expired", "id", id)
 			// A process that waits for a disk that hangs must not delay the end of other machines.
 			go func() {
-				if err := stop(ctx, marks(m.Root, path), m.Cgroup, id); err != nil {
-					log.Error("Cannot stop a machine; the guard tries again", "id", id, "error", err)
+				unmarked, alive := stop(ctx, marks(m.Root, path), m.Cgroup, id)
+				if unmarked != nil {
+					log.Error("Cannot record that fencing stops a machine: a capstand that starts can start it again", "id", id, "error", unmarked)
+				}
+				if alive != nil {
+					log.Error("Cannot stop a machine; the guard tries again", "id", id, "error", alive)
 					all.failed(id)
 				}
 			}()
@@ -56,10 +59,10 @@ func Guard(ctx context.Context, path string, log *slog.Logger) error {
 	}
 }
 
-func stop(ctx context.Context, marks Marks, parent, id string) error {
+func stop(ctx context.Context, marks Marks, parent, id string) (unmarked, alive error) {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	return errors.Join(marks.stop(ctx, id, cgroup.Group(filepath.Join(parent, id)).Remove))
+	return marks.stop(ctx, id, cgroup.Group(filepath.Join(parent, id)).Remove)
 }
 
 // stops are the machines with an expired lease that the guard stops or has stopped.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -17,8 +18,12 @@ const Marker = "fenced"
 // markWait is the time in which a disk that works records a mark. The end of a machine does not wait longer.
 const markWait = 2 * time.Second
 
+// recording has the path of each mark that this process is writing to a disk.
+var recording sync.Map
+
 // Marks are those of the machines that fencing has stopped. Each mark is in two places: in a folder in memory, and in the folder of the
-// machine on a disk, which outlives the boot but can hang. Within a boot, a mark that is not in memory any more is void.
+// machine on a disk, which outlives the boot but can hang. A mark that is only on the disk counts: it is of an earlier boot, or of a guard
+// of an earlier version.
 type Marks struct{ machines, memory string }
 
 // marks returns the marks of a host, from the folder of its state and the path of its memory.
@@ -35,7 +40,13 @@ func (m Marks) stop(ctx context.Context, machine string, kill func(context.Conte
 	marked := make(chan error, 1)
 	unmarked = m.remember(machine)
 	remembered := unmarked == nil
-	go func() { marked <- m.record(machine, remembered) }()
+	// While a disk hangs, each attempt to stop the machine would leave another thread that waits for it.
+	if _, waits := recording.LoadOrStore(m.onDisk(machine), true); !waits {
+		go func() {
+			defer recording.Delete(m.onDisk(machine))
+			marked <- m.record(machine, remembered)
+		}()
+	}
 	select {
 	case err := <-marked:
 		unmarked = errors.Join(unmarked, err)

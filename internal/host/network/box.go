@@ -174,7 +174,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 
 // ensureLinks creates or repairs the bridge and the tunnel of a network.
 func (b Box) ensureLinks(n Network, subnets []Subnet) error {
-	mtu := uplinkMTU()
+	mtu := uplinkMTU(subnets)
 	if n.Overlay != nil {
 		mtu = n.Overlay.MTU
 	}

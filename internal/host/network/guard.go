@@ -71,11 +71,12 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		failure = retryAfter(changes, log, err, failure)
+		var again time.Time
+		failure, again = retryAfter(log, err, failure)
 		if len(mended) > 0 {
 			rest(ctx, guardRest)
 		}
-		if err := nextRuleset(changes); err != nil {
+		if err := nextRuleset(changes, again); err != nil {
 			return err
 		}
 	}
@@ -103,27 +104,25 @@ func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	defer context.AfterFunc(ctx, changes.Close)()
 	failure := ""
 	for {
-		failure = retryAfter(changes, log, b.mendLinks(log), failure)
-		if err := nextMessage(changes, removesOrChangesLinks); err != nil {
+		var again time.Time
+		failure, again = retryAfter(log, b.mendLinks(log), failure)
+		if err := nextMessage(changes, again, removesOrChangesLinks); err != nil {
 			return err
 		}
 		rest(ctx, guardRest) // Removals come in groups, and a check reads all entries.
 	}
 }
 
-// retryAfter ends the wait for the next event after guardPause if a repair failed. It logs the error, unless it is the reported one, and returns
-// it. The other networks get their repairs at each event.
-func retryAfter(changes *nl.NetlinkSocket, log *slog.Logger, err error, reported string) string {
-	pause, text := time.Duration(0), ""
-	if err != nil {
-		pause, text = guardPause, err.Error()
+// retryAfter returns the time of the next attempt if a repair failed, and zero otherwise. It logs the error, unless it is the reported one,
+// and returns its text. The other networks get their repairs at each event.
+func retryAfter(log *slog.Logger, err error, reported string) (text string, again time.Time) {
+	if err == nil {
+		return "", time.Time{}
 	}
-	if text != "" && text != reported {
+	if err.Error() != reported {
 		log.Error("Cannot repair a network; capstand tries again", "error", err)
 	}
-	timeout := unix.NsecToTimeval(pause.Nanoseconds())
-	_ = changes.SetReceiveTimeout(&timeout) // It only stores the value.
-	return text
+	return err.Error(), time.Now().Add(guardPause)
 }
 
 // mendLinks restores the tunnels, and the VLANs also if a tunnel cannot be restored.
@@ -179,15 +178,21 @@ func (b Box) mendOverlay(n Network) (wasBroken bool, err error) {
 	return true, b.ensureLinks(n, subnets)
 }
 
-// nextRuleset waits for a transaction that changes nftables. Lost messages also count as a transaction.
-func nextRuleset(changes *nl.NetlinkSocket) error {
+// nextRuleset waits for a transaction that changes nftables, or for a time. Lost messages also count as a transaction.
+func nextRuleset(changes *nl.NetlinkSocket, until time.Time) error {
 	const committed = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	return nextMessage(changes, func(m syscall.NetlinkMessage) bool { return m.Header.Type == committed })
+	return nextMessage(changes, until, func(m syscall.NetlinkMessage) bool { return m.Header.Type == committed })
 }
 
-// nextMessage waits for a message that matters, for the loss of messages, or for the timeout of the socket.
-func nextMessage(changes *nl.NetlinkSocket, matters func(syscall.NetlinkMessage) bool) error {
+// nextMessage waits for a message that matters, for the loss of messages, or for a time. Zero is no time.
+func nextMessage(changes *nl.NetlinkSocket, until time.Time, matters func(syscall.NetlinkMessage) bool) error {
 	for {
+		var timeout unix.Timeval // without a limit
+		if !until.IsZero() {
+			// A timeout begins again with each message.
+			timeout = unix.NsecToTimeval(max(time.Until(until), time.Microsecond).Nanoseconds())
+		}
+		_ = changes.SetReceiveTimeout(&timeout) // It only stores the value.
 		messages, _, err := changes.Receive()
 		if errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN) {
 			return nil

@@ -25,8 +25,9 @@ func requireIPv6(proc string) error {
 }
 
 // forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for machines with IPv6. A box that
-// forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before, and the default of those that
-// appear later, get the value 2, because the box would otherwise lose its default route.
+// forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before get the value
+// 2, because the box would otherwise lose its default route. The default for later interfaces stays: containers of other programs
+// could set the box's route.
 func forwardIPv6(proc string) error {
 	if err := requireIPv6(proc); err != nil {
 		return err
@@ -41,8 +42,8 @@ func forwardIPv6(proc string) error {
 		return err
 	}
 	for _, path := range listening {
-		if filepath.Base(filepath.Dir(path)) == "all" {
-			continue // It has no effect.
+		if name := filepath.Base(filepath.Dir(path)); name == "all" || name == "default" {
+			continue // Not the setting of an interface.
 		}
 		// An interface can disappear between the two calls.
 		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == "1" {

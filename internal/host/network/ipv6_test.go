@@ -42,7 +42,7 @@ func TestForwardIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	for setting, want := range map[string]string{
-		"all/forwarding": "1", "eth0/accept_ra": "2", "eth1/accept_ra": "0", "eth2/accept_ra": "2", "default/accept_ra": "2", "all/accept_ra": "1",
+		"all/forwarding": "1", "eth0/accept_ra": "2", "eth1/accept_ra": "0", "eth2/accept_ra": "2", "default/accept_ra": "1", "all/accept_ra": "1",
 	} {
 		if got := have(t, proc, setting); got != want {
 			t.Errorf("%s is %s, want %s", setting, got, want)

@@ -100,10 +100,14 @@ func deleteLink(name string) error {
 	return nil
 }
 
-// uplinkMTU returns the smaller MTU of the interfaces with the default routes of both families, through which packets leave the box.
-func uplinkMTU() int {
+// uplinkMTU returns the smallest MTU of the interfaces with the default routes of the families, through which packets leave the box.
+func uplinkMTU(subnets []Subnet) int {
 	mtu := 1500
-	for _, outside := range []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2000::1")} {
+	for _, subnet := range subnets {
+		outside := net.IPv4(1, 1, 1, 1)
+		if subnet.Prefix.Addr().Is6() {
+			outside = net.ParseIP("2000::1")
+		}
 		routes, err := netlink.RouteGet(outside) // This reads the routing table and sends no packet.
 		if err != nil || len(routes) == 0 {
 			continue

@@ -76,17 +76,21 @@ func TestRouteThroughSeveralLinks(t *testing.T) {
 	}))
 }
 
-// The default routes of both families can have different interfaces. The network fits both.
+// The default routes of both families can have different interfaces. A network fits those of its own families.
 func TestUplinkMTU(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
+	v4, v6 := Subnet{Prefix: netip.MustParsePrefix("10.0.0.0/24")}, Subnet{Prefix: netip.MustParsePrefix("fd00::/64")}
+	both := []Subnet{v4, v6}
 	for name, c := range map[string]struct {
 		ipv4, ipv6 string // interface of the default route
+		subnets    []Subnet
 		want       int
 	}{
-		"none": {"", "", 1500}, "IPv4": {"up0", "", 1400}, "IPv6": {"", "up0", 1400},
-		"IPv6 smaller": {"up0", "up1", 1300}, "IPv4 smaller": {"up1", "up0", 1300}, "large": {"up2", "up2", 1500},
+		"none": {"", "", both, 1500}, "IPv4": {"up0", "", both, 1400}, "IPv6": {"", "up0", both, 1400},
+		"IPv6 smaller": {"up0", "up1", both, 1300}, "IPv4 smaller": {"up1", "up0", both, 1300}, "large": {"up2", "up2", both, 1500},
+		"a network with IPv4": {"up0", "up1", []Subnet{v4}, 1400}, "a network with IPv6": {"up1", "up0", []Subnet{v6}, 1400},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, b := &rack{T: t}, spines(t, 1400, 1300, 9000)
@@ -99,7 +103,7 @@ func TestUplinkMTU(t *testing.T) {
 						return err
 					}
 				}
-				if got := uplinkMTU(); got != c.want {
+				if got := uplinkMTU(c.subnets); got != c.want {
 					t.Errorf("%d, want %d", got, c.want)
 				}
 				return nil

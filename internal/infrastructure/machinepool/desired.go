@@ -187,8 +187,12 @@ func checkSkew(mp *clusterv1.MachinePool, controlPlane []clusterv1.Machine) *inv
 		// During an update in place, the machine still runs the former version.
 		runs, err := version.ParseSemantic(cmp.Or(m.Annotations[controlplanev1.UpdateFromAnnotation], m.Spec.Version))
 		if err == nil && minorOf(runs).LessThan(minorOf(wanted)) {
+			remedy := "upgrade the control plane first"
+			if !m.DeletionTimestamp.IsZero() {
+				remedy = "it is being deleted, see its conditions"
+			}
 			return &invalid{infrav1.PoolWaitingForControlPlaneReason, fmt.Sprintf(
-				"Waiting for the control plane: Machine %s has Kubernetes v%s, and kubelets of v%s must not be newer: upgrade the control plane first", m.Name, runs, wanted)}
+				"Waiting for the control plane: Machine %s has Kubernetes v%s, and kubelets of v%s must not be newer: %s", m.Name, runs, wanted, remedy)}
 		}
 	}
 	return nil

@@ -3,8 +3,10 @@ package machinepool
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -136,5 +138,12 @@ func TestSkew(t *testing.T) {
 		if got := checkSkew(mp, tc.controlPlane); (got != nil) != tc.waits {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+	leaving := machine("v1.35.4", "")
+	leaving.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	mp := &clusterv1.MachinePool{}
+	mp.Spec.Template.Spec.Version = "v1.36.3"
+	if got := checkSkew(mp, []clusterv1.Machine{leaving}); got == nil || !strings.Contains(got.message, "is being deleted") {
+		t.Errorf("a Machine that is being deleted: %v", got)
 	}
 }

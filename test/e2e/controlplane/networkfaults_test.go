@@ -68,7 +68,7 @@ func losePackets(t *testing.T, s *subject) {
 		t.Cleanup(addRule(t, name, "numgen random mod 100 < 3 counter drop"))
 	}
 	s.progress(t, 50)
-	for time.Since(start) < unhealthyTimeout+5*time.Second {
+	for time.Since(start) < unhealthyTimeout+15*time.Second {
 		s.progress(t, 1)
 	}
 	for _, name := range before {
@@ -95,7 +95,7 @@ func slowMembers(t *testing.T, s *subject) {
 	if took := time.Since(start); took < (writes-1)*2*delay {
 		t.Errorf("%d writes took %s: they were not delayed", writes, took)
 	}
-	for time.Since(begin) < unhealthyTimeout+5*time.Second {
+	for time.Since(begin) < unhealthyTimeout+15*time.Second {
 		s.progress(t, 1)
 	}
 	s.wantSameMachines(t, before)

@@ -163,10 +163,12 @@ func TestRecovery(t *testing.T) {
 		t.Fatalf("status.unknownMachines: %q, machines: %v", id, machines)
 	}
 	found.capstan("create", "cluster", "three", "--workers", "0", "--wait=false")
-	given := ""
+	given, ready := "", false
+	// The host refuses a network that a machine uses, and the cluster then gets another one.
 	eventually(t, "the network of the next cluster", time.Minute, func() bool {
-		given = found.kubectl("get", "capstancluster", "three", "-o", "jsonpath={.spec.network.machineCIDR}")
-		return given != ""
+		state := found.kubectl("get", "capstancluster", "three", "-o", `jsonpath={.status.conditions[?(@.type=="NetworkReady")].status} {.spec.network.machineCIDR}`)
+		given, ready = strings.CutPrefix(state, "True ")
+		return ready
 	})
 	if given == network || network == "" {
 		t.Errorf("the next cluster has the network %q, the machine of the lost cluster has %q", given, network)

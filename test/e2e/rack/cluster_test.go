@@ -82,8 +82,8 @@ func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.
 	since := time.Now()
 	longest := w.write("loss of the endpoint's box and of the management plane", 12*time.Second)
 	t.Logf("%s without a write", longest)
-	if longest > time.Minute {
-		t.Errorf("%s without a write, want less than a minute", longest)
+	if longest > 30*time.Second { // On a quiet box, it is less than 10 s.
+		t.Errorf("%s without a write, want less than 30 s", longest)
 	}
 	if now := rack.Holder(t, rack.Others(boxes, lost)); now == lost {
 		t.Error("the lost box has the endpoint")
