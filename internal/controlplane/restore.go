@@ -299,8 +299,13 @@ func (r *restores) removeStaleNodes(ctx context.Context, s *scope) error {
 }
 
 // removeFormerBackups deletes the EtcdBackups that the restore has brought back and the status does not list: their files may have been
-// removed from the store since. The status must not list them again.
+// removed from the store since. The status must not list them again. An empty status proves nothing: after the loss of the management
+// cluster, these objects are the only list of the backups.
 func (r *restores) removeFormerBackups(ctx context.Context, s *scope) error {
+	known := s.Object.Status.Backups
+	if len(known) == 0 {
+		return nil
+	}
 	list := &etcdv1.EtcdBackupList{}
 	err := reconciling.ListFew(ctx, s.client, list)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
@@ -309,9 +314,14 @@ func (r *restores) removeFormerBackups(ctx context.Context, s *scope) error {
 	if err != nil {
 		return fmt.Errorf("cannot read the EtcdBackups of the restored cluster: %w", err)
 	}
-	for _, name := range model.SupersededBackups(s.Object.Status.Backups, list.Items) {
-		if err := client.IgnoreNotFound(s.client.Delete(ctx, &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: name}})); err != nil {
-			return fmt.Errorf("cannot delete the EtcdBackup %s from before the restore: %w", name, err)
+	gone := model.SupersededBackups(known, list.Items)
+	for i := range list.Items {
+		b := &list.Items[i]
+		if !slices.Contains(gone, b.Name) {
+			continue
+		}
+		if err := client.IgnoreNotFound(s.client.Delete(ctx, b, client.Preconditions{UID: &b.UID})); err != nil {
+			return fmt.Errorf("cannot delete the EtcdBackup %s from before the restore: %w", b.Name, err)
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/collections"
@@ -198,6 +199,35 @@ func TestRestoreUnchecked(t *testing.T) {
 		return len(now) == 1 && now[0] != before[0]
 	})
 	told(controlplanev1.RestoringUncheckedReason, "begins with the backup etcd-1. No machine could check the backup before the restore began")
+}
+
+// TestFormerBackups: a restore deletes the EtcdBackups that the status does not list. After the loss of the management cluster the status is
+// empty, and all of them remain.
+func TestFormerBackups(t *testing.T) {
+	for name, c := range map[string]struct {
+		known []controlplanev1.BackupStatus
+		want  int
+	}{
+		"one is listed":          {known: []controlplanev1.BackupStatus{{Name: "etcd-1"}}, want: 1},
+		"the status is new":      {want: 2},
+		"another one was listed": {known: []controlplanev1.BackupStatus{{Name: "etcd-3"}}},
+	} {
+		w := newRotating(t)
+		for _, name := range []string{"etcd-1", "etcd-2"} {
+			b := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Status: etcdv1.EtcdBackupStatus{Phase: etcdv1.BackupSucceeded}}
+			if err := w.management.Create(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{Status: controlplanev1.CapstanControlPlaneStatus{Backups: c.known}}}, client: w.management}
+		if err := (&restores{}).removeFormerBackups(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		list := &etcdv1.EtcdBackupList{}
+		if err := w.management.List(t.Context(), list); err != nil || len(list.Items) != c.want {
+			t.Errorf("%s: %d EtcdBackups remain, want %d; %v", name, len(list.Items), c.want, err)
+		}
+	}
 }
 
 // TestRestoreWithRefusedKubeconfig: a cluster that was not asked is not silent. The restore does not begin.
