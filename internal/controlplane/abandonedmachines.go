@@ -42,11 +42,11 @@ func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again tim
 		if !onlyCoresFinalizer(machine) || triesForever(machine) {
 			continue
 		}
-		left, err := r.remainingParts(ctx, machine)
+		parts, err := r.remainingParts(ctx, machine)
 		if err != nil {
 			return 0, err
 		}
-		if len(left) > 0 {
+		if len(parts) > 0 {
 			continue
 		}
 		if left := abandonedAfter - s.Now.Sub(r.since.last(controlPlane, machine.UID, s.Now)); left > 0 {
@@ -111,6 +111,7 @@ func (r *abandonment) remainingParts(ctx context.Context, machine *clusterv1.Mac
 	config := &bootstrapv1.CapstanConfig{}
 	err = r.LiveClient.Get(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}, config)
 	if err == nil {
+		config.SetGroupVersionKind(bootstrapv1.GroupVersion.WithKind("CapstanConfig"))
 		parts = append(parts, config)
 	}
 	return parts, client.IgnoreNotFound(err)

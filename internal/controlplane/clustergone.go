@@ -64,39 +64,50 @@ func (r *deletion) reconcileWithoutCluster(ctx context.Context, s *scope) (resul
 		return r.complete(ctx, s)
 	}
 	out := deleting(controlplanev1.WaitingForMachinesReason, fmt.Sprintf("the Cluster does not exist, and %d control plane machines are being deleted without it", len(s.Machines)))
-	out.requeueAfter = partsRetry
 	if err := r.deleteMachines(ctx, s); err != nil {
 		return out, err
 	}
-	for _, machine := range s.Machines {
-		if err := r.finishMachine(ctx, s, machine); err != nil {
+	for _, machine := range s.Machines.SortedByCreationTimestamp() {
+		waits, foreign, err := r.finishMachine(ctx, s, machine)
+		if err != nil {
 			return out, err
+		}
+		if waits {
+			out.requeueAfter = partsRetry
+		}
+		for _, name := range foreign {
+			out.deletingMessage += fmt.Sprintf(". Machine %s waits for the deletion of the %s, which has another owner", machine.Name, name)
 		}
 	}
 	return out, nil
 }
 
-// finishMachine deletes the objects of a deleted Machine, and releases it when they are gone. The hooks of others delay both.
-func (r *deletion) finishMachine(ctx context.Context, s *scope, machine *clusterv1.Machine) error {
+// finishMachine deletes the objects of a deleted Machine, and releases it when they are gone. The hooks of others delay both. waits: objects
+// remain. foreign names those of other owners, which it does not delete.
+func (r *deletion) finishMachine(ctx context.Context, s *scope, machine *clusterv1.Machine) (waits bool, foreign []string, err error) {
 	if machine.DeletionTimestamp.IsZero() || hasHook(machine) {
-		return nil // Its deletion is an event.
+		return false, nil, nil // Its deletion is an event.
 	}
 	parts, err := r.remainingParts(ctx, machine)
 	if err != nil {
-		return err
+		return false, nil, err
 	}
 	if len(parts) == 0 && onlyCoresFinalizer(machine) {
-		return r.release(ctx, s, machine, "whose Cluster does not exist")
+		return false, nil, r.release(ctx, s, machine, "whose Cluster does not exist")
 	}
 	for _, part := range parts {
-		ours := util.IsControlledBy(part, machine, machineKind) || util.IsOwnedByObject(part, s.Object, model.ControlPlaneKind)
-		if !ours || !part.GetDeletionTimestamp().IsZero() {
+		if !part.GetDeletionTimestamp().IsZero() {
+			continue
+		}
+		name := part.GetObjectKind().GroupVersionKind().Kind + " " + part.GetName()
+		if !util.IsControlledBy(part, machine, machineKind) && !util.IsOwnedByObject(part, s.Object, model.ControlPlaneKind) {
+			foreign = append(foreign, name)
 			continue
 		}
 		uid := part.GetUID()
 		if err := client.IgnoreNotFound(r.Client.Delete(ctx, part, client.Preconditions{UID: &uid})); err != nil {
-			return fmt.Errorf("cannot delete the %s %s: %w", part.GetObjectKind().GroupVersionKind().Kind, part.GetName(), err)
+			return true, foreign, fmt.Errorf("cannot delete the %s: %w", name, err)
 		}
 	}
-	return nil
+	return len(parts) > 0, foreign, nil
 }

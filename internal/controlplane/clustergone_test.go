@@ -77,7 +77,16 @@ func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 			testcluster.Consistently(t, "the hook of a user delays the deletion of the machine", func() bool {
 				return cluster.Get(parts[0]) == nil && cluster.Get(parts[1]) == nil && cluster.Get(machine) == nil
 			})
+			owners := []metav1.OwnerReference{}
+			cluster.Change(parts[1], func() {
+				owners = parts[1].GetOwnerReferences()
+				parts[1].SetOwnerReferences(stranger.OwnerReferences)
+			})
 			cluster.Change(machine, func() { delete(machine.Annotations, clusterv1.PreTerminateDeleteHookAnnotationPrefix+"/user") })
+			becomes(t, cluster, cp, "the object of another owner is named", func() bool {
+				return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "waits for the deletion of the CapstanConfig "+machine.Name)
+			})
+			cluster.Change(parts[1], func() { parts[1].SetOwnerReferences(owners) })
 			for _, obj := range append(parts, machine, cp) {
 				testcluster.Eventually(t, "deletion", func() bool { return apierrors.IsNotFound(cluster.Get(obj)) })
 			}
