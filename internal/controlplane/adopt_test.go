@@ -2,16 +2,20 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
@@ -150,6 +154,35 @@ func TestLostSecretLabels(t *testing.T) {
 				return cluster.Secret(name).Labels[clusterv1.ClusterNameLabel] == cluster.Name
 			})
 		}
+	}
+}
+
+// TestLabelWithoutOwner (CP-13): if the API server refuses the owner reference, as on OpenShift, the Secret still gets its label.
+func TestLabelWithoutOwner(t *testing.T) {
+	given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-ca"}, Type: clusterv1.ClusterSecretType}
+	c := fake.NewClientBuilder().WithObjects(given).WithInterceptorFuncs(interceptor.Funcs{
+		Patch: func(ctx context.Context, w client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if len(obj.GetOwnerReferences()) > 0 {
+				return apierrors.NewForbidden(corev1.Resource("secrets"), obj.GetName(), errors.New("cannot set an ownerRef on a resource you can't delete"))
+			}
+			return w.Patch(ctx, obj, patch, opts...)
+		},
+	}).Build()
+	r := &secrets{&clients{Client: c, SecretClient: c}}
+	s := &scope{ControlPlane: &model.ControlPlane{
+		Object: &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo", UID: "demo"}}, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
+	}}
+	for range 2 {
+		found, err := r.getSecret(t.Context(), client.ObjectKeyFromObject(given))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.ownSecret(t.Context(), s, found); err != nil {
+			t.Error(err)
+		}
+	}
+	if found, err := r.getSecret(t.Context(), client.ObjectKeyFromObject(given)); err != nil || !isLabelled(s, found) || len(found.OwnerReferences) > 0 {
+		t.Errorf("%v, %v", found.ObjectMeta, err)
 	}
 }
 

@@ -141,7 +141,7 @@ func TestExternalEtcdCertificates(t *testing.T) {
 			Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
 			Machines: collections.FromMachines(machine), Outdated: map[string][]string{}, Changes: map[string][]inplace.Change{}, Now: time.Now(),
 		}, certificates: bootstrap.Certificates(cp.Spec.Config.Cluster)}
-		if err := errors.Join(reader.readAuthority(t.Context(), s), reader.findOtherAuthorities(t.Context(), s)); err != nil {
+		if err := errors.Join(reader.readCertificates(t.Context(), s), reader.findOtherCertificates(t.Context(), s)); err != nil {
 			t.Fatal(err)
 		}
 		return s.etcdCertificates(), s.Outdated["a"]
@@ -164,6 +164,12 @@ func TestExternalEtcdCertificates(t *testing.T) {
 	write("demo-etcd", append(append([]byte{}, ca.Cert...), newCA(t).Cert...))
 	if _, outdated := look(); len(outdated) != 1 {
 		t.Errorf("another authority of etcd: %v", outdated)
+	}
+	if err := r.management.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-apiserver-etcd-client"}}); err != nil {
+		t.Fatal(err)
+	}
+	if found, outdated := look(); found != "" || len(outdated) > 0 {
+		t.Errorf("a lost client certificate: %q, %v", found, outdated)
 	}
 }
 

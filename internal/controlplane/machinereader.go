@@ -71,7 +71,7 @@ func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, e
 	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.Ambiguous != "" {
 		return false, err
 	}
-	if err := r.readAuthority(ctx, s); err != nil {
+	if err := r.readCertificates(ctx, s); err != nil {
 		return false, err
 	}
 	return true, r.findOutdated(ctx, s)
@@ -95,7 +95,7 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
-	return r.findOtherAuthorities(ctx, s)
+	return r.findOtherCertificates(ctx, s)
 }
 
 // findVolumes finds a Machine with volumes that the machines of the template have too.
@@ -134,9 +134,9 @@ func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine)
 	return config, infraMachine, nil
 }
 
-// findOtherAuthorities marks the Machines with other certificate authorities, or with other certificates of an external etcd, as
-// outdated.
-func (r *machineReader) findOtherAuthorities(ctx context.Context, s *scope) error {
+// findOtherCertificates marks a Machine as outdated if its bootstrap data has not the present authorities of the cluster, or not the
+// present certificates of an external etcd.
+func (r *machineReader) findOtherCertificates(ctx context.Context, s *scope) error {
 	state := s.Rotation()
 	for _, machine := range s.Machines {
 		made, data, err := r.dataOf(ctx, machine)

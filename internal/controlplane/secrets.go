@@ -37,10 +37,10 @@ func (r *secrets) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.
 }
 
 // ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it, and writes the
-// label without which Cluster API does not read it (CP-13, CP-15). As with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
-// one. A Secret with another controller does not change. With the admission plugin OwnerReferencesPermissionEnforcement, as on
-// OpenShift, the right to delete all Secrets would be necessary. The provider does not have it: there, a Secret of a user keeps its
-// owners, works without ours, and remains after the deletion of the cluster.
+// label without which Cluster API does not read it (CP-13, CP-15). As with KubeadmControlPlane, the type determines the owner: Cluster API
+// uses its own type, and Secrets of users have another one. A Secret with another controller does not change. With the admission plugin
+// OwnerReferencesPermissionEnforcement, as on OpenShift, the right to delete all Secrets would be necessary. The provider does not have it:
+// there, a Secret of a user gets only the label, works without our owner reference, and remains after the deletion of the cluster.
 func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secret) error {
 	if existing.Type != clusterv1.ClusterSecretType || metav1.GetControllerOfNoCopy(existing) != nil && !model.IsController(s.Object, existing) {
 		return nil
@@ -49,10 +49,16 @@ func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secr
 	if util.HasExactOwnerRef(existing.OwnerReferences, ref) && isLabelled(s, existing) {
 		return nil
 	}
+	before := existing.DeepCopy()
+	label := func() { metav1.SetMetaDataLabel(&existing.ObjectMeta, clusterv1.ClusterNameLabel, s.Cluster.Name) }
 	err := reconciling.Change(ctx, r.Client, existing, func() {
 		existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
-		metav1.SetMetaDataLabel(&existing.ObjectMeta, clusterv1.ClusterNameLabel, s.Cluster.Name)
+		label()
 	})
+	if apierrors.IsForbidden(err) && !isLabelled(s, before) {
+		before.DeepCopyInto(existing)
+		err = reconciling.Change(ctx, r.Client, existing, label)
+	}
 	if err != nil && !apierrors.IsForbidden(err) {
 		return fmt.Errorf("cannot adopt the secret %s: %w", existing.Name, err)
 	}
@@ -87,9 +93,9 @@ func (r *secrets) ownSecrets(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// readAuthority reads the Secrets with the certificates that only new Machines get live: the cluster's certificate authority, and
-// those of an external etcd.
-func (r *secrets) readAuthority(ctx context.Context, s *scope) error {
+// readCertificates reads live the Secrets whose content only new Machines get: the cluster's certificate authority, and the certificates
+// of an external etcd. A missing one makes no Machine outdated.
+func (r *secrets) readCertificates(ctx context.Context, s *scope) error {
 	stored := &corev1.Secret{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: caName(s)}, stored); err != nil {
 		return client.IgnoreNotFound(err)
@@ -99,8 +105,13 @@ func (r *secrets) readAuthority(ctx context.Context, s *scope) error {
 		if !c.External {
 			continue
 		}
+		c.KeyPair = nil
 		given := &corev1.Secret{}
-		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: secret.Name(s.Cluster.Name, c.Purpose)}, given); err != nil {
+		err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: secret.Name(s.Cluster.Name, c.Purpose)}, given)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		c.KeyPair = &certs.KeyPair{Cert: given.Data[secret.TLSCrtDataName], Key: given.Data[secret.TLSKeyDataName]}

@@ -169,7 +169,7 @@ func TestOtherEtcdCertificates(t *testing.T) {
 	for _, c := range []struct {
 		has, target string
 		want        bool
-	}{{"a,b", "a,c", true}, {"a,b", "a,b", false}, {"", "a,b", false}, {"a,b", "", false}} {
+	}{{"a,b", "a,c", true}, {"a,b", "a,b", false}, {"", "a,b", false}, {"a,b", "", false}, {"b,a,c", "a,b,c", false}, {"a,b", "a,b,c", true}} {
 		if got := OtherEtcdCertificates(c.has, c.target); (got != nil) != c.want {
 			t.Errorf("%q, %q: %v", c.has, c.target, got)
 		}
