@@ -65,19 +65,19 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 // would end at each start. Arguments for this division are the user's responsibility.
 func checkNodeNetworks(pods []netip.Prefix, args []bootstrapv1.Arg) error {
 	if slices.ContainsFunc(args, func(a bootstrapv1.Arg) bool {
-		return strings.HasPrefix(a.Name, "node-cidr-mask-size") || a.Name == "allocate-node-cidrs" || a.Name == "controllers"
+		return strings.HasPrefix(a.Name, "node-cidr-mask-size") || slices.Contains([]string{"allocate-node-cidrs", "cluster-cidr", "controllers"}, a.Name)
 	}) {
 		return nil
 	}
 	for i, p := range pods {
-		node, arg := 24, "node-cidr-mask-size-ipv4"
+		shortest, node, arg := 0, 24, "node-cidr-mask-size-ipv4"
 		if p.Addr().Is6() {
-			node, arg = 64, "node-cidr-mask-size-ipv6"
+			// kube-controller-manager makes at most 2^16 IPv6 networks.
+			shortest, node, arg = 48, 64, "node-cidr-mask-size-ipv6"
 		}
-		// kube-controller-manager makes at most 2^16 networks.
-		if p.Bits() < node-16 || p.Bits() > node {
+		if p.Bits() < shortest || p.Bits() > node {
 			return fmt.Errorf("the Cluster's spec.clusterNetwork.pods.cidrBlocks[%d] %s cannot be divided into a /%d for each node: expected a prefix length from %d to %d, or the argument %s of the controller manager",
-				i, p, node, node-16, node, arg)
+				i, p, node, shortest, node, arg)
 		}
 	}
 	return nil

@@ -405,13 +405,14 @@ func TestNodeNetworks(t *testing.T) {
 		{pods: "11.0.0.0/8", ok: true},
 		{pods: "10.1.2.0/24", ok: true}, // one node
 		{pods: "10.1.2.0/25"},
-		{pods: "8.0.0.0/7"},
+		{pods: "8.0.0.0/7", ok: true},
 		{pods: "fd00::/48", ok: true},
 		{pods: "fd00::/64", ok: true},
 		{pods: "fd00::/47"},
 		{pods: "fd00::/80"},
 		{pods: "fd00::/80", args: arg("node-cidr-mask-size-ipv6", "96"), ok: true},
 		{pods: "10.1.2.0/25", args: arg("node-cidr-mask-size", "26"), ok: true},
+		{pods: "10.1.2.0/25", args: arg("cluster-cidr", "10.1.0.0/16"), ok: true},
 		{pods: "10.1.2.0/25", args: arg("v", "4")},
 		{pods: "10.1.2.0/25", own: true, ok: true}, // the user's own pod network
 	} {
