@@ -191,6 +191,9 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 		} else if used {
 			return fmt.Sprintf("the secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
 		}
+		if !staysAlone(s.Object, s.Object) {
+			return fmt.Sprintf("the secret %s does not exist, and the encryption of etcd cannot begin: API servers before the change could not read the data of others. Instead, %s. With one replica, rollout.strategy.inPlace Only lets it begin", key.Name, model.TwoSteps), nil
+		}
 	}
 	value := make([]byte, render.EncryptionKeySize)
 	if _, err := rand.Read(value); err != nil {

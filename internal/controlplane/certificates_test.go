@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/rsa"
@@ -73,9 +74,13 @@ func TestEncryptionKey(t *testing.T) {
 	for name, c := range map[string]struct {
 		machines []bootstrapv1.EncryptionMode
 		lost     bool // the CapstanConfig of the last Machine
+		replaces bool // no updates in place
 		made     bool
+		problem  string
 	}{
-		"encryption begins":         {machines: []bootstrapv1.EncryptionMode{none, none}, made: true},
+		"encryption begins":         {machines: []bootstrapv1.EncryptionMode{none}, made: true},
+		"it begins in a rollout":    {machines: []bootstrapv1.EncryptionMode{none}, replaces: true, problem: "two steps"},
+		"it begins with three":      {machines: []bootstrapv1.EncryptionMode{none, none, none}, problem: "two steps"},
 		"a machine encrypts":        {machines: []bootstrapv1.EncryptionMode{none, box}},
 		"by default":                {machines: []bootstrapv1.EncryptionMode{""}},
 		"a machine is not known":    {machines: []bootstrapv1.EncryptionMode{none, none}, lost: true},
@@ -98,12 +103,17 @@ func TestEncryptionKey(t *testing.T) {
 			}
 			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh", UID: "fresh"}}
 			cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+			cp.Spec.Replicas = ptr.To(int32(len(c.machines))) //nolint:gosec // a few
+			if !c.replaces {
+				cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlaceOnly
+			}
 			s := &scope{ControlPlane: &model.ControlPlane{
 				Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh"}}, Machines: machines, Now: time.Now(),
 			}}
 			steps := &authorities{r.clients, &secrets{r.clients}}
 			problem, err := steps.ensureEncryptionKey(t.Context(), s)
-			if err != nil || strings.Contains(problem, "fresh-encryption was deleted") == c.made {
+			want := cmp.Or(c.problem, "fresh-encryption was deleted")
+			if err != nil || (problem == "") != c.made || !c.made && !strings.Contains(problem, want) {
 				t.Fatalf("%q, %v", problem, err)
 			}
 			key, err := steps.getSecret(t.Context(), client.ObjectKey{Namespace: "ns", Name: "fresh-encryption"})

@@ -82,6 +82,7 @@ func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, e
 func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
 	s.Changes, s.Updates, s.Volumes = map[string][]inplace.Change{}, map[string]*model.Update{}, map[string]bool{}
+	s.OtherEncryption = map[string]bool{}
 	for _, machine := range s.Machines {
 		config, infraMachine, err := r.partsOf(ctx, machine)
 		if err != nil {
@@ -91,6 +92,7 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 			s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
 		}
 		s.Outdated[machine.Name] = model.Outdated(s.Object, machine, config, infraMachine, s.Now)
+		s.OtherEncryption[machine.Name] = model.HasOtherEncryption(s.Object, machine, config)
 		if err := errors.Join(r.findUpdate(ctx, s, machine, config, infraMachine), r.findVolumes(ctx, s, machine, infraMachine)); err != nil {
 			return err
 		}

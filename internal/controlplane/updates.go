@@ -148,7 +148,7 @@ func (r *updates) advance(ctx context.Context, s *scope, i *model.Instance) (res
 
 // write writes the desired state of a Machine.
 func (r *updates) write(ctx context.Context, s *scope, i *model.Instance, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) (result, error) {
-	if err := r.mark(ctx, s, i); err != nil {
+	if err := r.mark(ctx, s, i, config); err != nil {
 		return result{}, err
 	}
 	if ptr.Deref(s.Object.Spec.Rollout.Strategy.DrainBeforeUpdate, false) {
@@ -162,12 +162,15 @@ func (r *updates) write(ctx context.Context, s *scope, i *model.Instance, config
 	return requeueAfter(updateRetry), r.writeInfraMachine(ctx, s, infraMachine)
 }
 
-// mark records the update on the Machine. From then on it counts as updating, and with its former version.
-func (r *updates) mark(ctx context.Context, s *scope, i *model.Instance) error {
+// mark records the update on the Machine. From then on it counts as updating, with its former version and encryption.
+func (r *updates) mark(ctx context.Context, s *scope, i *model.Instance, config *bootstrapv1.CapstanConfig) error {
 	machine := i.Machine
 	err := r.change(ctx, machine, func() {
 		if !model.Updates(machine) {
 			metav1.SetMetaDataAnnotation(&machine.ObjectMeta, controlplanev1.UpdateFromAnnotation, machine.Spec.Version)
+		}
+		if model.HasOtherEncryption(s.Object, machine, config) {
+			metav1.SetMetaDataAnnotation(&machine.ObjectMeta, controlplanev1.UpdateEncryptionAnnotation, "")
 		}
 		metav1.SetMetaDataAnnotation(&machine.ObjectMeta, clusterv1.UpdateInProgressAnnotation, "")
 		machine.Spec.Version = model.WantedVersion(s.Object)
@@ -247,6 +250,7 @@ func (r *updates) removeMarks(ctx context.Context, machine *clusterv1.Machine, c
 			annotations := obj.GetAnnotations()
 			delete(annotations, clusterv1.UpdateInProgressAnnotation)
 			delete(annotations, controlplanev1.UpdateFromAnnotation)
+			delete(annotations, controlplanev1.UpdateEncryptionAnnotation)
 			delete(annotations, controlplanev1.UpdateSucceededAnnotation)
 			obj.SetAnnotations(annotations)
 		}); err != nil {

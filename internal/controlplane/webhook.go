@@ -192,7 +192,7 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bo
 	if before.Configuration.Secret.Name != "" || was != is && was != bootstrapv1.EncryptionNone {
 		return field.ErrorList{field.Forbidden(path, why)}
 	}
-	had, has := encryptedResources(before), encryptedResources(after)
+	had, has := model.EncryptedResources(before), model.EncryptedResources(after)
 	for _, resource := range had {
 		if !slices.Contains(has, resource) {
 			return field.ErrorList{field.Forbidden(path.Child("resources"), fmt.Sprintf("%s are encrypted, and must stay among the resources: %s", resource, why))}
@@ -200,17 +200,10 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bo
 	}
 	for _, resource := range has {
 		if !slices.Contains(had, resource) && !alone {
-			return field.ErrorList{field.Forbidden(path, fmt.Sprintf("API servers that do not have this change yet could not read the %s that others write: go two steps with an encryption.configuration (docs/machines.md, Encryption in etcd). With one replica, rollout.strategy.inPlace Only allows the change", resource))}
+			return field.ErrorList{field.Forbidden(path, fmt.Sprintf("API servers that do not have this change yet could not read the %s that others write: %s. With one replica, rollout.strategy.inPlace Only allows the change", resource, model.TwoSteps))}
 		}
 	}
 	return nil
-}
-
-func encryptedResources(spec bootstrapv1.EncryptionSpec) []string {
-	if spec.Mode == bootstrapv1.EncryptionNone {
-		return nil
-	}
-	return render.EncryptedResources(spec)
 }
 
 // validateVersionChange allows one minor version up at a time, and none back, as Kubernetes does.

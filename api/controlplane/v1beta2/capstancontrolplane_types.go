@@ -35,6 +35,9 @@ const (
 	UpdateFromAnnotation = "controlplane.capstan.dev/update-from"
 	// UpdateSucceededAnnotation is on a Machine whose update in place has succeeded, until the annotations of the update are removed.
 	UpdateSucceededAnnotation = "controlplane.capstan.dev/update-succeeded"
+	// UpdateEncryptionAnnotation is on a Machine during an update in place that changes the encryption of etcd. Until its success, the
+	// API server of the Machine may not read the data of others.
+	UpdateEncryptionAnnotation = "controlplane.capstan.dev/update-encryption"
 
 	// DefaultMinHealthyPeriodSeconds is the default period in seconds after which a failure is unrelated to the
 	// previous one.

@@ -44,6 +44,8 @@ type ControlPlane struct {
 	Updates map[string]*Update
 	// Volumes has the names of the Machines with volumes that a successor needs: it gets them when they are free.
 	Volumes map[string]bool
+	// OtherEncryption has the names of the Machines whose API server may not read the data that one with the present spec writes.
+	OtherEncryption map[string]bool
 	// InfrastructureDeletedAt maps the name of a Machine to the deletion timestamp of its infrastructure machine.
 	InfrastructureDeletedAt map[string]time.Time
 	// Authority is the Secret of the cluster's certificate authority; nil before it exists.
@@ -76,7 +78,7 @@ func (cp *ControlPlane) CompleteFleet() Fleet {
 	f := newFleet(cp.Machines, cp.Outdated, cp.Stacked(), cp.Workload, cp.Now)
 	for n := range f.Instances {
 		i := &f.Instances[n]
-		i.Changes, i.Update = cp.Changes[i.Name()], cp.Updates[i.Name()]
+		i.Changes, i.Update, i.otherEncryption = cp.Changes[i.Name()], cp.Updates[i.Name()], cp.OtherEncryption[i.Name()]
 	}
 	return f
 }

@@ -43,6 +43,8 @@ type Instance struct {
 	Changes []inplace.Change
 	// Update is the unfinished update in place of the Machine; nil without one.
 	Update *Update
+	// otherEncryption: the API server of the Machine may not read the data that one with the present spec writes.
+	otherEncryption bool
 	// names of the Machine in the workload cluster. Empty until the Machine reports a Node or a host name.
 	names []string
 	// Member is the etcd member of the Machine; nil when there is none, or when etcd is external.

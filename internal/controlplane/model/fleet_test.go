@@ -57,6 +57,8 @@ func anInstance(name, letters string, n int) Instance {
 			i.Outdated = []string{"it is old"}
 		case 'd', 'h':
 			m.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
+		case 'E':
+			i.otherEncryption = true
 		case 'm':
 			m.Annotations[clusterv1.DeleteMachineAnnotation] = ""
 		case 'f':

@@ -101,6 +101,9 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	if w.held != "" {
 		w.maxSurge = 0 // Missing Machines are created, because a majority is more important than a backup.
 	}
+	if why := f.unreadable(); why != "" && len(active) <= w.Replicas {
+		return waitFor(why)
+	}
 	if missing := w.Replicas + w.maxSurge - len(active); missing > 0 {
 		return f.add(missing)
 	}

@@ -253,7 +253,7 @@ func (f Fleet) updateInPlace(active []*Instance, w Target) (p Plan, decided bool
 	switch {
 	case len(updatable) == 0 && !stops:
 		return Plan{}, false
-	case len(active) != w.Replicas:
+	case f.resizesFirst(active, w):
 		return f.resize(active, w), true
 	case stops:
 		return waitFor(needsReplacement(others[0])), true
@@ -269,6 +269,12 @@ func (f Fleet) resize(active []*Instance, w Target) Plan {
 		return f.add(missing)
 	}
 	return f.drop(f.victim(active, w.domains))
+}
+
+// resizesFirst reports whether the number of Machines changes before an update in place. A Machine with another encryption is updated before
+// others join it.
+func (f Fleet) resizesFirst(active []*Instance, w Target) bool {
+	return len(active) > w.Replicas || len(active) < w.Replicas && f.unreadable() == ""
 }
 
 func (w Target) updates() bool {
@@ -288,13 +294,17 @@ func (f Fleet) continueUpdate(i *Instance, active []*Instance, w Target) (Plan, 
 		return Plan{}, false // The user wants a replacement now.
 	case len(inplace.Blocking(i.Changes)) > 0 && w.inPlace == controlplanev1.InPlacePrefer:
 		return Plan{}, false
-	case len(active) != w.Replicas:
+	case f.resizesFirst(active, w):
 		return f.resize(active, w), true
 	case len(inplace.Blocking(i.Changes)) > 0:
 		return waitFor(needsReplacement(i)), true
 	case u.Written && u.Failed():
-		return waitFor(fmt.Sprintf("Machine %s: %s. Nothing else is updated until this is solved: change the spec, set the annotation %s of its CapstanMachine to another value to try again, or set rollout.strategy.inPlace to Never to replace the machine",
-			i.Name(), u, infrav1.MachineUpdateAttemptAnnotation)), true
+		last := "or set rollout.strategy.inPlace to Never to replace the machine"
+		if i.otherEncryption {
+			last = "or " + TwoSteps
+		}
+		return waitFor(fmt.Sprintf("Machine %s: %s. Nothing else is updated until this is solved: change the spec, set the annotation %s of its CapstanMachine to another value to try again, %s",
+			i.Name(), u, infrav1.MachineUpdateAttemptAnnotation, last)), true
 	case u.Written || u.running(): // A lost host may return and continue.
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
 	}
@@ -314,7 +324,7 @@ func (f Fleet) startUpdate(i *Instance) Plan {
 // failed update, another change must be possible, because it can be the repair.
 func (f Fleet) cannotUpdate(i *Instance) string {
 	if len(f.active()) > 1 {
-		return f.cannotSpare(i)
+		return cmp.Or(f.unreadable(), f.cannotSpare(i))
 	}
 	switch {
 	case i.Update.Failed():

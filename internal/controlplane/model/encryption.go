@@ -1,0 +1,59 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
+)
+
+// TwoSteps is the way to more encrypted resources in a cluster with several API servers.
+const TwoSteps = "go two steps with an encryption.configuration (docs/machines.md, Encryption in etcd)"
+
+// EncryptedResources returns the resources that an API server encrypts without a configuration of the user.
+func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
+	if spec.Mode == bootstrapv1.EncryptionNone {
+		return nil
+	}
+	return render.EncryptedResources(spec)
+}
+
+// HasOtherEncryption reports whether the API server of a Machine may not read the data that one with the present spec writes. The
+// CapstanConfig is changed before the machine, so the annotation of the update counts too. A configuration of the user is the user's
+// responsibility.
+func HasOtherEncryption(controlPlane *controlplanev1.CapstanControlPlane, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig) bool {
+	want := controlPlane.Spec.Config.Cluster.Encryption
+	if want.Configuration.Secret.Name != "" {
+		return false
+	}
+	_, begun := machine.Annotations[controlplanev1.UpdateEncryptionAnnotation]
+	return begun || config != nil && changesEncryption(config.Spec.Cluster.Encryption, want)
+}
+
+func changesEncryption(has, want bootstrapv1.EncryptionSpec) bool {
+	if has.Configuration.Secret.Name != "" {
+		return false
+	}
+	sorted := func(spec bootstrapv1.EncryptionSpec) []string {
+		return slices.Sorted(slices.Values(EncryptedResources(spec)))
+	}
+	mode := func(spec bootstrapv1.EncryptionSpec) bootstrapv1.EncryptionMode {
+		return cmp.Or(spec.Mode, bootstrapv1.EncryptionSecretBox)
+	}
+	return mode(has) != mode(want) || !slices.Equal(sorted(has), sorted(want))
+}
+
+// unreadable returns the reason why no API server with the present spec can be added; "" when it can. Once one runs beside the others, the
+// rollout ends as soon as possible.
+func (f Fleet) unreadable() string {
+	active := f.active()
+	if len(active) == 0 || slices.ContainsFunc(active, func(i *Instance) bool { return !i.otherEncryption }) {
+		return ""
+	}
+	return fmt.Sprintf("Machine %s does not have the present encryption of etcd, and could not read the data that other API servers write: with one replica and rollout.strategy.inPlace Only, it is updated in place. With more machines, %s", active[0].Name(), TwoSteps)
+}
