@@ -130,7 +130,7 @@ func (u *updater) unmarked() bool {
 	for _, m := range machinesOf(u.t, u.cluster) {
 		config, infra := u.parts(m.Name)
 		for _, o := range []client.Object{&m, config, infra} {
-			for _, annotation := range []string{clusterv1.UpdateInProgressAnnotation, controlplanev1.UpdateFromAnnotation} {
+			for _, annotation := range []string{clusterv1.UpdateInProgressAnnotation, controlplanev1.UpdateFromAnnotation, controlplanev1.UpdateEncryptionAnnotation} {
 				if _, ok := o.GetAnnotations()[annotation]; ok {
 					return false
 				}
@@ -240,6 +240,37 @@ func TestUpdatedAlone(t *testing.T) {
 	if len(w.made) != 1 {
 		t.Errorf("%d Machines were made", len(w.made))
 	}
+}
+
+// TestEncryptionBegins_CP21: no Machine joins before the API server of the only one can read the data of others, also after a failed update
+// and a change of the policy and the replicas.
+func TestEncryptionBegins_CP21(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		inPlace(controlplanev1.InPlaceOnly, 1)(cp)
+		cp.Spec.Config.Cluster.Encryption.Mode = bootstrapv1.EncryptionNone
+	})
+	u := newUpdater(w)
+	u.until("one", u.settled(cp, 1))
+	name := namesOfMachines(t, w)[0]
+	u.failing[name+"@v1.36.3"] = true
+	w.cluster.Change(cp, func() { cp.Spec.Config.Cluster.Encryption.Mode = bootstrapv1.EncryptionSecretBox })
+	u.until("it is rolled back", func() bool {
+		return w.cluster.Get(cp) == nil && conditions.GetReason(cp, controlplanev1.UpdatingCondition) == controlplanev1.UpdateFailedReason &&
+			has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, model.TwoSteps)
+	})
+	w.cluster.Change(cp, func() {
+		cp.Spec.Rollout.Strategy.InPlace, cp.Spec.Replicas = controlplanev1.InPlaceNever, ptr.To[int32](3)
+	})
+	u.until("the reason is shown", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Machine "+name+" does not have the present encryption of etcd")
+	})
+	u.still("no Machine joins", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
+	u.failing = map[string]bool{}
+	w.cluster.Change(cp, func() {
+		cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlaceOnly
+		cp.Spec.Config.Cluster.Scheduler.ExtraArgs = []bootstrapv1.Arg{{Name: "v", Value: "2"}}
+	})
+	u.until("two join the updated one", func() bool { return len(w.made) == 3 && u.settled(cp, 3)() })
 }
 
 // TestUpdateImpossible_CP21: a change that needs another machine stops with Only, and names the field; with Prefer, machines are
