@@ -34,9 +34,6 @@ func (r *Reconciler) clusterOf(ctx context.Context, controlPlane *controlplanev1
 	if err = client.IgnoreNotFound(err); err != nil || cluster != nil || controlPlane.DeletionTimestamp.IsZero() {
 		return cluster, false, err
 	}
-	if _, moved := controlPlane.Annotations[clusterctlv1.DeleteForMoveAnnotation]; moved {
-		return nil, false, nil // The machines belong to another management cluster.
-	}
 	clusters := &clusterv1.ClusterList{}
 	if err := r.LiveClient.List(ctx, clusters, client.InNamespace(controlPlane.Namespace)); err != nil {
 		return nil, false, err
@@ -45,6 +42,15 @@ func (r *Reconciler) clusterOf(ctx context.Context, controlPlane *controlplanev1
 		if cluster := &clusters.Items[i]; model.IsReferenced(controlPlane, cluster) || util.IsOwnedByObject(controlPlane, cluster, clusterKind) {
 			return cluster, false, nil
 		}
+	}
+	// clusterctl move annotates the control plane before it deletes the Cluster. The cache can be older than both, and the machines belong
+	// to another management cluster.
+	latest := &controlplanev1.CapstanControlPlane{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(controlPlane), latest); err != nil {
+		return nil, false, client.IgnoreNotFound(err)
+	}
+	if _, moved := latest.Annotations[clusterctlv1.DeleteForMoveAnnotation]; moved {
+		return nil, false, nil
 	}
 	name := controlPlane.Labels[clusterv1.ClusterNameLabel]
 	return &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: controlPlane.Namespace, Name: name}}, true, nil

@@ -126,7 +126,7 @@ func TestLostOwnerReference(t *testing.T) {
 // TestClusterOf: a Cluster that the cache lacks, or that cannot be read, is not a Cluster that does not exist.
 func TestClusterOf(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := clusterv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(clusterv1.AddToScheme(scheme), controlplanev1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	owner := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "owner"}}
@@ -140,6 +140,7 @@ func TestClusterOf(t *testing.T) {
 		cached     []client.Object
 		fails      bool
 		notDeleted bool
+		moved      bool
 		want       string
 		gone       bool
 	}{
@@ -148,6 +149,7 @@ func TestClusterOf(t *testing.T) {
 		"without the owner reference": {stored: []client.Object{another, referencing}, want: "referencing"},
 		"in another namespace":        {stored: []client.Object{elsewhere}, want: "named", gone: true},
 		"gone":                        {stored: []client.Object{another}, want: "named", gone: true},
+		"moved, and gone":             {moved: true},
 		"cannot be read":              {fails: true},
 		"gone, not deleted":           {notDeleted: true},
 	} {
@@ -159,7 +161,12 @@ func TestClusterOf(t *testing.T) {
 			if c.notDeleted {
 				cp.DeletionTimestamp = nil
 			}
-			live := fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.stored...).WithInterceptorFuncs(interceptor.Funcs{
+			latest := cp.DeepCopy()
+			latest.DeletionTimestamp = nil // A fake client stores no deleted object without a finalizer.
+			if c.moved {
+				latest.Annotations = map[string]string{clusterctlv1.DeleteForMoveAnnotation: ""}
+			}
+			live := fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(c.stored, latest)...).WithInterceptorFuncs(interceptor.Funcs{
 				List: func(ctx context.Context, w client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 					if c.fails {
 						return errors.New("unreachable")
