@@ -103,7 +103,7 @@ func TestEncryptionKey(t *testing.T) {
 			}
 			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh", UID: "fresh"}}
 			cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
-			cp.Spec.Replicas = ptr.To(int32(len(c.machines))) //nolint:gosec // a few
+			cp.Spec.Replicas = ptr.To(int32(len(c.machines)))
 			if !c.replaces {
 				cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlaceOnly
 			}
