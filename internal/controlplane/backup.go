@@ -127,32 +127,51 @@ func (r *backups) showBackups(s *scope, attempts []model.BackupAttempt, problem 
 func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBackup, error) {
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
-	list := &etcdv1.EtcdBackupList{}
-	err := reconciling.ListFew(ctx, s.client, list)
-	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+	found, installed, err := listBackups(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if !installed {
 		r.workloads.reinstall(s)
 		r.showBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")
 		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("cannot read EtcdBackups: %w", err)
 	}
 	had := map[string]bool{}
 	for _, b := range s.Object.Status.Backups {
 		had[b.Name] = true
 	}
-	s.Object.Status.Backups = model.MergeBackups(s.Object.Status.Backups, list.Items)
+	s.Object.Status.Backups = model.MergeBackups(s.Object.Status.Backups, found)
 	for _, b := range s.Object.Status.Backups {
 		if !had[b.Name] {
 			r.event(s, corev1.EventTypeNormal, "BackupSucceeded", "Backup", "Backup %s (%s) is at %s", b.Name, b.Trigger, b.Location)
 		}
 	}
 	measureBackups(s.Object)
-	out := list.Items
-	if out == nil {
-		out = []etcdv1.EtcdBackup{}
+	if found == nil {
+		found = []etcdv1.EtcdBackup{}
 	}
-	return out, r.workloads.watchWorkload(ctx, s, "etcdbackups", &etcdv1.EtcdBackup{})
+	return found, r.workloads.watchWorkload(ctx, s, "etcdbackups", &etcdv1.EtcdBackup{})
+}
+
+// listBackups returns the EtcdBackups of the workload cluster. installed is false while the cluster does not have the kind.
+func listBackups(ctx context.Context, s *scope) (found []etcdv1.EtcdBackup, installed bool, err error) {
+	list := &etcdv1.EtcdBackupList{}
+	err = reconciling.ListFew(ctx, s.client, list)
+	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("cannot read EtcdBackups: %w", err)
+	}
+	return list.Items, true, nil
+}
+
+// deleteBackup deletes an EtcdBackup of the workload cluster, and not a successor of the same name.
+func deleteBackup(ctx context.Context, s *scope, b *etcdv1.EtcdBackup) error {
+	if err := client.IgnoreNotFound(s.client.Delete(ctx, b, client.Preconditions{UID: &b.UID})); err != nil {
+		return fmt.Errorf("cannot delete the EtcdBackup %s: %w", b.Name, err)
+	}
+	return nil
 }
 
 // clearBackups deletes the EtcdBackups that are not needed any more, and returns the others.
@@ -166,8 +185,8 @@ func (r *backups) clearBackups(ctx context.Context, s *scope, f model.Fleet, fou
 			out = append(out, *b)
 			continue
 		}
-		if err := client.IgnoreNotFound(s.client.Delete(ctx, b, client.Preconditions{UID: &b.UID})); err != nil {
-			return nil, fmt.Errorf("cannot delete the EtcdBackup %s: %w", b.Name, err)
+		if err := deleteBackup(ctx, s, b); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil

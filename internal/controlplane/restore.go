@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -19,7 +17,6 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/stored"
@@ -306,22 +303,17 @@ func (r *restores) removeFormerBackups(ctx context.Context, s *scope) error {
 	if len(known) == 0 {
 		return nil
 	}
-	list := &etcdv1.EtcdBackupList{}
-	err := reconciling.ListFew(ctx, s.client, list)
-	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		return nil
-	}
+	found, _, err := listBackups(ctx, s)
 	if err != nil {
-		return fmt.Errorf("cannot read the EtcdBackups of the restored cluster: %w", err)
+		return err
 	}
-	gone := model.SupersededBackups(known, list.Items)
-	for i := range list.Items {
-		b := &list.Items[i]
-		if !slices.Contains(gone, b.Name) {
+	gone := model.SupersededBackups(known, found)
+	for i := range found {
+		if !slices.Contains(gone, found[i].Name) {
 			continue
 		}
-		if err := client.IgnoreNotFound(s.client.Delete(ctx, b, client.Preconditions{UID: &b.UID})); err != nil {
-			return fmt.Errorf("cannot delete the EtcdBackup %s from before the restore: %w", b.Name, err)
+		if err := deleteBackup(ctx, s, &found[i]); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -188,7 +188,7 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bo
 	if after.Configuration.Secret.Name != "" {
 		return nil
 	}
-	was, is := cmp.Or(before.Mode, bootstrapv1.EncryptionSecretBox), cmp.Or(after.Mode, bootstrapv1.EncryptionSecretBox)
+	was, is := model.EncryptionMode(before), model.EncryptionMode(after)
 	if before.Configuration.Secret.Name != "" || was != is && was != bootstrapv1.EncryptionNone {
 		return field.ErrorList{field.Forbidden(path, why)}
 	}

@@ -15,6 +15,11 @@ import (
 // TwoSteps is the way to more encrypted resources in a cluster with several API servers.
 const TwoSteps = "go two steps with an encryption.configuration (docs/machines.md, Encryption in etcd)"
 
+// EncryptionMode returns the mode of an API server.
+func EncryptionMode(spec bootstrapv1.EncryptionSpec) bootstrapv1.EncryptionMode {
+	return cmp.Or(spec.Mode, bootstrapv1.EncryptionSecretBox)
+}
+
 // EncryptedResources returns the resources that an API server encrypts without a configuration of the user.
 func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
 	if spec.Mode == bootstrapv1.EncryptionNone {
@@ -42,10 +47,7 @@ func changesEncryption(has, want bootstrapv1.EncryptionSpec) bool {
 	sorted := func(spec bootstrapv1.EncryptionSpec) []string {
 		return slices.Sorted(slices.Values(EncryptedResources(spec)))
 	}
-	mode := func(spec bootstrapv1.EncryptionSpec) bootstrapv1.EncryptionMode {
-		return cmp.Or(spec.Mode, bootstrapv1.EncryptionSecretBox)
-	}
-	return mode(has) != mode(want) || !slices.Equal(sorted(has), sorted(want))
+	return EncryptionMode(has) != EncryptionMode(want) || !slices.Equal(sorted(has), sorted(want))
 }
 
 // unreadable returns the reason why no API server with the present spec can be added; "" when it can. Once one runs beside the others, the
