@@ -61,7 +61,7 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
-	damage, failure := "", ""
+	damage, repairs := "", repairs{log: log}
 	for {
 		damage = b.reportDamage(log, damage)
 		mended, err := b.mendFirewalls(ctx)
@@ -71,8 +71,7 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		var again time.Time
-		failure, again = retryAfter(log, err, failure)
+		again := repairs.next(err)
 		if len(mended) > 0 {
 			rest(ctx, guardRest)
 		}
@@ -102,27 +101,32 @@ func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
 	}
 	defer changes.Close()
 	defer context.AfterFunc(ctx, changes.Close)()
-	failure := ""
+	repairs := repairs{log: log}
 	for {
-		var again time.Time
-		failure, again = retryAfter(log, b.mendLinks(log), failure)
-		if err := nextMessage(changes, again, removesOrChangesLinks); err != nil {
+		if err := nextMessage(changes, repairs.next(b.mendLinks(log)), removesOrChangesLinks); err != nil {
 			return err
 		}
 		rest(ctx, guardRest) // Removals come in groups, and a check reads all entries.
 	}
 }
 
-// retryAfter returns the time of the next attempt if a repair failed, and zero otherwise. It logs the error, unless it is the reported one,
-// and returns its text. The other networks get their repairs at each event.
-func retryAfter(log *slog.Logger, err error, reported string) (text string, again time.Time) {
-	if err == nil {
-		return "", time.Time{}
+// repairs of networks. An error that lasts is logged once. The other networks get their repairs at each event.
+type repairs struct {
+	log      *slog.Logger
+	reported string
+}
+
+// next returns the time of the next attempt after a failure; zero without one.
+func (r *repairs) next(failure error) time.Time {
+	if failure == nil {
+		r.reported = ""
+		return time.Time{}
 	}
-	if err.Error() != reported {
-		log.Error("Cannot repair a network; capstand tries again", "error", err)
+	if text := failure.Error(); text != r.reported {
+		r.log.Error("Cannot repair a network; capstand tries again", "error", failure)
+		r.reported = text
 	}
-	return err.Error(), time.Now().Add(guardPause)
+	return time.Now().Add(guardPause)
 }
 
 // mendLinks restores the tunnels, and the VLANs also if a tunnel cannot be restored.

@@ -164,3 +164,23 @@ func (h warningHandler) Handle(ctx context.Context, r slog.Record) error {
 	h.logged <- struct{}{}
 	return nil
 }
+
+// TestRepairs: a failure sets the time of the next attempt, and is logged again only after a success or as another one.
+func TestRepairs(t *testing.T) {
+	var log bytes.Buffer
+	r := repairs{log: slog.New(slog.NewTextHandler(&log, nil))}
+	busy, full := errors.New("busy"), errors.New("full")
+	for n, c := range []struct {
+		failure error
+		logged  int
+	}{{busy, 1}, {busy, 1}, {full, 2}, {nil, 2}, {full, 3}} {
+		before := time.Now()
+		next := r.next(c.failure)
+		if c.failure == nil && !next.IsZero() || c.failure != nil && next.Before(before.Add(guardPause)) {
+			t.Errorf("%d: the next attempt is at %s", n, next)
+		}
+		if logged := strings.Count(log.String(), "Cannot repair"); logged != c.logged {
+			t.Errorf("%d: logged %d times, want %d", n, logged, c.logged)
+		}
+	}
+}
