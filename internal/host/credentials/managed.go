@@ -77,7 +77,8 @@ func (m Managed) WithClient(now time.Time) (Managed, error) {
 	return m.withClient(m.validity(), now)
 }
 
-// Settled ends a rotation for a host that joins again, because it gets the current authority only. changed is false if there is none.
+// Settled ends the rotation of a host that joins again: the join gives the host only the current authority, so it must have signed the
+// certificate of the managers. changed is false without a rotation.
 func (m Managed) Settled(now time.Time) (next Managed, changed bool, err error) {
 	if !m.several() {
 		return m, false, nil

@@ -52,8 +52,8 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestJoinsAgainDuringRotation: a host trusts the authority that it gets at its join and no other, so the certificate of the managers must be of
-// this authority, whatever step a rotation has reached.
+// TestJoinsAgainDuringRotation: a host trusts only the authority that it gets at its join. That authority has to sign the certificate of the
+// managers, at each step of a rotation.
 func TestJoinsAgainDuringRotation(t *testing.T) {
 	now := time.Now()
 	first, _, err := nextCredentials(nil, time.Hour, now)

@@ -104,11 +104,16 @@ func ensureLeaves(dir string, leaves []certfiles.Leaf, validity time.Duration, n
 		if err != nil {
 			return time.Time{}, fmt.Errorf("certificate %s: %w", leaf.Name, err)
 		}
-		if at.Before(next) {
-			next = at
-		}
+		next = earlier(next, at)
 	}
 	return next, nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // renewClients renews a worker's client certificates.
@@ -131,9 +136,7 @@ func renewAll(renewals []func() (time.Time, error)) (time.Time, error) {
 	running.Wait()
 	next := time.Now().Add(renewMax)
 	for _, at := range times {
-		if at.Before(next) {
-			next = at
-		}
+		next = earlier(next, at)
 	}
 	return next, errors.Join(errs...)
 }
