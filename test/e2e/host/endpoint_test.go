@@ -82,9 +82,7 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id, Namespace: lb.Namespace, Name: lb.Name}); err != nil {
-		t.Fatal(err)
-	}
+	c.deleteBalancer(lb)
 	if bridgeHas(t, blue, second) {
 		t.Errorf("the bridge has the address of a deleted load balancer")
 	}

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -154,20 +155,19 @@ func (c *capstand) cleanUp() {
 	if c.cmd.ProcessState != nil {
 		c.start()
 	}
+	defer c.end(syscall.SIGTERM) // also after a failure, so that the capstand cannot disturb other tests
 	machines, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
 	check(c.t, err)
 	for _, m := range machines.Machines {
 		c.deleteMachine(m.Spec)
 	}
 	for _, lb := range recorded(c, "balancers", func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} }) {
-		_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: lb.Id, Namespace: lb.Namespace, Name: lb.Name})
-		check(c.t, err)
+		c.deleteBalancer(lb)
 	}
 	for _, n := range recorded(c, "networks", func() *hostpb.Network { return &hostpb.Network{} }) {
 		_, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
 		check(c.t, err)
 	}
-	c.end(syscall.SIGTERM)
 }
 
 // recorded reads the records of a kind from a capstand's state.
@@ -261,13 +261,25 @@ func awaitEvent[T any](c *capstand, name string, pick func(*hostpb.Event) *T, wa
 	}
 }
 
+// deleteMachine repeats the call until the machine is removed, as a manager does: capstand answers after a few seconds.
 func (c *capstand) deleteMachine(spec *hostpb.MachineSpec) {
 	c.t.Helper()
-	res, err := c.DeleteMachine(c.ctx(), deletion(spec))
-	check(c.t, err)
-	if !res.Done {
-		c.t.Fatalf("machine %s is not removed: %v\n%s", spec.Id, res, c.output)
-	}
+	eventually(c.t, "the removal of machine "+spec.Id, func() error {
+		res, err := c.DeleteMachine(c.ctx(), deletion(spec))
+		if err == nil && !res.Done {
+			err = errors.New("it is still being removed")
+		}
+		return err
+	})
+}
+
+// deleteBalancer repeats the call until the load balancer is removed.
+func (c *capstand) deleteBalancer(lb *hostpb.LoadBalancer) {
+	c.t.Helper()
+	eventually(c.t, "the removal of load balancer "+lb.Id, func() error {
+		_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: lb.Id, Namespace: lb.Namespace, Name: lb.Name})
+		return err
+	})
 }
 
 func deletion(spec *hostpb.MachineSpec) *hostpb.DeleteMachineRequest {
