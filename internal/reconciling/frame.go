@@ -41,8 +41,7 @@ type Frame struct {
 // Begin sets the condition Paused (ALL-08) and adds the finalizer. cluster can be nil. It returns the Patch for End,
 // or nil if the object is paused or does not exist any more; then the reconcile ends.
 func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Object) (*Patch, error) {
-	lacksPaused := !isPaused(cluster, obj) && !conditions.Has(obj, clusterv1.PausedCondition)
-	if !lacksPaused {
+	if isPaused(cluster, obj) || conditions.IsTrue(obj, clusterv1.PausedCondition) {
 		isPaused, _, err := paused.EnsurePausedCondition(ctx, f.Live, cluster, obj)
 		if err != nil || isPaused {
 			return nil, client.IgnoreNotFound(err)
@@ -58,9 +57,8 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 		}
 	}
 	patch := NewPatch(obj, f.Live)
-	if lacksPaused { // End writes it with the other conditions: each write of a status makes Cluster API core reconcile its owners.
-		conditions.Set(obj, metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason})
-	}
+	// End writes it with the other conditions: each write of a status makes Cluster API core reconcile its owners.
+	conditions.Set(obj, metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason})
 	return patch, nil
 }
 

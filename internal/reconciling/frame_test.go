@@ -68,4 +68,15 @@ func TestFrameWritesPaused_ALL08(t *testing.T) {
 	if begun := reconcile(false); !conditions.IsFalse(begun, clusterv1.PausedCondition) {
 		t.Errorf("not paused any more: %+v", begun.Status.Conditions)
 	}
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(m), m); err != nil {
+		t.Fatal(err)
+	}
+	m.Generation++
+	if err := c.Update(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	reconcile(false)
+	if got := conditions.Get(m, clusterv1.PausedCondition); got == nil || got.ObservedGeneration != m.Generation {
+		t.Errorf("Paused after a change of the spec, generation %d: %+v", m.Generation, got)
+	}
 }
