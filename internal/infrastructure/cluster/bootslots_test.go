@@ -4,8 +4,13 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 func TestTurns(t *testing.T) {
@@ -46,5 +51,25 @@ func TestTurnsSlots(t *testing.T) {
 		if got := turns.take(client.ObjectKey{Name: string(rune('a' + i))}, "host", 2, time.Unix(0, 0)); got != want {
 			t.Errorf("cluster %d of two slots waits %s, want %s", i, got, want)
 		}
+	}
+}
+
+// A cluster that is gone without its deletion, because somebody removed its finalizer, has no turn and waits for none.
+func TestTurnsOfRemovedCluster(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := infrav1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	r := &Reconciler{Client: fake.NewClientBuilder().WithScheme(scheme).Build()}
+	boots, waits := client.ObjectKey{Namespace: "ns", Name: "boots"}, client.ObjectKey{Namespace: "ns", Name: "waits"}
+	r.turns.take(boots, "h", 1, time.Now())
+	r.turns.take(waits, "h", 1, time.Now())
+	for _, key := range []client.ObjectKey{waits, boots} {
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.turns.waiting) > 0 || len(r.turns.booting) > 0 {
+		t.Errorf("waiting %v, booting %v", r.turns.waiting, r.turns.booting)
 	}
 }
