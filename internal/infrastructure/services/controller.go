@@ -186,6 +186,7 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []ctrl.Re
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	c := &infrav1.CapstanCluster{}
 	if err := r.Client.Get(ctx, req.NamespacedName, c); apierrors.IsNotFound(err) {
+		r.reported.forget(req.NamespacedName)
 		return ctrl.Result{}, r.freeOrphans(ctx, req.NamespacedName)
 	} else if err != nil {
 		return ctrl.Result{}, err
@@ -230,6 +231,7 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 	err = errors.Join(withdrawn, err, endErr)
 	switch {
 	case !s.optedIn() && err == nil && left == "":
+		r.reported.forget(client.ObjectKeyFromObject(s.capstan))
 		return r.show(ctx, s, "", "", "")
 	case !s.optedIn():
 		return errors.Join(err, r.show(ctx, s, metav1.ConditionFalse, infrav1.ServicesEndingReason, left))

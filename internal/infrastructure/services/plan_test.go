@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
@@ -356,7 +357,7 @@ func TestTold(t *testing.T) {
 		at   time.Time
 		want bool
 	}{{now, true}, {now.Add(time.Minute), false}, {now.Add(eventLife), true}} {
-		if got := reported.first("e", c.at); got != c.want {
+		if got := reported.first(client.ObjectKey{Name: "c"}, "e", c.at); got != c.want {
 			t.Errorf("at %v: %v", c.at.Sub(now), got)
 		}
 	}

@@ -132,9 +132,7 @@ func (t *target) ingress() corev1.LoadBalancerIngress {
 
 // targets returns the addresses of the Services that have one, and the Services with ports of the hosts.
 func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, ports []accepted, err error) {
-	for service, why := range s.chosen.refused {
-		r.refuse(ctx, s, service, why)
-	}
+	r.refuseChosen(ctx, s)
 	for _, service := range s.chosen.accepted {
 		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
@@ -158,6 +156,18 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 		}
 	}
 	return out, ports, err
+}
+
+// refuseChosen refuses Services. Their number is that of the API server of the cluster: the events name the first ones only.
+func (r *Reconciler) refuseChosen(ctx context.Context, s *scope) {
+	refused := slices.SortedFunc(maps.Keys(s.chosen.refused), func(a, b *corev1.Service) int { return cmp.Compare(nameOf(a), nameOf(b)) })
+	for i, service := range refused {
+		if i < maxRefusals {
+			r.refuse(ctx, s, service, s.chosen.refused[service])
+			continue
+		}
+		s.trouble[nameOf(service)] = s.chosen.refused[service]
+	}
 }
 
 // refuse notes the reason why a Service is not published, and shows it to the users of the workload cluster.

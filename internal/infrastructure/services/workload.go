@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -169,7 +170,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope, service *corev1.Servi
 	now := metav1.NewTime(time.Now())
 	ctx, cancel := s.asking(ctx)
 	defer cancel()
-	if ctx.Err() != nil || !r.reported.first(name, now.Time) {
+	if ctx.Err() != nil || !r.reported.first(client.ObjectKeyFromObject(s.capstan), name, now.Time) {
 		return
 	}
 	e := &corev1.Event{
@@ -184,29 +185,44 @@ func (r *Reconciler) report(ctx context.Context, s *scope, service *corev1.Servi
 	}
 }
 
-// reported contains the times of the last events, so that not every reconcile sends a request for each Service.
+// reported contains the times of the last events of each cluster, so that not every reconcile sends a request for each Service. A cluster
+// with many events loses only its own record.
 type reported struct {
 	mu sync.Mutex
-	at map[string]time.Time
+	at map[client.ObjectKey]map[string]time.Time
 }
 
 const (
 	// eventLife is the time after which an event is created again if its reason still applies.
 	eventLife = time.Hour
-	// maxTold bounds the memory. Without the record, a request has no effect while the event exists.
-	maxTold = 10000
+	// maxRefusals is the number of unsuitable Services that events name.
+	maxRefusals = hostpb.MaxServices
+	// maxTold bounds the memory for a cluster. Without the record, a request has no effect while the event exists.
+	maxTold = 8 * hostpb.MaxServices
 )
 
-// first records an event, and returns whether it is due.
-func (t *reported) first(name string, now time.Time) bool {
+// first records an event of a cluster, and returns whether it is due.
+func (t *reported) first(cluster client.ObjectKey, name string, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if at, ok := t.at[name]; ok && now.Sub(at) < eventLife {
+	told := t.at[cluster]
+	if at, ok := told[name]; ok && now.Sub(at) < eventLife {
 		return false
 	}
-	if t.at == nil || len(t.at) >= maxTold {
-		t.at = map[string]time.Time{}
+	if t.at == nil {
+		t.at = map[client.ObjectKey]map[string]time.Time{}
 	}
-	t.at[name] = now
+	if told == nil || len(told) >= maxTold {
+		told = map[string]time.Time{}
+		t.at[cluster] = told
+	}
+	told[name] = now
 	return true
+}
+
+// forget drops the record of a cluster that publishes nothing any more.
+func (t *reported) forget(cluster client.ObjectKey) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.at, cluster)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -49,7 +50,48 @@ func TestSilentAPIServer(t *testing.T) {
 	for i := range 10 {
 		r.report(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, fmt.Sprint("message ", i))
 	}
-	if asked != before || len(r.reported.at) != 1 {
-		t.Errorf("%d more requests after the time, and %d events count as sent", asked-before, len(r.reported.at))
+	if asked != before || len(r.reported.at[client.ObjectKey{}]) != 1 {
+		t.Errorf("%d more requests after the time, and %d events count as sent", asked-before, len(r.reported.at[client.ObjectKey{}]))
+	}
+}
+
+// A cluster with any number of Services that cannot be published gets events for some of them, and another cluster keeps the record of its
+// events.
+func TestManyRefusedServices(t *testing.T) {
+	created := 0
+	workload := interceptor.NewClient(nil, interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+		created++
+		return nil
+	}})
+	of := func(namespace string) *scope {
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "c"}}
+		return &scope{capstan: c, workload: workload, until: time.Now().Add(time.Hour), trouble: map[string]string{}}
+	}
+	r := &Reconciler{}
+	victim, web := of("a"), with("web", nil).Service
+	r.refuse(t.Context(), victim, web, "why")
+	hostile, all := of("b"), maxRefusals+10
+	for pass := range maxTold/maxRefusals + 2 {
+		created = 0
+		hostile.chosen.refused = map[*corev1.Service]string{}
+		for i := range all {
+			hostile.chosen.refused[with(fmt.Sprintf("s-%d", i), nil).Service] = fmt.Sprint("why ", pass)
+		}
+		r.refuseChosen(t.Context(), hostile)
+		if created != maxRefusals || len(hostile.trouble) != all {
+			t.Errorf("pass %d: %d events and %d refusals, want %d and %d", pass, created, len(hostile.trouble), maxRefusals, all)
+		}
+	}
+	r.refuseChosen(t.Context(), hostile)
+	if created != maxRefusals {
+		t.Errorf("%d more requests for the same refusals", created-maxRefusals)
+	}
+	r.refuse(t.Context(), victim, web, "why")
+	if created != maxRefusals {
+		t.Error("another cluster reports its event again")
+	}
+	r.reported.forget(client.ObjectKeyFromObject(hostile.capstan))
+	if len(r.reported.at) != 1 {
+		t.Errorf("records of %d clusters", len(r.reported.at))
 	}
 }
