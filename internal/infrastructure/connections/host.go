@@ -78,8 +78,8 @@ type Host struct {
 	bytes         int // of info, machines and loadBalancers
 	promised      map[string]Resources
 	removals      int // of machines, reported by the host
-	spans         map[string]*span
-	services      map[string]publication
+	spans         map[Network]*span
+	services      map[Network]publication
 	heartbeat     heartbeat
 	forgotten     int  // counts the spans that were forgotten
 	noClaims      bool // the host's capstand is older than claims
@@ -107,8 +107,8 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 		machines:      map[string]*hostpb.Machine{},
 		loadBalancers: map[string]*hostpb.LoadBalancer{},
 		promised:      map[string]Resources{},
-		spans:         map[string]*span{},
-		services:      map[string]publication{},
+		spans:         map[Network]*span{},
+		services:      map[Network]publication{},
 		heartbeat:     newHeartbeat(),
 	}
 	way.options = append(way.options, grpc.WithChainUnaryInterceptor(h.unlessSilent))
@@ -461,7 +461,7 @@ func (h *Host) mirrorMachine(m *hostpb.Machine, gone bool) {
 		return
 	}
 	h.removals++
-	h.forget(m.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
+	h.forget(NetworkOf(m.GetSpec().GetNetwork().GetId(), m.GetSpec().GetNetwork())) // the host may remove a network together with its last machine
 	h.dropMachine(m.GetSpec().GetId())
 	delete(h.promised, m.GetSpec().GetId())
 }
@@ -523,7 +523,7 @@ func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
-	h.spans, h.services, h.heartbeat = map[string]*span{}, map[string]publication{}, newHeartbeat()
+	h.spans, h.services, h.heartbeat = map[Network]*span{}, map[Network]publication{}, newHeartbeat()
 	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {

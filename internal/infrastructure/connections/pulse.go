@@ -21,7 +21,7 @@ var errSilent = errors.New("the host does not answer")
 // get pulses, because only these addresses move soon after a loss.
 type heartbeat struct {
 	// networks for which the host gets pulses.
-	networks map[string]bool
+	networks map[Network]bool
 	// heard is the time at which the last answered pulse was sent.
 	heard time.Time
 	// answers ends with fallSilent, when the host falls silent. An event has then reported the silence.
@@ -30,7 +30,7 @@ type heartbeat struct {
 }
 
 func newHeartbeat() heartbeat {
-	b := heartbeat{networks: map[string]bool{}}
+	b := heartbeat{networks: map[Network]bool{}}
 	b.listen()
 	return b
 }
@@ -40,7 +40,7 @@ func (b *heartbeat) listen() { b.answers, b.fallSilent = context.WithCancel(cont
 
 // SetPulses starts pulses for a network, whose Services have or can get addresses on the host, or ends them. A host gets pulses as long as
 // it gets them for a network. A new connection has none.
-func (h *Host) SetPulses(network string, wanted bool) {
+func (h *Host) SetPulses(network Network, wanted bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b := &h.heartbeat

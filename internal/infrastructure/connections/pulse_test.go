@@ -13,6 +13,10 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
+func network(id string) connections.Network {
+	return connections.Network{ID: id, Namespace: "ns", Name: "c"}
+}
+
 // The pool reports a host with the address of a Service that hangs, long before it gives the connection up, and its return. Such a host
 // gets no further pulse, so it does not count itself as one with a manager.
 func TestPulses(t *testing.T) {
@@ -20,7 +24,7 @@ func TestPulses(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, events := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = silence })
 	g.Eventually(h.Connected).Should(Succeed())
-	h.SetPulses("net", true)
+	h.SetPulses(network("net"), true)
 	pulses := func() int { return server.Calls("Pulse") }
 	g.Eventually(pulses).Should(BeNumerically(">", 2))
 
@@ -51,7 +55,7 @@ func TestPulses(t *testing.T) {
 	g.Eventually(h.Connected).Should(Succeed())
 	g.Expect(h.Silence()).To(BeNumerically("<", silence))
 	before = pulses()
-	h.SetPulses("net", true)
+	h.SetPulses(network("net"), true)
 	g.Eventually(pulses).Should(BeNumerically(">", before), "pulses on the new connection")
 }
 
@@ -65,7 +69,7 @@ func TestCallsToSilentHost(t *testing.T) {
 	for _, method := range []string{"Pulse", "ListServices"} {
 		server.Before(method, func() { <-hangs })
 	}
-	h.SetPulses("net", true)
+	h.SetPulses(network("net"), true)
 	for _, when := range []string{"before the silence", "after it"} {
 		since := time.Now()
 		_, err := h.AllServices(t.Context())
@@ -83,7 +87,7 @@ func TestCallsToSilentHost(t *testing.T) {
 	server.Before("Pulse", func() { <-again })
 	drain(events)
 	g.Eventually(events).Should(Receive(HaveField("Silence", BeTrue())))
-	h.SetPulses("net", false)
+	h.SetPulses(network("net"), false)
 	g.Expect(h.Answers()).To(Succeed(), "without pulses")
 	_, err = h.AllServices(t.Context())
 	g.Expect(err).NotTo(HaveOccurred(), "without pulses")
@@ -104,25 +108,54 @@ func TestPulsesEnd(t *testing.T) {
 		before := pulses()
 		g.Consistently(pulses, "300ms").Should(BeNumerically("<=", before+1), why) // One can be on its way.
 	}
-	h.SetPulses("a", true)
-	h.SetPulses("b", true)
+	h.SetPulses(network("a"), true)
+	h.SetPulses(network("b"), true)
 	beats("for two networks")
-	h.SetPulses("a", false)
+	h.SetPulses(network("a"), false)
 	beats("for one network")
-	h.SetPulses("b", false)
+	h.SetPulses(network("b"), false)
 	stopped("for none")
-	h.SetPulses("a", true)
+	h.SetPulses(network("a"), true)
 	beats("again")
 	g.Eventually(func() error { // On a busy box, the host can be silent for a moment.
 		_, err := h.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: "a", Namespace: "ns", Name: "c"})
 		return err
 	}).Should(Succeed())
 	stopped("without the network")
-	h.SetPulses("a", true)
+	h.SetPulses(network("a"), true)
 	beats("again")
 	server.Stop()
 	g.Eventually(h.Connected).ShouldNot(Succeed())
 	server.Start(t)
 	g.Eventually(h.Connected).Should(Succeed())
 	stopped("after a new connection")
+}
+
+// A CapstanCluster of another namespace that has the id of a cluster neither ends the pulses of this cluster, nor makes the manager forget
+// what the host has of it.
+func TestCopyLeavesRecords_ALL18(t *testing.T) {
+	server := fakehost.New(t)
+	g, _, h, _ := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = 90 * time.Millisecond })
+	g.Eventually(h.Connected).Should(Succeed())
+	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
+	services := func(namespace string) error {
+		_, err := h.EnsureServices(t.Context(), &hostpb.SetServicesRequest{NetworkId: "net", Namespace: namespace, Name: "c"})
+		return err
+	}
+	g.Eventually(func() error { return services("ns") }).Should(Succeed())
+	h.SetPulses(network("net"), true)
+
+	copied := network("net")
+	copied.Namespace = "other"
+	h.SetPulses(copied, false)
+	g.Expect(services("other")).NotTo(Succeed())
+	_, err := h.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: "net", Namespace: "other", Name: "c"})
+	g.Expect(err).To(HaveOccurred())
+	before := server.Calls("SetServices")
+	g.Expect(services("ns")).To(Succeed())
+	g.Expect(server.Calls("SetServices")).To(Equal(before), "the host accepted this before")
+	g.Expect(h.Services(network("net"))).NotTo(BeNil())
+	g.Expect(h.Services(copied)).To(BeNil())
+	pulses := server.Calls("Pulse")
+	g.Eventually(func() int { return server.Calls("Pulse") }).Should(BeNumerically(">", pulses+1))
 }

@@ -8,7 +8,17 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 )
+
+// Network identifies a network of a host. Ids are public, and a tenant can write the id of another cluster into a CapstanCluster. So a record
+// of a network also belongs to the namespace and name of its cluster, as the network on the host does.
+type Network struct{ ID, Namespace, Name string }
+
+// NetworkOf returns the network of a cluster with an id.
+func NetworkOf(id string, cluster owner.Object) Network {
+	return Network{ID: id, Namespace: cluster.GetNamespace(), Name: cluster.GetName()}
+}
 
 // span is a network with an overlay, and its peers, as the host last accepted them.
 type span struct {
@@ -19,9 +29,9 @@ type span struct {
 // EnsurePeers makes a network with an overlay, and sets its peers, the tunnel addresses of the other hosts that have it, and the
 // keys of all of them. It calls the host only if the host accepted something else last on this connection.
 func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*hostpb.Peer, hosts []string, keys map[string]string) error {
-	want := &span{n, &hostpb.SetPeersRequest{NetworkId: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), Peers: peers, Hosts: hosts, PublicKeys: keys}}
+	key, want := NetworkOf(n.GetId(), n), &span{n, &hostpb.SetPeersRequest{NetworkId: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), Peers: peers, Hosts: hosts, PublicKeys: keys}}
 	h.mu.RLock()
-	have, before := h.spans[n.GetId()], h.forgotten
+	have, before := h.spans[key], h.forgotten
 	h.mu.RUnlock()
 	if have != nil && proto.Equal(have.network, want.network) && proto.Equal(have.peers, want.peers) {
 		return nil
@@ -36,7 +46,7 @@ func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*host
 	defer h.mu.Unlock()
 	// The host may have removed the network since the calls.
 	if h.err == nil && h.forgotten == before {
-		h.spans[n.GetId()] = want
+		h.spans[key] = want
 	}
 	return nil
 }
@@ -48,7 +58,7 @@ type Refused map[Place]string
 type Place struct{ Address, Name string }
 
 // Services returns the list that the host accepted last for a network on this connection, or nil.
-func (h *Host) Services(network string) *hostpb.SetServicesRequest {
+func (h *Host) Services(network Network) *hostpb.SetServicesRequest {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.services[network].request
@@ -79,13 +89,14 @@ type publication struct {
 // EnsureServices sets the published Services of a network, and returns the places that the host refused. It calls the host
 // only if the host accepted something else last on this connection, or refused a place.
 func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesRequest) (Refused, error) {
+	key := NetworkOf(want.GetNetworkId(), want)
 	h.mu.Lock()
-	have, before := h.services[want.GetNetworkId()], h.forgotten
+	have, before := h.services[key], h.forgotten
 	if have.whole && proto.Equal(have.request, want) {
 		h.mu.Unlock()
 		return nil, nil
 	}
-	delete(h.services, want.GetNetworkId()) // A call that fails may have changed the host.
+	delete(h.services, key) // A call that fails may have changed the host.
 	h.mu.Unlock()
 	answer, err := h.SetServices(ctx, want)
 	if err != nil {
@@ -99,25 +110,26 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 	defer h.mu.Unlock()
 	// The host may have removed the network since the call.
 	if h.err == nil && h.forgotten == before {
-		h.services[want.GetNetworkId()] = publication{want, len(refused) == 0}
+		h.services[key] = publication{want, len(refused) == 0}
 	}
 	return refused, nil
 }
 
 // DeleteNetwork removes a network with its peers. The next EnsurePeers sets them again.
 func (h *Host) DeleteNetwork(ctx context.Context, r *hostpb.DeleteNetworkRequest, opts ...grpc.CallOption) (*hostpb.DeleteNetworkResponse, error) {
+	key := NetworkOf(r.GetId(), r)
 	h.mu.Lock()
-	h.forget(r.GetId())
+	h.forget(key)
 	h.mu.Unlock()
 	answer, err := h.HostClient.DeleteNetwork(ctx, r, opts...)
 	if Code(err) == codes.OK || Code(err) == codes.NotFound {
-		h.SetPulses(r.GetId(), false)
+		h.SetPulses(key, false)
 	}
 	return answer, err
 }
 
 // forget deletes the record of a network, so that the next EnsurePeers or EnsureServices calls the host. The caller holds h.mu.
-func (h *Host) forget(network string) {
+func (h *Host) forget(network Network) {
 	delete(h.spans, network)
 	delete(h.services, network)
 	h.forgotten++

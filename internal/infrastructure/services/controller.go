@@ -121,6 +121,11 @@ func (s *scope) lookAgain(after time.Duration) {
 	}
 }
 
+// network is that of the cluster on its hosts.
+func (s *scope) network() connections.Network {
+	return connections.NetworkOf(s.capstan.Spec.ID, s.cluster)
+}
+
 func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
 
 // publishesAddresses reports whether the cluster publishes Services at addresses of pools.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -53,7 +54,7 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		if conn != nil && conn.Answers() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
 			described.present = len(described.machines) > 0 || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
-			conn.SetPulses(s.capstan.Spec.ID, s.needsPulses(described))
+			conn.SetPulses(s.network(), s.needsPulses(described))
 			described.ports.supported = conn.Info().GetHostPorts()
 			continue
 		}
@@ -145,8 +146,8 @@ type locks struct{ keymutex.KeyMutex }
 // lockCount makes it improbable that two networks wait for each other.
 const lockCount = 1024
 
-func (l locks) lock(host, network string) (unlock func()) {
-	key := host + "/" + network
+func (l locks) lock(host string, n connections.Network) (unlock func()) {
+	key := strings.Join([]string{host, n.ID, n.Namespace, n.Name}, "/")
 	l.LockKey(key)
 	return func() { _ = l.UnlockKey(key) } // never fails
 }
@@ -158,7 +159,7 @@ func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []
 		return nil, fmt.Errorf("host %s is not connected", name)
 	}
 	want := &hostpb.SetServicesRequest{NetworkId: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name, Services: services}
-	defer r.setting.lock(name, want.NetworkId)()
+	defer r.setting.lock(name, s.network())()
 	if _, fewer, err := r.stillPermitted(ctx, name, want); err != nil || fewer {
 		return nil, cmp.Or(err, fmt.Errorf("host %s: its permissions changed a moment ago", name))
 	}
@@ -181,7 +182,7 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 		if !h.connected || conn == nil {
 			continue
 		}
-		last := conn.Services(s.capstan.Spec.ID)
+		last := conn.Services(s.network())
 		keep, changed := h.permitted(last)
 		if last == nil { // This manager has not set the Services yet.
 			nothing := len(h.allowed) == 0 && len(h.ports.permitted) == 0

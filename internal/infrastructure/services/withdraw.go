@@ -70,7 +70,7 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 // pulses starts pulses to a host with addresses of a cluster, also while the Cluster is paused. The other reconciler ends them.
 func (w withdrawal) pulses(conn *connections.Host, list *hostpb.SetServicesRequest) {
 	if slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
-		conn.SetPulses(list.GetNetworkId(), true)
+		conn.SetPulses(connections.NetworkOf(list.GetNetworkId(), list), true)
 	}
 }
 
@@ -90,7 +90,7 @@ func (w withdrawal) ours(ctx context.Context, conn *connections.Host, id string,
 
 // withdrawFrom sets the Services of a network to those that the host still allows.
 func (w withdrawal) withdrawFrom(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest) error {
-	defer w.setting.lock(conn.Name(), list.GetNetworkId())()
+	defer w.setting.lock(conn.Name(), connections.NetworkOf(list.GetNetworkId(), list))()
 	keep, fewer, err := w.stillPermitted(ctx, conn.Name(), list)
 	if err != nil || !fewer {
 		return err
