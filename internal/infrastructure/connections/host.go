@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -45,6 +46,11 @@ const (
 
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 5 * time.Second
+
+	// changesAtOnce is the number of changes of a connection that are reported without a pause, and changePause the pause before each further
+	// one. A restart of capstand is two changes.
+	changesAtOnce = 20
+	changePause   = 3 * time.Second
 )
 
 // ErrConnecting is the state of a host that has not answered yet.
@@ -101,7 +107,7 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 	h := &Host{
 		name: name, address: address, credentials: creds, inbound: p.Inbound, slot: dialled,
 		served: served,
-		notify: p.notify, silence: p.Silence, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
+		notify: paced(ctx, p.notify), silence: p.Silence, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
 		err:           ErrConnecting,
 		since:         time.Now(),
 		machines:      map[string]*hostpb.Machine{},
@@ -118,6 +124,18 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 	}
 	h.HostClient = hostpb.NewHostClient(h.conn)
 	return h, nil
+}
+
+// paced returns notify for the events of one host. A host whose connection changes too often waits, and its other events with it: the
+// reconcilers of all clusters that publish Services start after such a change, and root on a host can cause any number of them.
+func paced(ctx context.Context, notify func(Event)) func(Event) {
+	changes := rate.NewLimiter(rate.Every(changePause), changesAtOnce)
+	return func(e Event) {
+		if e.Connection {
+			_ = changes.Wait(ctx) // At the end of ctx, nobody follows the host any more.
+		}
+		notify(e)
+	}
 }
 
 // route is the way of calls to a host.

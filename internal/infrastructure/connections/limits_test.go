@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,6 +182,59 @@ func TestErrorsAreBounded(t *testing.T) {
 	g.Expect(bounded(nil)).To(Succeed())
 }
 
+// flappingHost ends its streams, or reports that a stream is in sync without a pause.
+type flappingHost struct {
+	hostpb.UnimplementedHostServer
+
+	ends bool
+}
+
+func (h flappingHost) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
+	for {
+		if err := stream.Send(&hostpb.Event{Type: hostpb.Event_SYNCED}); err != nil || h.ends {
+			return err
+		}
+	}
+}
+
+// Root on a host cannot start the reconcilers of all clusters without a pause, neither by the end of streams nor in a stream.
+func TestFlappingHost(t *testing.T) {
+	t.Parallel()
+	for name, host := range map[string]flappingHost{"ends": {ends: true}, "stays": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := NewWithT(t)
+			pool := NewPool(t.Context(), nil)
+			var changes atomic.Int32
+			pool.receivers = append(pool.receivers, func(e Event) {
+				if e.Connection {
+					changes.Add(1)
+				}
+			})
+			_, err := pool.Connect(t.Context(), &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, host)}})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Eventually(changes.Load, "30s").Should(BeNumerically(">=", changesAtOnce))
+			before := changes.Load()
+			g.Consistently(changes.Load, changePause/2).Should(BeNumerically("<=", before+1))
+		})
+	}
+}
+
+// serve serves a host until the test ends, and returns its address.
+func serve(t *testing.T, host hostpb.HostServer) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "host.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	hostpb.RegisterHostServer(server, host)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return "unix://" + socket
+}
+
 // largeHost sends messages of a size.
 type largeHost struct {
 	hostpb.UnimplementedHostServer
@@ -200,15 +254,8 @@ func (h *largeHost) GetMachine(context.Context, *hostpb.GetMachineRequest) (*hos
 func TestStreamsAreBounded(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
-	socket := filepath.Join(t.TempDir(), "host.sock")
-	listener, err := net.Listen("unix", socket)
-	g.Expect(err).NotTo(HaveOccurred())
 	large := &largeHost{}
-	server := grpc.NewServer()
-	hostpb.RegisterHostServer(server, large)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	host, closer, err := Dial(t.Context(), nil, &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: "unix://" + socket}}, nil)
+	host, closer, err := Dial(t.Context(), nil, &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, large)}}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = closer.Close() })
 	log := func(size int) error {
