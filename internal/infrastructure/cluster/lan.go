@@ -137,7 +137,7 @@ func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []m
 	for i, err := range atOnce(others, func(m member) error { return r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends) }) {
 		m := others[i]
 		if err != nil {
-			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err)))
+			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.PublicMessage(err)))
 		}
 		if err != nil && !errors.Is(err, errWaiting) {
 			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))

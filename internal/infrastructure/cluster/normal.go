@@ -391,8 +391,9 @@ func (r *Reconciler) makeNetwork(ctx context.Context, s *scope, host *connection
 		return nil
 	}
 	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
-		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.Message(err))
+		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.PublicMessage(err))
 	if mayChooseAgain(s.capstan, refusal.Of(err)) {
+		ctrl.LoggerFrom(ctx).Info("The host refused the network, and the cluster chooses another one", "CapstanHost", klog.KRef("", host.Name()), "cause", connections.Message(err))
 		return r.chooseAgain(ctx, s, refusal.Of(err).Subject)
 	}
 	return fmt.Errorf("network %s on host %s: %w", s.capstan.Spec.Network, host.Name(), err)
@@ -500,7 +501,7 @@ func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connecti
 	}
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
-			"Host %s refused the load balancer: %s", host.Name(), connections.Message(err))
+			"Host %s refused the load balancer: %s", host.Name(), connections.PublicMessage(err))
 		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
 	}
 	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed

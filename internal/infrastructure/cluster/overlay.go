@@ -309,7 +309,7 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 	for i, err := range atOnce(members, ensure) {
 		m := members[i]
 		if err != nil {
-			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err))+remedy(err, s.capstan))
+			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.PublicMessage(err))+remedy(err, s.capstan))
 		}
 		if err != nil && !errors.Is(err, errWaiting) {
 			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -23,6 +24,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // listen starts a manager with the place of a host, and returns the configuration of the host.
@@ -180,6 +182,28 @@ func TestErrorsAreBounded(t *testing.T) {
 	short := status.Error(codes.NotFound, "no machine")
 	g.Expect(bounded(short)).To(BeIdenticalTo(short))
 	g.Expect(bounded(nil)).To(Succeed())
+}
+
+// Users of a namespace do not see the owner of what is in the way, which can be in another namespace.
+func TestPublicMessage_ALL18(t *testing.T) {
+	t.Parallel()
+	const secret = "cluster team-a/payments"
+	for name, c := range map[string]struct {
+		err         error
+		says, never string
+	}{
+		"a network":        {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, "10.1.0.0/24", "overlaps 10.1.0.0/16 of %s", secret), "10.1.0.0/24 is in use there", secret},
+		"a VNI":            {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, "5000", "VNI 5000 belongs to %s", secret), "VNI 5000 is in use there", secret},
+		"a long subject":   {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, strings.Repeat("x", 1<<20)+"end", "text"), "xxx… is in use there", "end"},
+		"a copy":           {fmt.Errorf("first: %w", refusal.Errorf(hostpb.Refusal_ID_IN_USE, "network n belongs to %s", secret)), "is a copy", secret},
+		"a volume":         {refusal.Errorf(hostpb.Refusal_NOT_OWNER, "volume v belongs to %s", secret), "is a copy", secret},
+		"another refusal":  {refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "interface eth1 is too small"), "interface eth1 is too small", secret},
+		"an error of gRPC": {status.Error(codes.Unavailable, "no connection"), "no connection", secret},
+	} {
+		if got := PublicMessage(c.err); !strings.Contains(got, c.says) || strings.Contains(got, c.never) || len(got) > 500 {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
 }
 
 // flappingHost ends its streams, or reports that a stream is in sync without a pause.
