@@ -142,7 +142,7 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 
 // ensureMachine makes the host create the machine once, and reports its state.
 func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
-	if err := r.refuseCopy(s); err != nil {
+	if err := r.refuseCopy(ctx, s); err != nil {
 		return err
 	}
 	if s.capstan.Spec.ProviderID != "" {
@@ -185,15 +185,21 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	return r.update(ctx, s, host, observed)
 }
 
-// refuseCopy stops an object whose id belongs to another machine of its host.
-func (r *Reconciler) refuseCopy(s *scope) error {
+// refuseCopy stops an object whose id belongs to another machine of its host. The condition does not name a machine of another namespace.
+func (r *Reconciler) refuseCopy(ctx context.Context, s *scope) error {
 	other := r.onItsHost(s.capstan).GetSpec()
 	if other == nil || owner.Same(other, s.capstan) {
 		return nil
 	}
+	holder := "a machine of another namespace"
+	if other.GetNamespace() == s.capstan.Namespace {
+		holder = "machine " + other.GetName()
+	}
+	ctrl.LoggerFrom(ctx).Info("The object is a copy of another machine", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName), "id", s.capstan.Spec.ID,
+		"machine", klog.KRef(other.GetNamespace(), other.GetName()))
 	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
-		"On host %s, the id %s belongs to machine %s/%s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
-		s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
+		"On host %s, the id %s belongs to %s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
+		s.capstan.Spec.HostName, s.capstan.Spec.ID, holder)
 	return errWaiting // A deleted id is never used again, so only the deletion of the object remains.
 }
 
@@ -319,7 +325,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	}
 	host.Release(spec.GetId())
 	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
-		"Host %s refused the machine: %s", host.Name(), connections.Message(err))
+		"Host %s refused the machine: %s", host.Name(), connections.PublicMessage(err))
 	switch connections.Code(err) {
 	case codes.AlreadyExists:
 		if addressTaken(err, s.capstan) {

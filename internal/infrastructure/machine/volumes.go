@@ -241,7 +241,7 @@ func (r *Reconciler) ensureVolume(ctx context.Context, s *scope, host *connectio
 	}
 	_, err := host.EnsureVolume(ctx, &hostpb.Volume{Id: v.Spec.ID, Namespace: v.Namespace, Name: v.Name, SizeBytes: int64(v.Spec.SizeGiB) << 30})
 	if err != nil {
-		why := connections.Message(err)
+		why := connections.PublicMessage(err)
 		if connections.Code(err) == codes.Unimplemented {
 			why = "its capstand is older than volumes: upgrade it"
 		}
