@@ -23,7 +23,7 @@ var (
 // that each row with a rule for one version lists its fields of that version.
 func TestContractFields(t *testing.T) {
 	crds, listed := crds(t), map[string][]string{}
-	for _, line := range section(t, "### Fields") {
+	for _, line := range section(t, "contract.md", "### Fields") {
 		cells := cells(line)
 		if len(cells) != 4 || !rowID.MatchString(cells[1]) {
 			continue
@@ -55,7 +55,7 @@ var withoutFields = []string{"ALL-17", "IC-14", "CP-17", "CP-21", "CTL-18"}
 // names a test.
 func TestContractState(t *testing.T) {
 	var gaps []string
-	for _, line := range section(t, "## Known gaps") {
+	for _, line := range section(t, "contract.md", "## Known gaps") {
 		if c := cells(line); len(c) == 2 {
 			gaps = append(gaps, rowID.FindAllString(c[1], -1)...)
 		}
@@ -82,7 +82,7 @@ func TestContractState(t *testing.T) {
 			want[version] = counts
 		}
 	}
-	for _, line := range section(t, "## State of each version") {
+	for _, line := range section(t, "contract.md", "## State of each version") {
 		if c := cells(line); len(c) == 4 && want[c[0]] != [3]int{} {
 			if wanted := want[c[0]]; c[1] != strconv.Itoa(wanted[0]) || c[2] != strconv.Itoa(wanted[1]) || c[3] != strconv.Itoa(wanted[2]) {
 				t.Errorf("%s: the document has %v, want %v", c[0], c[1:], wanted)
@@ -122,13 +122,13 @@ func rules(t *testing.T) map[string]string {
 	return all
 }
 
-// section returns the lines below a heading, up to the next heading.
-func section(t *testing.T, heading string) []string {
+// section returns the lines of a document below a heading, up to the next heading.
+func section(t *testing.T, document, heading string) []string {
 	t.Helper()
-	all := lines(t, "contract.md")
+	all := lines(t, document)
 	start := slices.Index(all, heading)
 	if start < 0 {
-		t.Fatalf("contract.md has no heading %q", heading)
+		t.Fatalf("%s has no heading %q", document, heading)
 	}
 	end := slices.IndexFunc(all[start+1:], func(line string) bool { return strings.HasPrefix(line, "#") })
 	if end < 0 {
@@ -205,7 +205,7 @@ func hasField(schema *apiextensionsv1.JSONSchemaProps, path string) bool {
 // prove them.
 func TestBothVersionsAreTested(t *testing.T) {
 	needed := map[string]bool{}
-	for _, line := range section(t, "### Fields") {
+	for _, line := range section(t, "contract.md", "### Fields") {
 		if c := cells(line); len(c) == 4 && rowID.MatchString(c[1]) && field.MatchString(c[2]) {
 			needed[c[1]] = true
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -161,6 +162,51 @@ func TestInotify(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestFolders checks that the table of folders in architecture.md names each package: with its path in the first column, or in the second
+// column of a folder above it, with the path below that folder.
+func TestFolders(t *testing.T) {
+	rows := folderRows(t)
+	for _, p := range packages(t) {
+		if len(p.GoFiles) > 0 && layer(p.ImportPath) != "test" && !slices.ContainsFunc(rows, func(r folderRow) bool { return r.names(p.ImportPath) }) {
+			t.Errorf("architecture.md has no row with %s", p.ImportPath)
+		}
+	}
+}
+
+// folderRow is a row of the table of folders: the folders of the first column and the code in the second one.
+type folderRow struct{ folders, content []string }
+
+func (r folderRow) names(name string) bool {
+	return slices.ContainsFunc(r.folders, func(folder string) bool {
+		if matches, _ := filepath.Match(folder, name); matches {
+			return true
+		}
+		below, ok := strings.CutPrefix(name, folder+"/")
+		return ok && slices.Contains(r.content, below)
+	})
+}
+
+// folderRows reads the table of folders. A name in the place of a folder, like <group>, becomes *.
+func folderRows(t *testing.T) (rows []folderRow) {
+	t.Helper()
+	placeholder := regexp.MustCompile("<[a-z]+>")
+	for _, line := range section(t, "architecture.md", "## Folders") {
+		columns := cells(line)
+		if len(columns) != 2 {
+			continue
+		}
+		var row folderRow
+		for _, found := range inline.FindAllStringSubmatch(columns[0], -1) {
+			row.folders = append(row.folders, choices(placeholder.ReplaceAllString(strings.TrimSuffix(found[1], "/"), "*"))...)
+		}
+		for _, found := range inline.FindAllStringSubmatch(columns[1], -1) {
+			row.content = append(row.content, found[1])
+		}
+		rows = append(rows, row)
+	}
+	return rows
 }
 
 // TestPackageComments checks that the comment of each package describes it, and names its layer and the layers that it can import.

@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package conformance runs Kubernetes' own specs against a cluster of Capstan: about twenty in each run of all tests, and all
+// Package conformance runs Kubernetes' own specs against a cluster of Capstan: 26 in each run of all tests, and all
 // conformance specs with "make conformance".
 package conformance
 
