@@ -1,4 +1,4 @@
-// Package backoff computes the pauses between attempts. All of Capstan's retries that are not a reconciler's use it.
+// Package backoff computes pauses that double with each failed attempt, up to a limit.
 //
 // Layer: library. Allowed imports: api.
 package backoff

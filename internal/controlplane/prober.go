@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/kubeconfig"
 )
 
@@ -101,18 +102,19 @@ func (p *prober) forget(key client.ObjectKey) {
 }
 
 func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlPlane *controlplanev1.CapstanControlPlane) {
-	pause, server := firstProbePause, probe.connection.server
+	pauses, server := backoff.Doubling(firstProbePause, longestProbePause), probe.connection.server
 	for ready, _, err := readyz(ctx, c, server); !ready; ready, _, err = readyz(ctx, c, server) {
-		next := min(2*pause, longestProbePause)
+		pause := probePauseReady
 		if err == nil {
-			pause, next = probePauseReady, firstProbePause
+			pauses = backoff.Doubling(firstProbePause, longestProbePause)
+		} else {
+			pause = pauses.Step()
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
-		pause = next
 	}
 	p.mu.Lock()
 	probe.answered = true

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/backoff"
 )
 
 // scheduleNone as --backup-to ends the schedule.
@@ -78,11 +79,7 @@ type BackupStatus struct {
 func (s BackupStatus) next(every time.Duration, now time.Time) time.Time {
 	switch {
 	case s.Failures > 0 && !s.Tried.After(now):
-		pause := backupRetryMax
-		if s.Failures < 10 {
-			pause = min(backupRetry<<(s.Failures-1), backupRetryMax)
-		}
-		return s.Tried.Add(min(pause, every))
+		return s.Tried.Add(min(backoff.After(s.Failures-1, backupRetry, backupRetryMax), every))
 	case s.Failures > 0 || s.Last == nil || s.Last.Time.After(now): // A time in the future, from a wrong clock, must not stop the schedule.
 		return now
 	}

@@ -17,6 +17,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/backoff"
 )
 
 const (
@@ -159,11 +160,7 @@ func readyFor(want WantedBackup, attempts []BackupAttempt, now time.Time) (ready
 	if failures == 0 {
 		return true, 0
 	}
-	pause := backupRetryMax
-	if failures < 10 {
-		pause = min(backupRetry<<(failures-1), backupRetryMax)
-	}
-	wait = last.Add(pause).Sub(now)
+	wait = last.Add(backoff.After(failures-1, backupRetry, backupRetryMax)).Sub(now)
 	return wait <= 0, max(wait, 0)
 }
 
