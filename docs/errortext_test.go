@@ -34,6 +34,19 @@ func TestErrorTextsAreUniform(t *testing.T) {
 	})
 }
 
+// TestSecretsHaveTheNameOfTheirKind checks that texts write the kind Secret like all other kinds.
+func TestSecretsHaveTheNameOfTheirKind(t *testing.T) {
+	other := regexp.MustCompile("\\b(the|this|in|its) secret\\b|\\bsecret [%<]")
+	eachSource(t, func(set *token.FileSet, file *ast.File) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING && other.MatchString(text.Value) {
+				t.Errorf("%s: a text says %s: write Secret", set.Position(text.Pos()), text.Value)
+			}
+			return true
+		})
+	})
+}
+
 // eachSource parses the files of the programs, without their tests and the package for tests.
 func eachSource(t *testing.T, visit func(*token.FileSet, *ast.File)) {
 	t.Helper()

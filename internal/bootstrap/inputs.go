@@ -214,7 +214,7 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 	var out []render.File
 	for _, c := range certificates {
 		if c.KeyPair == nil || len(c.KeyPair.Cert) == 0 || role != nodeconfig.RoleWorker && c.KeyFile != "" && len(c.KeyPair.Key) == 0 {
-			return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s does not exist, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))
+			return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the Secret %s does not exist, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))
 		}
 		out = append(out, render.File{Path: c.CertFile, Permissions: "0644", Content: c.KeyPair.Cert})
 		if role != nodeconfig.RoleWorker && c.KeyFile != "" {
@@ -256,7 +256,7 @@ func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Clust
 	if key := s.Data[secret.KubeconfigDataName]; len(key) == render.EncryptionKeySize {
 		return key, nil
 	}
-	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)
+	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the Secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)
 }
 
 // references reads the content of all Secrets and ConfigMaps that the spec references. All of it becomes bootstrap data, which is one

@@ -267,12 +267,12 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 	data := existing.Data[secret.KubeconfigDataName]
 	if existing.Type != clusterv1.ClusterSecretType || len(data) == 0 {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
-			"the secret %s has the name that the bootstrap data needs, but its type is %q and this provider did not create it: delete or rename it", existing.Name, existing.Type)}
+			"the Secret %s has the name that the bootstrap data needs, but its type is %q and this provider did not create it: delete or rename it", existing.Name, existing.Type)}
 	}
 	ref, controller := controllerRef(s.config), metav1.GetControllerOf(existing)
 	if controller != nil && !isController(existing, s.config) {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
-			"the secret %s has the name that the bootstrap data needs, but it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
+			"the Secret %s has the name that the bootstrap data needs, but it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
 	}
 	if !util.HasExactOwnerRef(existing.OwnerReferences, ref) {
 		err := reconciling.Change(ctx, r.Client, existing, func() {

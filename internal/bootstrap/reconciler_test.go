@@ -546,7 +546,7 @@ func TestReferences(t *testing.T) {
 		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
 	})
 	becomes(t, cluster, config, "the secret is missed", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the secret mine does not exist")
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the Secret mine does not exist")
 	})
 	mine := &corev1.Secret{ObjectMeta: cluster.Meta("mine"), Data: map[string][]byte{"y": []byte("hunter2")}}
 	cluster.Create(mine)

@@ -135,7 +135,7 @@ func (r *Reconciler) writeUpdateData(ctx context.Context, s *scope, want *corev1
 	}
 	if !isController(have, s.config) || have.Type != want.Type {
 		return &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
-			"the secret %s has the name that the update data needs, but this provider did not create it: delete or rename it", have.Name)}
+			"the Secret %s has the name that the update data needs, but this provider did not create it: delete or rename it", have.Name)}
 	}
 	before := have.DeepCopy()
 	have.Data = want.Data

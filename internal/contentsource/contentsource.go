@@ -31,13 +31,13 @@ func (e *MissingError) Error() string {
 // Secret reads a key of a Secret in a namespace.
 func Secret(ctx context.Context, c client.Reader, namespace string, ref bootstrapv1.SecretKeyReference) ([]byte, error) {
 	object := &corev1.Secret{}
-	if err := get(ctx, c, namespace, ref.Name, object, &MissingError{kind: "secret", name: ref.Name, key: ref.Key}); err != nil {
+	if err := get(ctx, c, namespace, ref.Name, object, &MissingError{kind: "Secret", name: ref.Name, key: ref.Key}); err != nil {
 		return nil, err
 	}
 	if content, found := object.Data[ref.Key]; found {
 		return content, nil
 	}
-	return nil, &MissingError{kind: "secret", name: ref.Name, key: ref.Key, object: true}
+	return nil, &MissingError{kind: "Secret", name: ref.Name, key: ref.Key, object: true}
 }
 
 // ConfigMap reads a key of a ConfigMap in a namespace, a text or binary.

@@ -19,10 +19,10 @@ func TestRead(t *testing.T) {
 	).Build()
 	for _, test := range []struct{ namespace, name, key, secret, configMap string }{
 		{"team", "a", "key", "secret", "text"},
-		{"team", "a", "binary", `the secret a has no key "binary"`, "\xff"},
-		{"team", "a", "other", `the secret a has no key "other"`, `the ConfigMap a has no key "other"`},
-		{"team", "b", "key", "the secret b does not exist", "the ConfigMap b does not exist"},
-		{"other", "a", "key", "the secret a does not exist", "the ConfigMap a does not exist"},
+		{"team", "a", "binary", `the Secret a has no key "binary"`, "\xff"},
+		{"team", "a", "other", `the Secret a has no key "other"`, `the ConfigMap a has no key "other"`},
+		{"team", "b", "key", "the Secret b does not exist", "the ConfigMap b does not exist"},
+		{"other", "a", "key", "the Secret a does not exist", "the ConfigMap a does not exist"},
 	} {
 		content, err := Secret(t.Context(), c, test.namespace, bootstrapv1.SecretKeyReference{Name: test.name, Key: test.key})
 		if got := result(t, content, err); got != test.secret {

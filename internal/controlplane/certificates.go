@@ -102,11 +102,11 @@ func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret
 		}
 		return problem, nil
 	case c.External:
-		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
+		return fmt.Sprintf("the Secret %s does not exist: an external etcd needs it", name), nil
 	case s.MustBeGiven(c.Purpose):
 		return model.NotGiven(name), nil
 	case s.Initialized():
-		return fmt.Sprintf("the secret %s was deleted, but the machines still use its content: restore it from a backup", name), nil
+		return fmt.Sprintf("the Secret %s was deleted, but the machines still use its content: restore it from a backup", name), nil
 	}
 	one := secret.Certificates{c}
 	if err := one.Generate(); err != nil {
@@ -131,22 +131,22 @@ func checkCertificate(name string, c *secret.Certificate, now time.Time) string 
 	}
 	pair, err := pki.KeyPair(c.KeyPair.Cert, c.KeyPair.Key)
 	if err != nil {
-		return fmt.Sprintf("the secret %s is broken: tls.crt is not a PEM certificate, or tls.key is not its key of at most 8 KiB", name)
+		return fmt.Sprintf("the Secret %s is broken: tls.crt is not a PEM certificate, or tls.key is not its key of at most 8 KiB", name)
 	}
 	cert, err := x509.ParseCertificate(pair.Certificate[0])
 	switch {
 	case err != nil:
-		return fmt.Sprintf("the secret %s is broken: tls.crt is not a certificate", name)
+		return fmt.Sprintf("the Secret %s is broken: tls.crt is not a certificate", name)
 	case !cert.IsCA && c.Purpose != secret.APIServerEtcdClient:
-		return fmt.Sprintf("the secret %s is broken: its certificate is not one of a certificate authority", name)
+		return fmt.Sprintf("the Secret %s is broken: its certificate is not one of a certificate authority", name)
 	case now.After(cert.NotAfter):
-		return fmt.Sprintf("the certificate in the secret %s has expired at %s", name, cert.NotAfter.UTC().Format("2006-01-02"))
+		return fmt.Sprintf("the certificate in the Secret %s has expired at %s", name, cert.NotAfter.UTC().Format("2006-01-02"))
 	}
 	return ""
 }
 
 func checkServiceAccountKeys(name string, c *secret.Certificate) string {
-	broken := fmt.Sprintf("the secret %s is broken: tls.key needs a PEM private key of at most 8 KiB, and tls.crt its public key", name)
+	broken := fmt.Sprintf("the Secret %s is broken: tls.key needs a PEM private key of at most 8 KiB, and tls.crt its public key", name)
 	public, err := keyutil.ParsePublicKeysPEM(c.KeyPair.Cert)
 	if err != nil {
 		return broken
@@ -179,7 +179,7 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 	case err != nil:
 		return "", err
 	case existing != nil && len(existing.Data[secret.KubeconfigDataName]) != render.EncryptionKeySize:
-		return fmt.Sprintf("the secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
+		return fmt.Sprintf("the Secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
 	case existing != nil:
 		return "", r.ownSecret(ctx, s, existing)
 	case s.MustBeGiven(model.EncryptionPurpose):
@@ -189,10 +189,10 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 		if used, err := r.mayBeEncrypted(ctx, s); err != nil {
 			return "", err
 		} else if used {
-			return fmt.Sprintf("the secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
+			return fmt.Sprintf("the Secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
 		}
 		if !staysAlone(s.Object, s.Object) {
-			return fmt.Sprintf("the secret %s does not exist, and the encryption of etcd cannot begin: API servers before the change could not read the data of others. Instead, %s. With one replica, rollout.strategy.inPlace Only lets it begin", key.Name, model.TwoSteps), nil
+			return fmt.Sprintf("the Secret %s does not exist, and the encryption of etcd cannot begin: API servers before the change could not read the data of others. Instead, %s. With one replica, rollout.strategy.inPlace Only lets it begin", key.Name, model.TwoSteps), nil
 		}
 	}
 	value := make([]byte, render.EncryptionKeySize)

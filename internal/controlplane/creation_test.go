@@ -97,7 +97,7 @@ func TestManifests(t *testing.T) {
 	}
 	expect(metav1.ConditionFalse, "as soon as there is a connection")
 	s.client = env.Client
-	expect(metav1.ConditionFalse, "manifest second: the secret source does not exist")
+	expect(metav1.ConditionFalse, "manifest second: the Secret source does not exist")
 	if !exists("one") || !exists("two") {
 		t.Error("the first manifest was not applied before the obstacle")
 	}

@@ -60,13 +60,13 @@ func (e uselessError) Error() string { return string(e) }
 func userKubeconfig(access *rest.Config, name string, now time.Time) (note string, again time.Duration, err error) {
 	cert, err := certs.DecodeCertPEM(access.CertData)
 	if err != nil || cert == nil {
-		return fmt.Sprintf("the secret %s is provided by the user and has no client certificate", name), 0, nil
+		return fmt.Sprintf("the Secret %s is provided by the user and has no client certificate", name), 0, nil
 	}
 	ends := cert.NotAfter.UTC().Format(time.RFC3339)
 	if !now.Before(cert.NotAfter) {
-		return "", 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and its client certificate has expired at %s: replace the certificate, or delete the secret so that Capstan makes one", name, ends))
+		return "", 0, uselessError(fmt.Sprintf("the Secret %s is provided by the user, and its client certificate has expired at %s: replace the certificate, or delete the Secret so that Capstan makes one", name, ends))
 	}
-	note = fmt.Sprintf("the secret %s is provided by the user, and its client certificate expires at %s: Capstan does not renew it", name, ends)
+	note = fmt.Sprintf("the Secret %s is provided by the user, and its client certificate expires at %s: Capstan does not renew it", name, ends)
 	return note, cert.NotAfter.Sub(now), nil
 }
 
@@ -87,7 +87,7 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 		case err != nil && (!ours || s.signer == nil):
 			return "", 0, err
 		case !ours && !isLabelled(s, existing):
-			return "", 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and Cluster API does not read it: expected the label %s with the value %s, found %q: set the label, or delete the secret so that Capstan makes one",
+			return "", 0, uselessError(fmt.Sprintf("the Secret %s is provided by the user, and Cluster API does not read it: expected the label %s with the value %s, found %q: set the label, or delete the Secret so that Capstan makes one",
 				key.Name, clusterv1.ClusterNameLabel, s.Cluster.Name, existing.Labels[clusterv1.ClusterNameLabel]))
 		case !ours:
 			return userKubeconfig(s.access, key.Name, s.Now)

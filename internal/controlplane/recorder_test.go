@@ -28,7 +28,7 @@ func TestEventsOfChanges(t *testing.T) {
 		{"a failure after a success", func() { backups.showBackups(s, nil, "no space") }, "Warning BackupFailed no space"},
 		{"the same failure", func() { backups.showBackups(s, nil, "no space") }, ""},
 		{"another failure", func() { backups.showBackups(s, nil, "no right") }, "Warning BackupFailed no right"},
-		{"the end of a rotation", func() { rotations.setRotating(s, model.Rotation{}) }, "Normal NotRotating The cluster has one certificate authority"},
+		{"the end of a rotation", func() { rotations.setRotating(s, model.Rotation{}) }, "Normal NotRotating No rotation is in progress: one certificate authority"},
 		{"no rotation", func() { rotations.setRotating(s, model.Rotation{}) }, ""},
 	} {
 		step.do()

@@ -97,11 +97,11 @@ func TestRestoreSameCluster(t *testing.T) {
 		})
 		w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
 	}
-	untouched("the machine of " + check.Spec.Member)
+	untouched("the machine of the etcd member " + check.Spec.Member)
 	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
 	untouched("checks the backup " + b.Name)
 	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: "there is no backup at s3://x"})
-	untouched("the machine of " + check.Spec.Member + " examined it: there is no backup at s3://x. Nothing was changed")
+	untouched("the machine of the etcd member " + check.Spec.Member + " examined it: there is no backup at s3://x. Nothing was changed")
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "2" })
 	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: wrong})
 	untouched("it needs the key encryption")
@@ -274,7 +274,7 @@ func TestRestoreNewCluster(t *testing.T) {
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	for _, name := range []string{"demo-ca", "demo-sa", "demo-encryption"} {
 		becomes(t, cluster, cp, "a condition names the missing "+name, func() bool {
-			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "the secret "+name+" does not exist: spec.restore needs the one")
+			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "the Secret "+name+" does not exist: spec.restore needs the one")
 		})
 		if cluster.Secret(name) != nil {
 			t.Errorf("%s was made", name)

@@ -53,7 +53,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 		return true, "", 0, nil
 	}
 	if found != nil && found.Status.Phase == etcdv1.CheckFailed {
-		r.refuseRestore(s, []string{fmt.Sprintf("the machine of %s examined it: %s", found.Spec.Member, found.Status.Message)})
+		r.refuseRestore(s, []string{fmt.Sprintf("the machine of the etcd member %s examined it: %s", found.Spec.Member, found.Status.Message)})
 		return false, "", 0, nil
 	}
 	return false, "", model.UnhealthyRetry, r.makeCheck(ctx, s, found)

@@ -92,7 +92,7 @@ func (r *rotations) setRotating(s *scope, state model.Rotation) {
 	setCondition(s.Object, kind, status, reason, message)
 	if before != reason && (known || rotating) {
 		about, _, _ := strings.Cut(message, "\n")
-		r.event(s, corev1.EventTypeNormal, reason, "RotateCA", "%s", cmp.Or(about, "The cluster has one certificate authority, and everything is signed by it"))
+		r.event(s, corev1.EventTypeNormal, reason, "RotateCA", "%s", cmp.Or(about, "No rotation is in progress: one certificate authority signs all certificates"))
 	}
 }
 
@@ -324,7 +324,7 @@ func (r *rotations) announceTarget(ctx context.Context, s *scope, n *corev1.Node
 	bundle := s.Authority.Data[secret.TLSCrtDataName]
 	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, s.Authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.SignatureAnnotation])
 	if err != nil {
-		return fmt.Errorf("the secret %s: %w", s.Authority.Name, err)
+		return fmt.Errorf("the Secret %s: %w", s.Authority.Name, err)
 	}
 	if n.Annotations[nodeconfig.AuthoritiesAnnotation] == string(bundle) && n.Annotations[nodeconfig.SignatureAnnotation] == signature {
 		return nil

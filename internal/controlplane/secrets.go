@@ -60,7 +60,7 @@ func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secr
 		err = reconciling.Change(ctx, r.Client, existing, label)
 	}
 	if err != nil && !apierrors.IsForbidden(err) {
-		return fmt.Errorf("cannot adopt the secret %s: %w", existing.Name, err)
+		return fmt.Errorf("cannot adopt the Secret %s: %w", existing.Name, err)
 	}
 	return nil
 }

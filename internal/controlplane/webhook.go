@@ -184,7 +184,7 @@ func staysAlone(before, after *controlplanev1.CapstanControlPlane) bool {
 // validateEncryptionChange allows any change to a configuration of the user, and more encrypted resources if no API server runs
 // that could not read them. Other changes would make stored data unreadable.
 func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bool, path *field.Path) field.ErrorList {
-	const why = "the existing data in etcd would become unreadable: set an encryption.configuration that reads both; the current key is in the secret <cluster>-encryption"
+	const why = "the existing data in etcd would become unreadable: set an encryption.configuration that reads both; the current key is in the Secret <cluster>-encryption"
 	if after.Configuration.Secret.Name != "" {
 		return nil
 	}

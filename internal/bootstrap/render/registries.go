@@ -68,7 +68,7 @@ func registries(in Input) ([]nodeconfig.Registry, error) {
 			username, password := credentialKeys(r.Credentials)
 			for _, key := range []bootstrapv1.SecretKeyReference{username, password} {
 				if value := in.Secrets[key]; len(value) == 0 || !utf8.Valid(value) {
-					return nil, fmt.Errorf("spec.registries[%s].credentials: the key %s of the secret %s is empty or no text in UTF-8", r.Host, key.Key, key.Name)
+					return nil, fmt.Errorf("spec.registries[%s].credentials: the key %s of the Secret %s is empty or no text in UTF-8", r.Host, key.Key, key.Name)
 				}
 			}
 			registry.Username, registry.Password = string(in.Secrets[username]), string(in.Secrets[password])

@@ -307,7 +307,7 @@ func TestRefused(t *testing.T) {
 		"credentials that are no text": {func(in *render.Input) {
 			in.Spec.Registries = []bootstrapv1.Registry{{Host: "a", Credentials: bootstrapv1.SecretReference{Name: "s"}}}
 			in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{{Name: "s", Key: "username"}: []byte("ann"), {Name: "s", Key: "password"}: []byte("hunter2\xff")}
-		}, "the key password of the secret s is empty or no text"},
+		}, "the key password of the Secret s is empty or no text"},
 		"a proxy with credentials": {func(in *render.Input) { in.Spec.Proxy.HTTP = "http://me:hunter2@proxy:1" }, "must not contain credentials"},
 		"a proxy that is no URL":   {func(in *render.Input) { in.Spec.Proxy.HTTPS = "hunter2" }, "spec.proxy: https: expected the URL of a proxy"},
 		"Capstan's field of the kubelet": {func(in *render.Input) { in.Spec.Kubelet.Configuration.Raw = []byte(`{"staticPodPath":"/x"}`) },

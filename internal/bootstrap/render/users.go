@@ -37,7 +37,7 @@ func users(in Input) ([]user, error) {
 		if ref := u.PasswdFrom.Secret; ref.Name != "" {
 			entry.Passwd = strings.TrimSuffix(string(in.Secrets[ref]), "\n")
 			if !hashPattern.MatchString(entry.Passwd) {
-				return nil, fmt.Errorf("spec.users[%s].passwdFrom: the key %s of the secret %s is no hash of a password: expected one line as in /etc/shadow, for example of `openssl passwd -6`", u.Name, ref.Key, ref.Name)
+				return nil, fmt.Errorf("spec.users[%s].passwdFrom: the key %s of the Secret %s is no hash of a password: expected one line as in /etc/shadow, for example of `openssl passwd -6`", u.Name, ref.Key, ref.Name)
 			}
 		}
 		out = append(out, entry)

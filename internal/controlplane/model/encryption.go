@@ -13,7 +13,7 @@ import (
 )
 
 // TwoSteps is the way to more encrypted resources in a cluster with several API servers.
-const TwoSteps = "go two steps with an encryption.configuration (docs/machines.md, Encryption in etcd)"
+const TwoSteps = "change the encryption in two steps (docs/machines.md, Encryption in etcd)"
 
 // EncryptionMode returns the mode of an API server.
 func EncryptionMode(spec bootstrapv1.EncryptionSpec) bootstrapv1.EncryptionMode {
@@ -57,5 +57,5 @@ func (f Fleet) unreadable() string {
 	if len(active) == 0 || slices.ContainsFunc(active, func(i *Instance) bool { return !i.otherEncryption }) {
 		return ""
 	}
-	return fmt.Sprintf("Machine %s does not have the present encryption of etcd, and could not read the data that other API servers write: with one replica and rollout.strategy.inPlace Only, it is updated in place. With more machines, %s", active[0].Name(), TwoSteps)
+	return fmt.Sprintf("Machine %s cannot read what an API server with the new encryption setting writes, so no such API server is added. With one replica, set rollout.strategy.inPlace to Only. With more, %s", active[0].Name(), TwoSteps)
 }

@@ -29,7 +29,7 @@ func Outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *cluster
 		out = append(out, fmt.Sprintf("%s is not up-to-date", infraMachine.GetKind()))
 	}
 	if after := controlPlane.Spec.Rollout.After; !after.IsZero() && !now.Before(after.Time) && machine.CreationTimestamp.Before(&after) {
-		out = append(out, "rollout.after has come")
+		out = append(out, "the time in spec.rollout.after has passed")
 	}
 	if expiring, young := expiry(controlPlane, machine, now); expiring && !young {
 		out = append(out, fmt.Sprintf("Certificates expire within %d days", controlPlane.Spec.Rollout.Before.CertificatesExpiryDays))
@@ -86,12 +86,12 @@ func FutileRollouts(controlPlane *controlplanev1.CapstanControlPlane, machines [
 		return ""
 	}
 	sort.Strings(names)
-	return fmt.Sprintf("Machines %s have certificates that expire within rollout.before.certificatesExpiryDays (%d), and were made within these days: others would have no better ones. "+
+	return fmt.Sprintf("Machines %s are not replaced: their certificates expire within rollout.before.certificatesExpiryDays (%d), but the Machines are newer than that, and the certificates of their replacements would end no later. "+
 		"If the certificate authority expires, replace it (spec.certificates.rotateCAAfter); else make certificatesExpiryDays less than config.cluster.certificateValidityDays",
 		strings.Join(names, ", "), controlPlane.Spec.Rollout.Before.CertificatesExpiryDays)
 }
 
-// CertificatesExpire reads the annotation of a Machine, which this provider keeps current; zero when it is not known.
+// certificatesExpire reads the annotation of a Machine, which this provider keeps current; zero when it is not known.
 func certificatesExpire(machine *clusterv1.Machine) time.Time {
 	at, err := time.Parse(time.RFC3339, machine.Annotations[clusterv1.MachineCertificatesExpiryDateAnnotation])
 	if err != nil {

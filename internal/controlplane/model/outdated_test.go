@@ -93,7 +93,7 @@ func TestInVain(t *testing.T) {
 	if got := FutileRollouts(cp, machines[:2], now); got != "" {
 		t.Error(got)
 	}
-	if got := FutileRollouts(cp, machines, now); !strings.HasPrefix(got, "Machines young have") || !strings.Contains(got, "spec.certificates.rotateCAAfter") {
+	if got := FutileRollouts(cp, machines, now); !strings.HasPrefix(got, "Machines young are not replaced") || !strings.Contains(got, "spec.certificates.rotateCAAfter") {
 		t.Error(got)
 	}
 }

@@ -229,5 +229,5 @@ const EncryptionPurpose = secret.Purpose("encryption")
 
 // NotGiven returns the message about a Secret with a key that MustBeGiven and does not exist.
 func NotGiven(name string) string {
-	return fmt.Sprintf("the secret %s does not exist: spec.restore needs the one of the cluster that was backed up", name)
+	return fmt.Sprintf("the Secret %s does not exist: spec.restore needs the one of the cluster that was backed up", name)
 }

@@ -90,13 +90,13 @@ func CheckMessage(backup string, found *etcdv1.EtcdBackupCheck, member, problem,
 	hint := fmt.Sprintf(". Machines that an older Capstan has made cannot do it: replace them with spec.rollout.after. To restore without a check, set the annotation %s to %q", annotation, id)
 	switch {
 	case member != "":
-		return fmt.Sprintf("Before anything is removed, the machine of %s checks the backup %s", member, backup)
+		return fmt.Sprintf("Before anything is removed, the machine of the etcd member %s checks the backup %s", member, backup)
 	case problem != "":
 		return fmt.Sprintf("Before anything is removed, a machine has to check the backup %s, and none can: %s%s", backup, problem, hint)
 	case found.Status.Phase == "":
-		return fmt.Sprintf("Before anything is removed, the machine of %s has to check the backup %s, and has not begun yet%s", found.Spec.Member, backup, hint)
+		return fmt.Sprintf("Before anything is removed, the machine of the etcd member %s has to check the backup %s, and has not begun yet%s", found.Spec.Member, backup, hint)
 	}
-	return fmt.Sprintf("Before anything is removed, the machine of %s checks the backup %s", found.Spec.Member, backup)
+	return fmt.Sprintf("Before anything is removed, the machine of the etcd member %s checks the backup %s", found.Spec.Member, backup)
 }
 
 // UnfitBackup returns the reasons why a readable backup cannot be used here.

@@ -106,10 +106,10 @@ func TestChecking(t *testing.T) {
 		want            string
 		hint            bool
 	}{
-		{nil, "m", "", "the machine of m checks the backup b", false},
-		{asked, "n", "", "the machine of n checks the backup b", false},
-		{asked, "", "", "the machine of m has to check the backup b, and has not begun yet", true},
-		{begun, "", "", "the machine of m checks the backup b", false},
+		{nil, "m", "", "the machine of the etcd member m checks the backup b", false},
+		{asked, "n", "", "the machine of the etcd member n checks the backup b", false},
+		{asked, "", "", "the machine of the etcd member m has to check the backup b, and has not begun yet", true},
+		{begun, "", "", "the machine of the etcd member m checks the backup b", false},
 		{nil, "", "nobody reports", "none can: nobody reports", true},
 	} {
 		got := CheckMessage("b", c.found, c.member, c.problem, "the-annotation", "the-id")

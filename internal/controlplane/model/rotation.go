@@ -106,9 +106,9 @@ func (r Rotation) Describe(now time.Time) (rotating bool, reason, message string
 	switch {
 	case !r.Underway() && !r.owned && r.due(now):
 		return false, controlplanev1.AuthorityNotOwnedReason,
-			"The certificate authority is provided by the user and is not replaced: add a new one to its secret in the three steps of docs/certificates.md, or take spec.certificates.rotateCAAfter away"
+			"The certificate authority is provided by the user and is not replaced: add a new one to its Secret in the three steps of docs/certificates.md, or take spec.certificates.rotateCAAfter away"
 	case !r.Underway() && len(r.Target) > 1:
-		return false, controlplanev1.NotRotatingReason, fmt.Sprintf("All of the cluster trusts the %d certificate authorities in the secret, and is signed by the first", len(r.Target))
+		return false, controlplanev1.NotRotatingReason, fmt.Sprintf("All of the cluster trusts the %d certificate authorities in the Secret, and is signed by the first", len(r.Target))
 	case !r.Underway():
 		return false, controlplanev1.NotRotatingReason, ""
 	case len(r.Target) == 1:
@@ -140,9 +140,9 @@ func CannotChangeAuthorities(secretName string, everywhere, secret []string) str
 	case len(everywhere) == 0 || len(secret) == 0:
 		return ""
 	case !slices.Contains(everywhere, secret[0]):
-		return fmt.Sprintf("the first certificate authority in tls.crt of the secret %s is one that no machine trusts yet (%s): put it behind the current signing authority (%s), use the key of the current one, and wait until CertificateAuthorityRotating reports that all machines trust both", secretName, secret[0], everywhere[0])
+		return fmt.Sprintf("the first certificate authority in tls.crt of the Secret %s is one that no machine trusts yet (%s): put it behind the current signing authority (%s), use the key of the current one, and wait until CertificateAuthorityRotating reports that all machines trust both", secretName, secret[0], everywhere[0])
 	case !slices.Contains(secret, everywhere[0]):
-		return fmt.Sprintf("tls.crt in the secret %s lacks the current signing authority (%s): put it behind the new one, and wait until CertificateAuthorityRotating reports that the new authority has signed all certificates", secretName, everywhere[0])
+		return fmt.Sprintf("tls.crt in the Secret %s lacks the current signing authority (%s): put it behind the new one, and wait until CertificateAuthorityRotating reports that the new authority has signed all certificates", secretName, everywhere[0])
 	}
 	return ""
 }

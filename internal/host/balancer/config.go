@@ -85,7 +85,7 @@ var DefaultTiming = Timing{
 	CutOff:       10 * time.Second,
 }
 
-// Keepalive probes detect a vanished peer after a minute. An idle connection, such as a watch, stays as long as the client's
+// keepAlive sends probes, which detect a vanished peer after a minute. An idle connection, such as a watch, stays as long as the client's
 // kernel answers. If data waits for a vanished client, the kernel gives up after about 15 minutes instead (tcp_retries2). There
 // is no TCP_USER_TIMEOUT: it also ends connections whose peer answers, but reads nothing for a while.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}

@@ -81,7 +81,7 @@ func newMetrics(g *gate, p *pool) *metrics {
 	return m
 }
 
-// serveMetrics serves until the listener is closed.
+// serve answers requests until the listener is closed.
 func (m *metrics) serve(listener net.Listener) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))

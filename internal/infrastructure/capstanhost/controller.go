@@ -340,7 +340,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	}
 	secret := &corev1.Secret{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
-		return fmt.Errorf("cannot read secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
+		return fmt.Errorf("cannot read the Secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
 	}
 	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
 	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
@@ -351,7 +351,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
 	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("expected the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
+		return fmt.Errorf("expected the Secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this Secret with a Role: %w", ref.Namespace, err)
 	}
 	return err
 }

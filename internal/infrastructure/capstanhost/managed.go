@@ -30,7 +30,7 @@ func (r *Reconciler) reconcileManaged(ctx context.Context, host *infrav1.Capstan
 		return false, nil
 	}
 	if err != nil {
-		return true, fmt.Errorf("secret %s/%s: %w", ref.Namespace, ref.Name, err)
+		return true, fmt.Errorf("the Secret %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	_, rotate := host.Annotations[infrav1.HostRotateAuthorityAnnotation]
 	step := m.Next(conn.Served(), rotate, now)

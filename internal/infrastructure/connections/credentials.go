@@ -35,7 +35,7 @@ func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.C
 		_, err = c.Transport(time.Now(), nil)
 	}
 	if err != nil {
-		return credentials.Client{}, fmt.Errorf("secret %s/%s with the credentials of host %s: %w", ref.Namespace, ref.Name, host.Name, err)
+		return credentials.Client{}, fmt.Errorf("the Secret %s/%s with the credentials of host %s: %w", ref.Namespace, ref.Name, host.Name, err)
 	}
 	return c, nil
 }

@@ -36,7 +36,7 @@ const (
 var (
 	errNotListening = errors.New("this manager does not listen for hosts with connection FromHost: start it with --host-listen-address")
 	errNotDialled   = errors.New("expected capstand of the host to dial this manager, found no connection of it: start capstand with --dial and the address of the manager's --host-listen-address, and see its log")
-	errNotFollowed  = errors.New("this manager follows no connection of the host: the host dials the manager that is the leader, so ask the leader")
+	errNotFollowed  = errors.New("this manager is not the leader, and hosts with connection FromHost connect to the leader only: send the request to the leader")
 )
 
 // Inbound are the connections of hosts that dial the manager. A peer chooses the name of a host in its first message. It reaches

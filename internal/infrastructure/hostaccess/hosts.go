@@ -188,8 +188,9 @@ func Mismatch(name, recorded, actual string) string {
 		return ""
 	}
 	return fmt.Sprintf("CapstanHost %s is the host with the id %s, but the host with the id %s was chosen. Capstan changes nothing on it. "+
-		"Set its spec.address to the chosen host, or move the cluster to a management cluster where this is so. If the host was installed again and its machines are lost, annotate this object with %s and delete it",
-		name, actual, recorded, infrav1.HostAbandonedAnnotation)
+		"Set spec.address of the CapstanHost to the address of the host with the id %s, or move the cluster to the management cluster whose CapstanHost %s is that host. "+
+		"If the host was installed again and its machines are lost, annotate this object with %s and delete it",
+		name, actual, recorded, recorded, name, infrav1.HostAbandonedAnnotation)
 }
 
 // BalancerHosts returns the names of the hosts that have a cluster's load balancer or network, and of those where

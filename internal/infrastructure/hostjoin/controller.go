@@ -173,7 +173,7 @@ func (r *Reconciler) tokenOf(ctx context.Context, csr *certificatesv1.Certificat
 			err = json.Unmarshal(hosts, &t.uses)
 		}
 		if err != nil {
-			return nil, token{}, fmt.Errorf("expected the terms of a token in secret %s/%s: %w", s.Namespace, s.Name, err)
+			return nil, token{}, fmt.Errorf("expected the terms of a token in the Secret %s/%s: %w", s.Namespace, s.Name, err)
 		}
 		return s, t, nil
 	}
@@ -198,7 +198,7 @@ func (r *Reconciler) reconcileToken(ctx context.Context, key client.ObjectKey) (
 	}
 	var terms joining.Terms
 	if err := json.Unmarshal(secret.Data[joining.KeyTerms], &terms); err != nil {
-		return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf("expected the terms of a token in secret %s: %w", key, err))
+		return reconcile.Result{}, reconcile.TerminalError(fmt.Errorf("expected the terms of a token in the Secret %s: %w", key, err))
 	}
 	if left := time.Until(terms.Expires.Time); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil

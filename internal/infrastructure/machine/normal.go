@@ -354,7 +354,7 @@ func (r *Reconciler) bootstrapData(ctx context.Context, s *scope) ([]byte, error
 	if len(secret.Data[bootstrapKey]) == 0 {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
 			"Secret %s has no bootstrap data under the key %q", name, bootstrapKey)
-		return nil, fmt.Errorf("secret %s has no key %q", name, bootstrapKey)
+		return nil, fmt.Errorf("the Secret %s has no key %q", name, bootstrapKey)
 	}
 	return secret.Data[bootstrapKey], nil
 }

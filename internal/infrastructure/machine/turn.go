@@ -71,7 +71,7 @@ func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host)
 // showWait sets a condition of a machine that is not complete yet, or is being deleted. The text is the same for each attempt, so only the
 // first one is a write. The conditions of another machine come from reports of its host, which need no turn.
 func showWait(s *scope, host string) {
-	const format = "Waiting for calls to host %s for other machines, which do not end. Capstan tries again. If this lasts, restart capstand on the host, or look for the cause in its log"
+	const format = "Host %s does not answer the calls for other machines, and this machine waits for its turn. If this lasts, restart capstand on the host, or look for the cause in its log"
 	switch {
 	case !s.capstan.DeletionTimestamp.IsZero():
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.WaitingForTurnReason, format, host)

@@ -168,7 +168,7 @@ func TestShowWait(t *testing.T) {
 		showWait(s, "h")
 		if found := s.capstan.Status.Conditions; !equality.Semantic.DeepEqual(found, first.Status.Conditions) || len(found) > 1 || (len(found) == 1) != (test.condition != "") {
 			t.Errorf("%s: %v, then %v", name, first.Status.Conditions, found)
-		} else if len(found) == 1 && (found[0].Type != test.condition || found[0].Reason != infrav1.WaitingForTurnReason || !strings.Contains(found[0].Message, "host h ")) {
+		} else if len(found) == 1 && (found[0].Type != test.condition || found[0].Reason != infrav1.WaitingForTurnReason || !strings.Contains(found[0].Message, "Host h ")) {
 			t.Errorf("%s: %v", name, found)
 		}
 	}

@@ -96,7 +96,7 @@ func (r *Reconciler) refuseIdle(ctx context.Context, s *scope, plan portsPlan) {
 func (s *scope) portsLeft() string {
 	for _, name := range s.portHosts {
 		if s.hosts[name] != nil {
-			return fmt.Sprintf("Host %s may still publish ports: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
+			return fmt.Sprintf("Host %s may still publish ports: it is not connected, or it refused the request to stop publishing. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
 		}
 	}
 	return ""

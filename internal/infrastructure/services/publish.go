@@ -354,7 +354,7 @@ func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipam
 		if s.hosts[name] == nil {
 			continue
 		}
-		return fmt.Sprintf("Host %s may still publish the Service %.320s: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s",
+		return fmt.Sprintf("Host %s may still publish the Service %.320s: it is not connected, or it refused the request to stop publishing. If it is permanently lost, annotate the CapstanHost with %s",
 			name, claim.Annotations[infrav1.ServiceAnnotation], infrav1.HostAbandonedAnnotation), nil
 	}
 	if err := r.freeAddress(ctx, client.ObjectKeyFromObject(claim)); err != nil {

@@ -202,7 +202,7 @@ func inUse(req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVo
 func remedy(owner string) string {
 	switch kind, _, _ := strings.Cut(owner, "/"); kind {
 	case "CapstanControlPlane":
-		return "A volume becomes free when its machine is deleted. A control plane with one machine needs more volumes: set spec.replicas to 3, and to 1 again afterwards"
+		return "A volume becomes free when its machine is deleted. A control plane with one machine cannot delete it first: set spec.replicas to 3, which creates two more volumes, and to 1 after the rollout"
 	case "MachinePool":
 		return "A volume becomes free when its machine is deleted"
 	}

@@ -139,20 +139,20 @@ func Join(ctx context.Context, j Joining) error {
 	}
 	defer func() { _ = c.Close() }()
 	local := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{TLSClientConfig: j.TLS, DisableKeepAlives: true}}
-	pause, last, promoting := joinMinPause, stepKind(""), time.Time{}
+	pause, last, silentSince := joinMinPause, stepKind(""), time.Time{}
 	var w patience
 	for {
 		s, err := j.advance(ctx, c, local, &w)
 		if errors.Is(err, errNotServing) {
-			if promoting.IsZero() {
-				promoting = time.Now()
+			if silentSince.IsZero() {
+				silentSince = time.Now()
 			}
 			// A new member may receive the entry with its name in a snapshot. Then it waits for that entry for seven
 			// seconds before it serves. After a restart it serves at once. The restart affects no other member, because
 			// a learner has no vote.
-			if time.Since(promoting) > serveTimeout {
+			if time.Since(silentSince) > serveTimeout {
 				j.Log.Info("etcd does not serve and is restarted")
-				promoting = time.Now().Add(restartTime)
+				silentSince = time.Now().Add(restartTime)
 				err = errors.Join(err, j.Restart(ctx))
 			}
 		}

@@ -334,8 +334,7 @@ func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error 
 		group.Go(func() error {
 			files := clientFiles(request.Name)
 			if !validNow(files.CertFile) {
-				r := request.Request
-				if err := kube.EnsureCertificate(ctx, client, r, files.CertFile); err != nil {
+				if err := kube.EnsureCertificate(ctx, client, request.Request, files.CertFile); err != nil {
 					return err
 				}
 			}

@@ -50,7 +50,7 @@ func checkManifests(t *testing.T, c *harness.Cluster) {
 			return nil
 		})
 	}
-	says(metav1.ConditionFalse, "manifest login: the secret manifests does not exist")
+	says(metav1.ConditionFalse, "manifest login: the Secret manifests does not exist")
 	c.MustKubectl(t, "get", "serviceaccount", "bot", "--namespace=team")
 	c.MustKubectl(t, "delete", "serviceaccount", "bot", "--namespace=team")
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: "manifests"}, StringData: map[string]string{

@@ -59,11 +59,11 @@ func TestExternalEtcd_CP15(t *testing.T) {
 	t.Cleanup(func() { s.Delete(t) })
 	plane.Must(t, "create", "cluster", "ext", "--from", file, "--workers", "0", "--wait=false")
 
-	s.wantMessage(t, "the secret ext-etcd does not exist: an external etcd needs it")
-	s.wantMessage(t, "the secret ext-apiserver-etcd-client does not exist: an external etcd needs it")
+	s.wantMessage(t, "the Secret ext-etcd does not exist: an external etcd needs it")
+	s.wantMessage(t, "the Secret ext-apiserver-etcd-client does not exist: an external etcd needs it")
 	s.keep(t, secret.EtcdCA, file, "") // not a certificate
 	s.keep(t, secret.APIServerEtcdClient, filepath.Join(dir, "client.crt"), filepath.Join(dir, "server.key"))
-	s.wantMessage(t, "the secret ext-apiserver-etcd-client is broken")
+	s.wantMessage(t, "the Secret ext-apiserver-etcd-client is broken")
 	if n := len(s.mustMachines(t)); n > 0 {
 		t.Errorf("%d Machines were created", n)
 	}
