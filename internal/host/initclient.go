@@ -134,7 +134,7 @@ func initClient(runDir string) (client *http.Client, end func(), err error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return unixsocket.Dial(ctx, dir, "init.sock")
+			return unixsocket.Dial(ctx, dir, machineapi.InitSocket)
 		},
 	}
 	return &http.Client{Transport: transport}, func() { transport.CloseIdleConnections(); _ = dir.Close() }, nil

@@ -19,9 +19,13 @@ import (
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
-func (m *machine) bootstrapFile() string { return filepath.Join(m.dir, "bootstrap-data") }
+// bootstrapDataFile is the file with the bootstrap data in the folder of a machine's state.
+const bootstrapDataFile = "bootstrap-data"
+
+func (m *machine) bootstrapFile() string { return filepath.Join(m.dir, bootstrapDataFile) }
 
 func (m *machine) rootfs() string { return filepath.Join(m.dir, "rootfs") }
 
@@ -243,7 +247,7 @@ func (m *machine) tryRecordBootstrap() error {
 
 // eraseBootstrapData removes both copies of the data if it was used.
 func (m *machine) eraseBootstrapData() {
-	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), "bootstrap-data")} {
+	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), machineapi.BootstrapDataFile)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			m.log.Error("Cannot erase the bootstrap data", "error", err)
 		}

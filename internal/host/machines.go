@@ -131,7 +131,7 @@ func firstFiles(req *hostpb.EnsureMachineRequest, devices []string) (map[string]
 	state, err := json.Marshal(machineState{ManagementCluster: req.ManagementCluster, Devices: devices})
 	files := map[string][]byte{"state.json": state}
 	if len(req.BootstrapData) > 0 {
-		files["bootstrap-data"] = req.BootstrapData
+		files[bootstrapDataFile] = req.BootstrapData
 	}
 	return files, err
 }

@@ -155,18 +155,18 @@ func (s store) makeRunDir(id string, metadata machineapi.Metadata, bootstrapData
 	if err := boundedfolder.Make(dir, 0, runDirLimits); err != nil {
 		return fmt.Errorf("creating the folder that the machine shares with capstand: %w", err)
 	}
-	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, machineapi.MetadataFile), metadata, 0o644); err != nil {
 		return err
 	}
 	if resolvConf != nil {
-		if err := atomicfile.WriteFile(filepath.Join(dir, "resolv.conf"), resolvConf, 0o644); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(dir, machineapi.ResolvConfFile), resolvConf, 0o644); err != nil {
 			return err
 		}
 	}
 	if bootstrapData == nil {
 		return nil
 	}
-	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
+	return atomicfile.WriteFile(filepath.Join(dir, machineapi.BootstrapDataFile), bootstrapData, 0o600)
 }
 
 // removeRunDir removes the folder that capstand shares with a machine. That of a machine which an earlier version started is on the disk.

@@ -21,9 +21,13 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
-// updateRecord is the last update of a machine, in update.json. It contains both specs, so that capstand can continue the update
+// updateRecordFile is the file with the last update in the folder of a machine's state.
+const updateRecordFile = "update.json"
+
+// updateRecord is the last update of a machine. It contains both specs, so that capstand can continue the update
 // or undo it from any step.
 type updateRecord struct {
 	ID      string                    `json:"id"`
@@ -58,13 +62,13 @@ func (u *updateRecord) save(dir string) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteJSON(filepath.Join(dir, "update.json"), updateFile{*u, from, to}, 0o600)
+	return atomicfile.WriteJSON(filepath.Join(dir, updateRecordFile), updateFile{*u, from, to}, 0o600)
 }
 
 // loadUpdate returns the last update of the machine whose folder is dir, or nil if it was never updated.
 func loadUpdate(dir string) (*updateRecord, error) {
 	var file updateFile
-	err := atomicfile.ReadJSON(filepath.Join(dir, "update.json"), &file)
+	err := atomicfile.ReadJSON(filepath.Join(dir, updateRecordFile), &file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -214,7 +218,7 @@ func (m *machine) reservedMemory() int64 {
 
 // eraseUpdateData removes both copies of the data, and the request to the machine.
 func (m *machine) eraseUpdateData() {
-	for _, path := range []string{m.updateData(), filepath.Join(m.runDir(), "update.json"), filepath.Join(m.runDir(), "update-data")} {
+	for _, path := range []string{m.updateData(), filepath.Join(m.runDir(), machineapi.UpdateRequestFile), filepath.Join(m.runDir(), machineapi.UpdateDataFile)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			m.log.Error("Cannot erase the data of the update", "error", err)
 		}

@@ -235,8 +235,8 @@ func (m *machine) deliverUpdate(_ context.Context, u *updateRecord) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return errors.Join(writeShared(dir, "metadata.json", metadata, 0o644), writeShared(dir, "update-data", data, 0o600),
-		writeShared(dir, "update.json", request, 0o644))
+	return errors.Join(writeShared(dir, machineapi.MetadataFile, metadata, 0o644), writeShared(dir, machineapi.UpdateDataFile, data, 0o600),
+		writeShared(dir, machineapi.UpdateRequestFile, request, 0o644))
 }
 
 // writeShared replaces a file in a folder that the machine can write as well. It follows no link of the machine's.
@@ -314,7 +314,7 @@ func (m *machine) undoLimits(ctx context.Context, spec *hostpb.MachineSpec) erro
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return writeShared(dir, "metadata.json", data, 0o644)
+	return writeShared(dir, machineapi.MetadataFile, data, 0o644)
 }
 
 func (m *machine) recordEnd(u *updateRecord) error {

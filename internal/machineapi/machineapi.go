@@ -1,7 +1,7 @@
-// Package machineapi defines the documents that capstand and capstan-init exchange: metadata.json, which capstand writes into
-// the folder /run/capstan of a machine; the status, which capstan-init serves on init.sock in that folder; the files of the
-// election of the endpoint's host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the
-// values that it uses. The package imports the standard library only.
+// Package machineapi defines the documents that capstand and capstan-init exchange, and the names of the files in the folder that they
+// share: the metadata, which capstand writes; the status, which capstan-init serves on a socket; the files of the election of the endpoint's
+// host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package
+// imports the standard library only.
 //
 // Layer: contract. Allowed imports: api, library.
 package machineapi
@@ -17,13 +17,27 @@ import (
 // BlockVolumesFolder is the folder with the files of a machine's block volumes. Programs of the host ignore loop devices with them.
 const BlockVolumesFolder = "/var/lib/capstan/block-volumes"
 
-// CDIFolder is the folder with CDI specifications of the machine's devices, in the folder that capstand and the machine share.
-const CDIFolder = "cdi"
+// SharedFolder is the place in a machine of the folder that capstand and the machine share.
+const SharedFolder = "/run/capstan"
 
-// ContainerImagesFolder is the folder with archives of container images of the host, in the folder that capstand and the machine share.
-const ContainerImagesFolder = "images"
+// Files and folders in the folder that capstand and the machine share.
+const (
+	MetadataFile      = "metadata.json"
+	BootstrapDataFile = "bootstrap-data"
+	// UpdateRequestFile names the update that capstand wants, and UpdateDataFile contains its cloud-config.
+	UpdateRequestFile = "update.json"
+	UpdateDataFile    = "update-data"
+	// ResolvConfFile is the host's resolver configuration, if capstand provides one.
+	ResolvConfFile = "resolv.conf"
+	// InitSocket is the socket of the machine's PID 1.
+	InitSocket = "init.sock"
+	// CDIFolder is the folder with CDI specifications of the machine's devices.
+	CDIFolder = "cdi"
+	// ContainerImagesFolder is the folder with archives of container images of the host.
+	ContainerImagesFolder = "images"
+)
 
-// Metadata is the content of metadata.json.
+// Metadata is the content of the file with the metadata of a machine.
 type Metadata struct {
 	ID                string    `json:"id"`
 	Name              string    `json:"name"`

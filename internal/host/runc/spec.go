@@ -33,7 +33,7 @@ type Params struct {
 	Rootfs string
 	// Assets is bound read-only to /opt/capstan.
 	Assets string
-	// Run is the folder shared between capstand and the machine, bound to /run/capstan.
+	// Run is the folder shared between capstand and the machine, bound to machineapi.SharedFolder.
 	Run string
 	// ContainerImages is the folder of the host with archives that the machine imports; none if empty.
 	ContainerImages string
@@ -182,7 +182,7 @@ func mounts(p Params) []specs.Mount {
 		{Destination: "/tmp", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}},
 		// The kubelet watches the kernel's log for out-of-memory kills.
 		bind("/dev/kmsg", "/dev/kmsg", "rw"),
-		bind(p.Run, "/run/capstan", "rw", "nosuid", "nodev", "noexec"),
+		bind(p.Run, machineapi.SharedFolder, "rw", "nosuid", "nodev", "noexec"),
 		bind(p.Assets, "/opt/capstan", "ro", "nosuid", "nodev"),
 	}
 	// containerd loads its profile for pods and applies it if it sees AppArmor here, unless the machine has no apparmor_parser. A
@@ -191,7 +191,7 @@ func mounts(p Params) []specs.Mount {
 		all = append(all, bind(securityFS, securityFS, "rw", "nosuid", "nodev", "noexec"))
 	}
 	if p.ContainerImages != "" {
-		all = append(all, bind(p.ContainerImages, "/run/capstan/"+machineapi.ContainerImagesFolder, "ro", "nosuid", "nodev", "noexec"))
+		all = append(all, bind(p.ContainerImages, machineapi.SharedFolder+"/"+machineapi.ContainerImagesFolder, "ro", "nosuid", "nodev", "noexec"))
 	}
 	if p.Backups != "" {
 		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))

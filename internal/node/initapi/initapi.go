@@ -20,7 +20,7 @@ import (
 )
 
 // Socket is the socket of PID 1, in a folder that the machine shares with capstand.
-const Socket = "/run/capstan/init.sock"
+const Socket = machineapi.SharedFolder + "/" + machineapi.InitSocket
 
 // The state of a machine is defined in package machineapi, because capstand reads it too.
 type (

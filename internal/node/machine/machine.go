@@ -15,17 +15,17 @@ import (
 
 // Paths in the folder that the machine shares with capstand.
 const (
-	MetadataPath      = "/run/capstan/metadata.json"
-	BootstrapDataPath = "/run/capstan/bootstrap-data"
+	MetadataPath      = machineapi.SharedFolder + "/" + machineapi.MetadataFile
+	BootstrapDataPath = machineapi.SharedFolder + "/" + machineapi.BootstrapDataFile
 	// UpdateRequestPath names the update that capstand wants, and UpdateDataPath contains its cloud-config.
-	UpdateRequestPath = "/run/capstan/update.json"
-	UpdateDataPath    = "/run/capstan/update-data"
+	UpdateRequestPath = machineapi.SharedFolder + "/" + machineapi.UpdateRequestFile
+	UpdateDataPath    = machineapi.SharedFolder + "/" + machineapi.UpdateDataFile
 	// ResolvConfPath is the host's resolver configuration, if capstand provides one.
-	ResolvConfPath = "/run/capstan/resolv.conf"
+	ResolvConfPath = machineapi.SharedFolder + "/" + machineapi.ResolvConfFile
 	// CDIDir contains the CDI specifications of the machine's devices, if it has any.
-	CDIDir = "/run/capstan/" + machineapi.CDIFolder
+	CDIDir = machineapi.SharedFolder + "/" + machineapi.CDIFolder
 	// ContainerImagesDir contains archives of container images, which the administrator of the host has put there.
-	ContainerImagesDir = "/run/capstan/" + machineapi.ContainerImagesFolder
+	ContainerImagesDir = machineapi.SharedFolder + "/" + machineapi.ContainerImagesFolder
 	// SentinelPath is written by the bootstrap data when it succeeded (BC-05).
 	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
 	// LogDir holds one log per service, and bootstrap.log.
