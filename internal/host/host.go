@@ -241,7 +241,7 @@ func (h *Host) loadAll() error {
 		if m.state.bootstrapped() {
 			m.eraseBootstrapData()
 		}
-		if m.update.ended() {
+		if m.update.Ended() {
 			m.eraseUpdateData()
 		}
 	}

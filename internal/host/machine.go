@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/wakeup"
 )
@@ -71,7 +72,7 @@ type machine struct {
 	unsynced bool
 	status   *hostpb.MachineStatus
 	// update is the last update in place, or nil. It is replaced, not changed.
-	update   *updateRecord
+	update   *updaterecord.Record
 	reported report
 }
 
@@ -125,8 +126,8 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 	case err != nil && m.broken == "":
 		m.broken = fmt.Sprintf("capstand cannot read the update of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
 	case update != nil && err == nil:
-		m.update, m.status.Update = update, update.status()
-		m.current.Store(update.spec())
+		m.update, m.status.Update = update, update.Status()
+		m.current.Store(update.Spec())
 	}
 	m.status.Restarts, m.status.ManagementCluster = m.state.Restarts, m.state.ManagementCluster
 	m.status.Bootstrap, m.status.BootstrapMessage = m.state.Bootstrap, m.state.BootstrapMessage

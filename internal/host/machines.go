@@ -165,7 +165,7 @@ func (ms *machines) ensureAgain(m *machine, req *hostpb.EnsureMachineRequest) (*
 	if m.broken != "" {
 		return nil, refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
-	if err := admission.SameUpdatedMachine(m.current.Load(), m.lastUpdate().other(), req.Spec); err != nil {
+	if err := admission.SameUpdatedMachine(m.current.Load(), m.lastUpdate().Other(), req.Spec); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

@@ -14,6 +14,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
 )
 
@@ -54,7 +55,7 @@ func TestUpdateIsRecorded(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	again := newMachine(h.platform, goodSpec(), h.machines.forget)
-	if u := again.lastUpdate(); u.ended() || u.From.MemoryBytes != 1<<30 || u.To.MemoryBytes != 2<<30 {
+	if u := again.lastUpdate(); u.Ended() || u.From.MemoryBytes != 1<<30 || u.To.MemoryBytes != 2<<30 {
 		t.Errorf("the next capstand has %+v", u)
 	}
 	if got := again.snapshot(); got.Spec.MemoryBytes != 2<<30 || got.Status.Update.GetId() != "u" || got.Status.Update.Phase != hostpb.UpdateStatus_PENDING {
@@ -160,7 +161,7 @@ func TestDecideUpdate(t *testing.T) {
 		"failed":               {heardUpdate(of(machineapi.UpdateFailed), now), failed, "kubelet", "a b"},
 		"no progress":          {heardUpdate(of(machineapi.UpdateRunning), now.Add(-machineapi.UpdateStalled)), failed, "verify", "no progress"},
 	} {
-		phase, step, message := decideUpdate(test.report, &updateRecord{ID: "u", Step: "verify"}, now)
+		phase, step, message := decideUpdate(test.report, &updaterecord.Record{ID: "u", Step: "verify"}, now)
 		if phase != test.phase || step != test.step || !strings.Contains(message, test.message) {
 			t.Errorf("%s: %s %q %q, want %s %q %q", name, phase, step, message, test.phase, test.step, test.message)
 		}

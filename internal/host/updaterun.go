@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/shorten"
 )
@@ -42,7 +43,7 @@ func (m *machine) followUpdate(ctx context.Context) {
 // of the update that capstand has delivered since the last start of the machine.
 func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Duration {
 	u := m.lastUpdate()
-	if u.ended() {
+	if u.Ended() {
 		return forever
 	}
 	if *delivered != u.ID {
@@ -82,19 +83,19 @@ type report struct {
 }
 
 // rollsBack returns whether PID 1 undoes this update.
-func (r report) rollsBack(u *updateRecord) bool {
+func (r report) rollsBack(u *updaterecord.Record) bool {
 	reported := r.status.Update
 	return reported != nil && reported.ID == u.ID && reported.Phase == machineapi.UpdateRunning && reported.RollingBack
 }
 
 // recordProgress records a change of the update before its effect.
-func (m *machine) recordProgress(u *updateRecord) error {
+func (m *machine) recordProgress(u *updaterecord.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.deleted.Err() != nil {
 		return nil
 	}
-	if err := u.save(m.dir); err != nil {
+	if err := u.Save(m.dir); err != nil {
 		return err
 	}
 	recorded := *u
@@ -104,7 +105,7 @@ func (m *machine) recordProgress(u *updateRecord) error {
 
 // decideUpdate returns the phase of an update that the machine has got. The machine is not trusted: only the report of this update
 // counts, and its texts are bounded.
-func decideUpdate(r report, u *updateRecord, now time.Time) (phase hostpb.UpdateStatus_Phase, step, message string) {
+func decideUpdate(r report, u *updaterecord.Record, now time.Time) (phase hostpb.UpdateStatus_Phase, step, message string) {
 	reported := r.status.Update
 	switch {
 	case r.heard && !r.status.Updates:
@@ -145,7 +146,7 @@ func (m *machine) hearUpdate(s machineapi.Status) {
 		m.reported.changedAt = time.Now()
 	}
 	m.reported.heard, m.reported.status = true, machineapi.Status{Update: s.Update, Updates: s.Updates}
-	if !m.update.ended() {
+	if !m.update.Ended() {
 		m.updates.Send()
 	}
 }
@@ -157,13 +158,13 @@ func (m *machine) lastReport() report {
 }
 
 // applyUpdate does the host's part: the disk, the limits, and the delivery to capstan-init. It returns the step that failed.
-func (m *machine) applyUpdate(ctx context.Context, u *updateRecord) (string, error) {
+func (m *machine) applyUpdate(ctx context.Context, u *updaterecord.Record) (string, error) {
 	for _, step := range []struct {
 		name string
-		do   func(context.Context, *updateRecord) error
+		do   func(context.Context, *updaterecord.Record) error
 	}{
 		{"disk", m.growDisk},
-		{"limits", func(ctx context.Context, u *updateRecord) error { return m.applyLimits(ctx, u.spec()) }},
+		{"limits", func(ctx context.Context, u *updaterecord.Record) error { return m.applyLimits(ctx, u.Spec()) }},
 		{"delivery", m.deliverUpdate},
 	} {
 		m.noteUpdate(u.ID, step.name, "")
@@ -177,7 +178,7 @@ func (m *machine) applyUpdate(ctx context.Context, u *updateRecord) (string, err
 	return "", nil
 }
 
-func (m *machine) growDisk(ctx context.Context, u *updateRecord) error {
+func (m *machine) growDisk(ctx context.Context, u *updaterecord.Record) error {
 	size := admission.DiskBytes(u.To)
 	if u.Grown || size <= admission.DiskBytes(u.From) {
 		return nil
@@ -217,12 +218,12 @@ func (m *machine) limits(spec *hostpb.MachineSpec) (runc.Params, error) {
 }
 
 // deliverUpdate writes the metadata, the data and last the request into the folder that the machine shares with capstand.
-func (m *machine) deliverUpdate(_ context.Context, u *updateRecord) error {
+func (m *machine) deliverUpdate(_ context.Context, u *updaterecord.Record) error {
 	data, err := os.ReadFile(m.updateData())
 	if err != nil {
 		return err
 	}
-	metadata, err := json.MarshalIndent(m.metadata(u.spec()), "", "  ")
+	metadata, err := json.MarshalIndent(m.metadata(u.Spec()), "", "  ")
 	if err != nil {
 		return err
 	}
@@ -260,7 +261,7 @@ func writeShared(dir *os.Root, name string, data []byte, mode os.FileMode) error
 func (m *machine) noteUpdate(id, step, message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.update == nil || m.update.ID != id || m.update.ended() {
+	if m.update == nil || m.update.ID != id || m.update.Ended() {
 		return
 	}
 	u := *m.update
@@ -269,12 +270,12 @@ func (m *machine) noteUpdate(id, step, message string) {
 }
 
 // endUpdate records the result. Without success, the machine gets its previous limits again. It returns when to try again.
-func (m *machine) endUpdate(ctx context.Context, u *updateRecord, phase hostpb.UpdateStatus_Phase, step, message string) time.Duration {
+func (m *machine) endUpdate(ctx context.Context, u *updaterecord.Record, phase hostpb.UpdateStatus_Phase, step, message string) time.Duration {
 	ended := *u
 	ended.RollingBack = false
 	ended.Phase, ended.Step, ended.Message, ended.CompletedAt = phase, step, oneLine(message, maxUpdateMessage), time.Now()
 	if phase != hostpb.UpdateStatus_SUCCEEDED {
-		if err := m.undoLimits(ctx, ended.spec()); err != nil {
+		if err := m.undoLimits(ctx, ended.Spec()); err != nil {
 			if !m.runs(ctx) {
 				return pauseAfter(0) // The next life of the machine, or of capstand, ends the update.
 			}
@@ -317,16 +318,16 @@ func (m *machine) undoLimits(ctx context.Context, spec *hostpb.MachineSpec) erro
 	return writeShared(dir, machineapi.MetadataFile, data, 0o644)
 }
 
-func (m *machine) recordEnd(u *updateRecord) error {
+func (m *machine) recordEnd(u *updaterecord.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.deleted.Err() != nil {
 		return nil
 	}
-	if err := u.save(m.dir); err != nil {
+	if err := u.Save(m.dir); err != nil {
 		return err
 	}
-	if err := writeSpec(specFile(m.dir), proto.CloneOf(u.spec())); err != nil {
+	if err := writeSpec(specFile(m.dir), proto.CloneOf(u.Spec())); err != nil {
 		m.log.Error("Cannot write the new spec; the record of the update has it as well", "error", err)
 	}
 	m.eraseUpdateData() // Before the end is visible: the next update can begin then, with data in the same files.

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"capstan.dev/capstan/internal/atomicfile"
-	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/updaterecord"
 )
 
 // Machines returns the machines that use a version, from the state folders of capstands. A machine with a damaged record counts as a
@@ -42,28 +42,19 @@ func machineUses(dir, version string) (name string, uses bool, err error) {
 	if err := atomicfile.ReadJSON(filepath.Join(dir, "spec.json"), &data); err != nil {
 		return "", false, err
 	}
-	spec, err := machineSpec(data)
-	if err != nil {
+	spec := &hostpb.MachineSpec{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, spec); err != nil {
 		return "", false, err
 	}
-	name = spec.GetNamespace() + "/" + spec.GetName()
-	var update struct {
-		Phase    hostpb.UpdateStatus_Phase `json:"phase"`
-		From, To json.RawMessage
-	}
-	if err := atomicfile.ReadJSON(filepath.Join(dir, "update.json"), &update); errors.Is(err, fs.ErrNotExist) {
-		return name, spec.GetKubernetesVersion() == version, nil
-	} else if err != nil {
+	name = spec.Namespace + "/" + spec.Name
+	update, err := updaterecord.Load(dir)
+	if err != nil {
 		return name, false, err
 	}
-	from, err1 := machineSpec(update.From)
-	to, err2 := machineSpec(update.To)
-	ended, succeeded := admission.Ended(&hostpb.UpdateStatus{Phase: update.Phase}), update.Phase == hostpb.UpdateStatus_SUCCEEDED
-	uses = to.GetKubernetesVersion() == version && (!ended || succeeded) || from.GetKubernetesVersion() == version && !succeeded
-	return name, uses, errors.Join(err1, err2)
-}
-
-func machineSpec(data []byte) (*hostpb.MachineSpec, error) {
-	spec := &hostpb.MachineSpec{}
-	return spec, protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, spec)
+	if update == nil {
+		return name, spec.KubernetesVersion == version, nil
+	}
+	succeeded := update.Phase == hostpb.UpdateStatus_SUCCEEDED
+	uses = update.To.KubernetesVersion == version && (!update.Ended() || succeeded) || update.From.KubernetesVersion == version && !succeeded
+	return name, uses, nil
 }
