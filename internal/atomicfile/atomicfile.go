@@ -70,6 +70,17 @@ func Rename(from, to string) error {
 	return errors.Join(SyncDir(filepath.Dir(from)), SyncDir(filepath.Dir(to)))
 }
 
+// Remove removes a file. A file that does not exist is no error.
+func Remove(path string) error { return IgnoreMissing(os.Remove(path)) }
+
+// IgnoreMissing returns nil for the error that a file does not exist, and other errors as they are.
+func IgnoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // Exists reports whether path exists (a dangling link does).
 func Exists(path string) bool {
 	_, err := os.Lstat(path)

@@ -1,6 +1,7 @@
 package atomicfile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -28,5 +29,22 @@ func TestWriteFile(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left %v", entries)
+	}
+}
+
+// Remove accepts that there is no file, and nothing else.
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "folder", "file")
+	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Remove(filepath.Dir(path)); err == nil {
+		t.Error("a folder with a file was removed")
+	}
+	for range 2 {
+		if err := Remove(path); err != nil || Exists(path) {
+			t.Errorf("the file exists: %v, %v", Exists(path), err)
+		}
 	}
 }

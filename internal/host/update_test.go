@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/updaterecord"
@@ -184,36 +183,5 @@ func TestOneLine(t *testing.T) {
 		if got := oneLine(text, limit); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
-	}
-}
-
-// When capstand writes a file into the folder of a machine, it follows no link of the machine and replaces the existing file.
-func TestWriteShared(t *testing.T) {
-	folder, outside := t.TempDir(), filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range []string{"update-data", "update-data.capstand"} {
-		if err := os.Symlink(outside, filepath.Join(folder, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	dir, err := os.OpenRoot(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = dir.Close() }()
-	if err := writeShared(dir, "update-data", []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got, _ := os.ReadFile(outside); string(got) != "kept" {
-		t.Errorf("a file outside became %q", got)
-	}
-	info, err := os.Lstat(filepath.Join(folder, "update-data"))
-	if err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
-	}
-	if atomicfile.Exists(filepath.Join(folder, "update-data.capstand")) {
-		t.Error("the temporary file is left")
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/host/updaterecord"
@@ -236,25 +237,10 @@ func (m *machine) deliverUpdate(_ context.Context, u *updaterecord.Record) error
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return errors.Join(writeShared(dir, machineapi.MetadataFile, metadata, 0o644), writeShared(dir, machineapi.UpdateDataFile, data, 0o600),
-		writeShared(dir, machineapi.UpdateRequestFile, request, 0o644))
-}
-
-// writeShared replaces a file in a folder that the machine can write as well. It follows no link of the machine's.
-func writeShared(dir *os.Root, name string, data []byte, mode os.FileMode) error {
-	tmp := name + ".capstand"
-	if err := dir.Remove(tmp); ignoreNotExist(err) != nil {
-		return err
-	}
-	file, err := dir.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err := errors.Join(err, file.Chmod(mode), file.Close()); err != nil {
-		return err
-	}
-	return dir.Rename(tmp, name)
+	return errors.Join(
+		foreignfile.Replace(dir, machineapi.MetadataFile, metadata, 0o644),
+		foreignfile.Replace(dir, machineapi.UpdateDataFile, data, 0o600),
+		foreignfile.Replace(dir, machineapi.UpdateRequestFile, request, 0o644))
 }
 
 // noteUpdate publishes the progress. The record on disk does not need it.
@@ -315,7 +301,7 @@ func (m *machine) undoLimits(ctx context.Context, spec *hostpb.MachineSpec) erro
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return writeShared(dir, machineapi.MetadataFile, data, 0o644)
+	return foreignfile.Replace(dir, machineapi.MetadataFile, data, 0o644)
 }
 
 func (m *machine) recordEnd(u *updaterecord.Record) error {

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
@@ -247,32 +247,24 @@ func (v *virtualAddress) report(err error) {
 // offer lets the machines of this host take part in the election until a time.
 func (v *virtualAddress) offer(electors []string, until time.Duration) {
 	for _, dir := range electors {
-		if err := writeOffer(dir, until); ignoreNotExist(err) != nil { // A machine that has not started has no folder.
+		if err := writeOffer(dir, until); atomicfile.IgnoreMissing(err) != nil { // A machine that has not started has no folder.
 			v.lb.log.Error("Cannot offer the host to a control plane machine", "error", err)
 		}
 	}
 }
 
-// writeOffer replaces the file. The machine can write to the folder: a new file and a rename do not follow its links. The file is
-// not synchronized, because it is worthless after a crash.
+// writeOffer replaces the offer in the folder that capstand and a machine share.
 func writeOffer(dir string, until time.Duration) error {
 	data, err := json.Marshal(machineapi.EndpointTerm{Until: until})
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".offer-*")
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // It fails after the rename.
-	_, err = f.Write(data)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), filepath.Join(dir, machineapi.EndpointOfferFile))
+	defer func() { _ = root.Close() }()
+	return foreignfile.Replace(root, machineapi.EndpointOfferFile, data, 0o600)
 }
 
 // termOf returns the latest term of the machines, which does not exceed a whole Lease from now.

@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // Open opens a regular file below a folder for reading. The path is relative to the folder. It leads to no file outside of the folder, and
@@ -84,4 +86,22 @@ func Write(root *os.Root, path string, data []byte, mode fs.FileMode) error {
 	}
 	_, err = file.Write(data)
 	return errors.Join(err, file.Close())
+}
+
+// Replace puts a new file in the place of the file of a name in the folder root, or creates it. The new file and the rename follow no link of
+// the other process. Nothing is synchronized with the disk: the content is worthless after a crash.
+func Replace(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	tmp := name + ".capstand"
+	if err := atomicfile.IgnoreMissing(root.Remove(tmp)); err != nil {
+		return err
+	}
+	file, err := root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err := errors.Join(err, file.Chmod(mode), file.Close()); err != nil {
+		return err
+	}
+	return root.Rename(tmp, name)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 const most = 64
@@ -85,5 +87,36 @@ func TestOpenBelow(t *testing.T) {
 		if err == nil {
 			_ = file.Close()
 		}
+	}
+}
+
+// Replace follows no link of the other process and replaces the existing file.
+func TestReplace(t *testing.T) {
+	folder, outside := t.TempDir(), filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{"data", "data.capstand"} {
+		if err := os.Symlink(outside, filepath.Join(folder, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := os.OpenRoot(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	if err := Replace(dir, "data", []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(outside); string(got) != "kept" {
+		t.Errorf("a file outside became %q", got)
+	}
+	info, err := os.Lstat(filepath.Join(folder, "data"))
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if atomicfile.Exists(filepath.Join(folder, "data.capstand")) {
+		t.Error("the temporary file is left")
 	}
 }
