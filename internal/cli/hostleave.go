@@ -119,9 +119,7 @@ func (a *app) leaveSteps(o leaveOptions, record *joinRecord) []func(context.Cont
 // removeFiles removes files of a folder durably. Those that do not exist are no error.
 func removeFiles(dir string, paths ...string) (err error) {
 	for _, path := range paths {
-		if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {
-			err = errors.Join(err, e)
-		}
+		err = errors.Join(err, atomicfile.Remove(path))
 	}
 	return errors.Join(err, atomicfile.SyncDir(dir))
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 const (
@@ -170,7 +172,7 @@ func removeRoot(l Layout) error {
 			return err
 		}
 	}
-	err = errors.Join(ignoreMissing(os.Remove(l.State())), ignoreMissing(os.Remove(l.commandLock())))
+	err = errors.Join(atomicfile.Remove(l.State()), atomicfile.Remove(l.commandLock()))
 	if _, kept := os.Stat(l.Backups()); kept == nil {
 		return err
 	}
@@ -194,11 +196,4 @@ func removeEmpty(dir string) error {
 		return err
 	}
 	return os.Remove(dir)
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 )
@@ -86,11 +87,11 @@ func (h inventoryOf) observe(event *hostpb.Event) {
 func (h inventoryOf) recordedNetworks(hostRoot string) error {
 	entries, err := os.ReadDir(filepath.Join(hostRoot, "networks"))
 	if err != nil {
-		return ignoreMissing(err)
+		return atomicfile.IgnoreMissing(err)
 	}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(hostRoot, "networks", e.Name(), "spec.json"))
-		if ignoreMissing(err) != nil {
+		if atomicfile.IgnoreMissing(err) != nil {
 			return err
 		}
 		n := &hostpb.Network{}

@@ -153,7 +153,7 @@ func (bs *balancers) DeleteLoadBalancer(ctx context.Context, req *hostpb.DeleteL
 		return &hostpb.DeleteLoadBalancerResponse{}, nil
 	}
 	// The mark makes the deletion continue after a crash.
-	if err := atomicfile.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {
+	if err := atomicfile.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); atomicfile.IgnoreMissing(err) != nil {
 		return nil, status.Errorf(codes.Internal, "deleting load balancer: %v", err)
 	}
 	lb.delete()

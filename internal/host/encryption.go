@@ -21,7 +21,7 @@ func (ns *networks) openLink() error {
 		return encryptionChanged(cluster, want)
 	}
 	if !want {
-		return ignoreNotExist(os.Remove(path))
+		return atomicfile.Remove(path)
 	}
 	private, err := wireguard.EnsureKey(path)
 	if err != nil {

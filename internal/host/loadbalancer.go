@@ -139,7 +139,7 @@ func (lb *loadBalancer) removeShared() error {
 	if err := boundedfolder.Unmount(lb.shared()); err != nil {
 		return err
 	}
-	if err := os.Remove(lb.shared()); ignoreNotExist(err) == nil {
+	if atomicfile.Remove(lb.shared()) == nil {
 		return nil
 	}
 	return lb.host.store.discard(lb.shared())

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/foreignfile"
@@ -59,7 +60,7 @@ func (h *Host) capProcessLogs(ctx context.Context) {
 func cutLog(path string, most int64) error {
 	file, err := os.Open(path)
 	if err != nil {
-		return ignoreNotExist(err)
+		return atomicfile.IgnoreMissing(err)
 	}
 	defer func() { _ = file.Close() }()
 	info, err := file.Stat()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -248,7 +247,7 @@ func (m *machine) tryRecordBootstrap() error {
 // eraseBootstrapData removes both copies of the data if it was used.
 func (m *machine) eraseBootstrapData() {
 	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), machineapi.BootstrapDataFile)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := atomicfile.Remove(path); err != nil {
 			m.log.Error("Cannot erase the bootstrap data", "error", err)
 		}
 	}

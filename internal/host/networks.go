@@ -105,7 +105,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	}
 	if ns.byID[n.Id] != nil {
 		if !demanded {
-			return ignoreNotExist(os.Remove(ns.store.path(networksDir, n.Id, onDemand)))
+			return atomicfile.Remove(ns.store.path(networksDir, n.Id, onDemand))
 		}
 		return nil
 	}
@@ -208,14 +208,7 @@ func (ns *networks) restorePeers(n *hostpb.Network) error {
 	if err == nil {
 		err = ns.box.SetPeers(ns.ctx, n.Id, boxPeers(req))
 	}
-	return ignoreNotExist(err)
-}
-
-func ignoreNotExist(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
+	return atomicfile.IgnoreMissing(err)
 }
 
 // DeleteNetwork removes a cluster's network from this host. An unknown network is no error.

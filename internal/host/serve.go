@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/tracing"
 )
@@ -31,7 +31,7 @@ func (s Socket) Listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(s.Path), 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Remove(s.Path); err != nil {
 		return nil, err
 	}
 	listener, err := listenPrivately(s.Path)

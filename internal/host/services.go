@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -182,7 +183,7 @@ func (ns *networks) recordedServices(id string) (*hostpb.SetServicesRequest, err
 	}
 	data, err := os.ReadFile(ns.store.path(networksDir, id, servicesFile))
 	if err != nil {
-		return nil, ignoreNotExist(err)
+		return nil, atomicfile.IgnoreMissing(err)
 	}
 	req := &hostpb.SetServicesRequest{}
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, req); err != nil {

@@ -3,8 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -126,7 +124,7 @@ func (m *machine) reservedMemory() int64 {
 // eraseUpdateData removes both copies of the data, and the request to the machine.
 func (m *machine) eraseUpdateData() {
 	for _, path := range []string{m.updateData(), filepath.Join(m.runDir(), machineapi.UpdateRequestFile), filepath.Join(m.runDir(), machineapi.UpdateDataFile)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := atomicfile.Remove(path); err != nil {
 			m.log.Error("Cannot erase the data of the update", "error", err)
 		}
 	}

@@ -1,8 +1,6 @@
 package balancer
 
 import (
-	"errors"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -10,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // MetricsSocket is the socket in the balancer's folder that answers GET /metrics in Prometheus' text format.
@@ -91,7 +91,7 @@ func (m *metrics) serve(listener net.Listener) {
 
 // listenUnix listens on a socket that only its owner can open. It replaces the socket of a previous balancer.
 func listenUnix(path string) (*net.UnixListener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Remove(path); err != nil {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -8,9 +8,7 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,7 +53,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 		server.Leaf = server.For(a)
 	}
 	// Always issue a new certificate, because the validity shall start now.
-	if err := os.Remove(filepath.Join(dir, "server.crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Remove(filepath.Join(dir, "server.crt")); err != nil {
 		return Client{}, err
 	}
 	if _, err := server.Ensure(dir, validity, now); err != nil {

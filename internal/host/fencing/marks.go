@@ -71,7 +71,7 @@ func (m Marks) record(machine string, remembered bool) error {
 		return nil
 	}
 	if err == nil && remembered && !atomicfile.Exists(m.inMemory(machine)) {
-		return remove(m.onDisk(machine))
+		return atomicfile.Remove(m.onDisk(machine))
 	}
 	return err
 }
@@ -82,12 +82,5 @@ func (m Marks) marked(machine string) bool {
 
 // unmark removes the mark in memory first: record looks for it after a slow write.
 func (m Marks) unmark(machine string) error {
-	return errors.Join(remove(m.inMemory(machine)), remove(m.onDisk(machine)))
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return errors.Join(atomicfile.Remove(m.inMemory(machine)), atomicfile.Remove(m.onDisk(machine)))
 }

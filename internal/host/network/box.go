@@ -312,7 +312,7 @@ func (b Box) release(ctx context.Context, networkID string) error {
 	if err := b.releaseServices(networkID); err != nil {
 		return err
 	}
-	if err := remove(filepath.Join(dir, "hosts", b.HostID)); err != nil {
+	if err := atomicfile.Remove(filepath.Join(dir, "hosts", b.HostID)); err != nil {
 		return err
 	}
 	users, err := b.users(networkID)
@@ -367,7 +367,7 @@ func usersIn(dir string) ([]owner, error) {
 		err := atomicfile.ReadJSON(filepath.Join(dir, entry.Name()), &o)
 		// Files with other names remain from a capstand that was killed while it wrote them.
 		if err != nil || o.stale() || o.Host != entry.Name() {
-			if err := remove(filepath.Join(dir, entry.Name())); err != nil {
+			if err := atomicfile.Remove(filepath.Join(dir, entry.Name())); err != nil {
 				return nil, err
 			}
 			continue
@@ -475,7 +475,7 @@ func (b Box) drop(networkID, address string, l Lease) error {
 			return err
 		}
 	}
-	return remove(b.lease(networkID, address))
+	return atomicfile.Remove(b.lease(networkID, address))
 }
 
 func (b Box) lease(networkID, address string) string {
@@ -550,7 +550,7 @@ func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
 	for _, entry := range entries {
 		l := Lease{address: entry.Name()}
 		if _, err := netip.ParseAddr(l.address); err != nil { // A crash left the unfinished file of a lease.
-			if err := remove(b.lease(networkID, l.address)); err != nil {
+			if err := atomicfile.Remove(b.lease(networkID, l.address)); err != nil {
 				return err
 			}
 			continue
@@ -588,11 +588,4 @@ func (b Box) Plug(networkID, machineID string, addresses []Address) error {
 // Unplug removes a machine's cable and network namespace.
 func (b Box) Unplug(machineID string) error {
 	return errors.Join(deleteLink(VethName(machineID)), deleteNetNS(b.NetNS(machineID)))
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -67,7 +67,7 @@ func (b Box) Redirect(ctx context.Context, networkID string, want Redirect) erro
 			return nil // It has no rules. Ensure writes those of the record.
 		}
 		if !want.Endpoint.IsValid() {
-			err = remove(b.redirectFile(networkID))
+			err = atomicfile.Remove(b.redirectFile(networkID))
 		} else {
 			err = atomicfile.WriteJSON(b.redirectFile(networkID), want, 0o644)
 		}

@@ -163,7 +163,7 @@ func (b Box) servicesFile(networkID string) string {
 
 func (b Box) recordServices(networkID string, services []Service) error {
 	if len(services) == 0 {
-		return remove(b.servicesFile(networkID))
+		return atomicfile.Remove(b.servicesFile(networkID))
 	}
 	if err := os.MkdirAll(b.servicesDir(networkID), 0o755); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (b Box) releaseServices(networkID string) error {
 	if err := b.removeServiceAddresses(have, nil); err != nil {
 		return err
 	}
-	return errors.Join(endFlows(have, nil), remove(b.servicesFile(networkID)))
+	return errors.Join(endFlows(have, nil), atomicfile.Remove(b.servicesFile(networkID)))
 }
 
 // removeForsakenAddresses removes the addresses of capstands whose state folder is gone; the lock is held, and the network has

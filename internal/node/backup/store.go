@@ -152,7 +152,7 @@ func (d directory) Put(_ context.Context, name, file string) error {
 	}
 	part := d.part(name)
 	defer func() { _ = os.Remove(part) }()
-	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Remove(part); err != nil {
 		return err
 	}
 	if err := copyFile(file, part); err != nil {
@@ -182,7 +182,7 @@ func (d directory) Remove(_ context.Context, name string) error {
 		return err
 	}
 	for _, path := range []string{d.path(name), d.part(name)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := atomicfile.Remove(path); err != nil {
 			return err
 		}
 	}

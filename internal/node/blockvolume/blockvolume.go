@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/loopdevice"
 	"capstan.dev/capstan/internal/node/localvolume"
@@ -337,7 +338,7 @@ func (d *Devices) open(number int) (*os.File, uint64, error) {
 // node makes the node of a device, in place of an old one.
 func (d *Devices) node(name string, mode uint32, id uint64) error {
 	path := filepath.Join(d.Dir, name)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.Remove(path); err != nil {
 		return err
 	}
 	if err := unix.Mknod(path, unix.S_IFBLK|mode, int(id)); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/clearfolder"
 	"capstan.dev/capstan/internal/machineapi"
 )
@@ -85,10 +86,7 @@ func (f Folders) End(name string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	if err := root.Remove(name + unfinished); !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return atomicfile.IgnoreMissing(root.Remove(name + unfinished))
 }
 
 // Unfinished returns the names of the volumes between Begin and End.
@@ -206,10 +204,7 @@ func (f Folders) Remove(name string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	if err := root.Remove(name); !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return atomicfile.IgnoreMissing(root.Remove(name))
 }
 
 // openUnmounted is open for a volume without mounts.

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/client-go/util/cert"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -31,7 +32,7 @@ type restartRecord string
 
 // require makes a restart due, before a certificate is replaced that services read only at their start: an agent that is killed after the
 // replacement finds a certificate that needs no renewal.
-func (r restartRecord) require() error { return removeFile(string(r)) }
+func (r restartRecord) require() error { return atomicfile.Remove(string(r)) }
 
 // due returns whether services have other authorities than the trusted ones, or an earlier certificate.
 func (r restartRecord) due(trusted []byte) (bool, error) {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
@@ -318,14 +319,7 @@ func (p kubeletPair) replace(certificate []byte, restarts restartRecord) error {
 
 // forgetKey removes the key of a request after the certificate was stored, also by a process that was killed then: each request has a new
 // key.
-func (p kubeletPair) forgetKey() error { return removeFile(p.nextKey()) }
-
-func removeFile(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
+func (p kubeletPair) forgetKey() error { return atomicfile.Remove(p.nextKey()) }
 
 // joinClients requests the certificates of kube-proxy and the node agent. The control plane provider approves them.
 func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error {

@@ -115,9 +115,7 @@ func (l *Link) end() (err error) {
 		}
 	}
 	for _, path := range []string{l.record(), l.socket()} {
-		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
-			err = errors.Join(err, e)
-		}
+		err = errors.Join(err, atomicfile.Remove(path))
 	}
 	return err
 }
