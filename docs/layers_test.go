@@ -36,7 +36,7 @@ var layerOf = map[string]string{
 	"api": "api", "config": "library", "templates": "library", "docs": "test", "test": "test",
 	"cmd": "main", "hack": "main",
 
-	"internal/cidr": "library", "internal/backoff": "library", "internal/conversion": "library", "internal/manager/replace": "library",
+	"internal/cidr": "library", "internal/backoff": "library", "internal/boottime": "library", "internal/conversion": "library", "internal/manager/replace": "library",
 	"internal/changes": "library", "internal/clearfolder": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/logging": "library", "internal/loopdevice": "library", "internal/naming": "library", "internal/order": "library", "internal/polarity": "library", "internal/projectquota": "library", "internal/selection": "library", "internal/shorten": "library", "internal/stall": "library", "internal/stored": "library", "internal/thread": "library", "internal/tracing": "library", "internal/wakeup": "library",
 	"internal/contentsource": "library", "internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/imagearchive": "library", "internal/pki": "library",
 

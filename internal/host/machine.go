@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
@@ -256,7 +257,7 @@ func (m *machine) awaitConfirmation(life context.Context) time.Duration {
 		return m.stayFenced(life)
 	}
 	deadline, bound := m.host.fence.Deadline(m.leased())
-	if expired := bound && fencing.Now() >= deadline; !unconfirmed && !expired {
+	if expired := bound && boottime.Now() >= deadline; !unconfirmed && !expired {
 		return 0
 	}
 	pid1, err := m.find(life)

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"capstan.dev/capstan/internal/host/fencing"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -20,7 +20,7 @@ type pulses struct {
 
 // Pulse implements hostpb.HostServer.
 func (h *Host) Pulse(context.Context, *hostpb.PulseRequest) (*hostpb.PulseResponse, error) {
-	h.pulses.receive(fencing.Now())
+	h.pulses.receive(boottime.Now())
 	return &hostpb.PulseResponse{}, nil
 }
 

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/admission"
-	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 )
@@ -128,7 +128,7 @@ func (h *Host) holdServices(ctx context.Context) {
 
 // holdServicesOnce looks at the Services of all networks once. An error that lasts is logged once.
 func (h *Host) holdServicesOnce(ctx context.Context, first bool) {
-	known, managed := map[string]bool{}, h.pulses.managed(fencing.Now(), h.fence.Watched())
+	known, managed := map[string]bool{}, h.pulses.managed(boottime.Now(), h.fence.Watched())
 	for _, id := range h.networkIDs() {
 		known[id] = true
 		if err := h.holdServicesOf(ctx, id, first, managed); ctx.Err() == nil && h.serviceErrors.news(id, err) {

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
@@ -41,13 +41,6 @@ type virtualAddress struct {
 	// refreshed is the time of the last refresh, taken that of the take-over, and announced that of the last announcement; 0 if
 	// none.
 	refreshed, taken, announced time.Duration
-}
-
-// boottime is the clock that the host shares with its machines. It does not stop while the host is suspended.
-func boottime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
-	return time.Duration(t.Nano())
 }
 
 // holdVirtualAddresses manages the virtual addresses of all load balancers until ctx ends. The kernel removes an address when
@@ -106,7 +99,7 @@ func (h *Host) electors(networkID string) (dirs []string) {
 
 // step gives the host the address, or takes it away. Only the station of lan can have the address, unless it is nil.
 func (v *virtualAddress) step(ctx context.Context, electors []string, lan *network.LAN) {
-	now := boottime()
+	now := boottime.Now()
 	link, err := network.VirtualLink(v.address)
 	if err == nil && lan != nil && !lan.HasStation(link) {
 		err = fmt.Errorf("the virtual address %s is in the network of %s of this host: expected %s of the LAN; give it an address in the network of the LAN", v.address, link.Attrs().Name, lan.Station())
@@ -191,7 +184,7 @@ func (v *virtualAddress) free(ctx context.Context, link netlink.Link) (bool, err
 
 // hold extends the lifetime of the address, and announces it. It reads the clock again, because the process may have been stopped.
 func (v *virtualAddress) hold(link netlink.Link) error {
-	now := boottime()
+	now := boottime.Now()
 	life := lifetime(now, v.until, v.expires)
 	if life == 0 {
 		return nil

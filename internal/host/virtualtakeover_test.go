@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -68,7 +69,7 @@ type elected struct {
 func (e *elected) stepsUntil(what string, rest time.Duration, holds func(*hostpb.LoadBalancer) bool) {
 	e.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(virtualPause / 10) {
-		data, err := json.Marshal(machineapi.EndpointTerm{Until: boottime() + rest})
+		data, err := json.Marshal(machineapi.EndpointTerm{Until: boottime.Now() + rest})
 		if err == nil {
 			err = os.WriteFile(filepath.Join(e.dir, machineapi.EndpointLeaseFile), data, 0o600)
 		}

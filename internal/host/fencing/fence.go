@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -73,7 +74,7 @@ func Open(settings, memory, root, cgroup string, log *slog.Logger) (*Fence, erro
 func (f *Fence) Set(managementCluster string, seconds int32) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.memory.Managers[managementCluster] = Now()
+	f.memory.Managers[managementCluster] = boottime.Now()
 	if f.settings[managementCluster] == seconds {
 		return false, nil
 	}
@@ -121,12 +122,12 @@ func (f *Fence) Connected(managementCluster string) (end func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.watching[managementCluster]++
-	f.memory.Managers[managementCluster] = Now()
+	f.memory.Managers[managementCluster] = boottime.Now()
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.watching[managementCluster]--
-		f.memory.Managers[managementCluster] = Now()
+		f.memory.Managers[managementCluster] = boottime.Now()
 	}
 }
 
@@ -162,7 +163,7 @@ func (f *Fence) deadline(m Machine) (time.Duration, bool) {
 	}
 	manager := f.memory.Managers[m.ManagementCluster]
 	if f.watching[m.ManagementCluster] > 0 {
-		manager = Now()
+		manager = boottime.Now()
 	}
 	return Deadline(time.Duration(seconds)*time.Second, manager, f.memory.Reached[m.Network]), true
 }
@@ -171,7 +172,7 @@ func (f *Fence) deadline(m Machine) (time.Duration, bool) {
 // on one host only could stop at once.
 func (f *Fence) Begin(network string) {
 	if f != nil {
-		f.reached(network, Now())
+		f.reached(network, boottime.Now())
 	}
 }
 
@@ -242,7 +243,7 @@ func (f *Fence) probed(network string, host netip.Addr, s Settings) bool {
 	if len(s) == 0 {
 		s = before.Settings // Only Reachable announces nothing.
 	}
-	f.memory.Probed[network][host.String()] = Probed{At: Now(), Settings: s}
+	f.memory.Probed[network][host.String()] = Probed{At: boottime.Now(), Settings: s}
 	return true
 }
 
@@ -256,7 +257,7 @@ func (f *Fence) reached(network string, sent time.Duration) {
 func (f *Fence) Step(machines []Machine) (expired []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	now := Now()
+	now := boottime.Now()
 	for id, n := range f.watching {
 		if n > 0 {
 			f.memory.Managers[id] = now
@@ -370,7 +371,7 @@ type Contact struct {
 func (f *Fence) Contacts(network string, n *Network) (out []Contact, recorded time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	now := Now()
+	now := boottime.Now()
 	all := map[string]Contact{}
 	for host, p := range f.memory.Probed[network] {
 		all[host] = Contact{Host: host, Age: now - p.At, Settings: maps.Clone(p.Settings)}

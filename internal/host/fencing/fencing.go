@@ -2,7 +2,7 @@
 // manager of a management cluster sets, the host stops the machines of this management cluster in such a network. Losing the
 // managers alone never stops a machine, and neither does a loss in a network that is on one host only.
 //
-// All times are of the clock CLOCK_BOOTTIME, which nobody can set and which does not stop while the host is suspended.
+// All times are of package boottime.
 //
 // A guard process stops the machines when capstand does not run or hangs: see Guard.
 //
@@ -14,21 +14,13 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
 // MaxStopAfter is the longest time without contact that can be set.
 const MaxStopAfter = time.Hour
-
-// Now is the time of CLOCK_BOOTTIME.
-func Now() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
-	return time.Duration(t.Nano())
-}
 
 // Settings are the seconds without contact after which machines stop, by management cluster.
 type Settings map[string]int32
@@ -68,7 +60,7 @@ type Memory struct {
 func ReadMemory(path string) (m Memory, fresh bool) {
 	boot := proc.BootID()
 	if err := atomicfile.ReadJSON(path, &m); err != nil || m.Boot != boot {
-		m, fresh = Memory{Boot: boot, Since: Now()}, true
+		m, fresh = Memory{Boot: boot, Since: boottime.Now()}, true
 	}
 	if m.Managers == nil {
 		m.Managers = map[string]time.Duration{}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -214,7 +215,7 @@ func TestGuard(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "memory.json")
 	m, _ := ReadMemory(path)
-	m.Root, m.Cgroup, m.Leases = root, "/none", []Lease{{"m", Now() - time.Hour}, {"gone", 1}, {"stays", Now() + time.Hour}}
+	m.Root, m.Cgroup, m.Leases = root, "/none", []Lease{{"m", boottime.Now() - time.Hour}, {"gone", 1}, {"stays", boottime.Now() + time.Hour}}
 	for _, file := range []string{"machines/m/spec.json", "machines/stays/spec.json"} {
 		if err := write(filepath.Join(root, file)); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/cgroup"
 )
 
@@ -32,7 +33,7 @@ func Guard(ctx context.Context, path string, log *slog.Logger) error {
 		if fresh || len(m.Leases) == 0 {
 			return nil
 		}
-		expired := Expired(m.Leases, Now()-grace)
+		expired := Expired(m.Leases, boottime.Now()-grace)
 		all.keep(expired)
 		for _, id := range expired {
 			if !all.begin(id) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/cgroup"
 )
 
@@ -26,7 +27,7 @@ func TestGuardWithHangingDisk(t *testing.T) {
 	m, _ := ReadMemory(path)
 	m.Root, m.Cgroup = root, "/capstan-test-guard-"+strconv.Itoa(os.Getpid())
 	for _, id := range []string{"a", "b"} {
-		m.Leases = append(m.Leases, Lease{id, Now() - time.Hour})
+		m.Leases = append(m.Leases, Lease{id, boottime.Now() - time.Hour})
 		if err := write(filepath.Join(root, "machines", id, "spec.json")); err != nil {
 			t.Fatal(err)
 		}

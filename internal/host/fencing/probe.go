@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/boottime"
 )
 
 // Port is the UDP port of probes, on the address that a box has in the overlay of a network. Only boxes of the network reach it.
@@ -101,7 +103,7 @@ func (p *prober) probe(s Settings) {
 			return
 		}
 		old := p.sent[address]
-		p.sent[address] = append(old[max(0, len(old)+1-maxPending):], pending{nonce, Now()})
+		p.sent[address] = append(old[max(0, len(old)+1-maxPending):], pending{nonce, boottime.Now()})
 		_, _ = p.conn.WriteToUDPAddrPort(data, netip.AddrPortFrom(address, Port))
 	}
 }

@@ -16,12 +16,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/machineapi"
 )
 
@@ -46,7 +46,7 @@ type Elector struct {
 	Leases dynamic.ResourceInterface
 	Log    *slog.Logger
 
-	// now is the clock; boottime outside of tests.
+	// now is the clock; boottime.Now outside of tests.
 	now func() time.Duration
 	// own is the Lease as this machine last wrote it, if nothing else is known.
 	own *unstructured.Unstructured
@@ -57,17 +57,10 @@ type Elector struct {
 	until time.Duration
 }
 
-// boottime does not stop while the host is suspended.
-func boottime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
-	return time.Duration(t.Nano())
-}
-
 // Run takes part until ctx ends. It polls: a watch would not show that a holder is silent.
 func (e *Elector) Run(ctx context.Context) {
 	if e.now == nil {
-		e.now = boottime
+		e.now = boottime.Now
 	}
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
