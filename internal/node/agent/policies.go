@@ -41,58 +41,89 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	events := newEvents(a, kubelet)
-	wake := wakeup.New()
-	stores := policyStores{}
-	if stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), wake.Send); err != nil {
+	e := enforcer{agent: a, events: newEvents(a, kubelet), wake: wakeup.New()}
+	if e.stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), e.wake.Send); err != nil {
 		return err
 	}
-	wake.Send()
-	var enforced []networkpolicy.Chain
-	var reported []string
-	var pause <-chan time.Time // nil before the first update
-	for first := true; ; {
-		if pause != nil {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-pause:
-			}
-		}
-		var again <-chan time.Time // for the events, which the API server removes
-		if len(reported) > 0 {
-			again = time.After(eventRepeat)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-wake:
-		case <-again:
-		}
-		if err := stores.complete(ctx, client, wake.Send); err != nil {
+	e.wake.Send()
+	for e.await(ctx) {
+		if err := e.stores.complete(ctx, client, e.wake.Send); err != nil {
 			return err
 		}
-		begun := time.Now()
-		chains, tooLarge := networkpolicy.Chains(stores.cluster(), a.name)
-		if len(tooLarge) > 0 && !slices.Equal(tooLarge, reported) {
-			a.log.Error("NetworkPolicies of some namespaces are too large for this node: their pods are isolated, and these policies allow nothing", "policies", len(tooLarge), "first", tooLarge[0])
-		}
-		reported = tooLarge
-		pause = time.After(pauseAfterUpdate(time.Since(begun)))
-		if first || !reflect.DeepEqual(chains, enforced) {
-			if err := networkpolicy.Apply(ctx, chains); err != nil {
-				a.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
-				time.AfterFunc(time.Second, wake.Send)
-				continue
-			}
-			if !first || len(chains) > 0 {
-				a.log.Info("NetworkPolicies enforced", "chains", len(chains))
-			}
-			enforced, first = chains, false
-			pause = time.After(pauseAfterUpdate(time.Since(begun)))
-		}
-		stores.report(ctx, events, tooLarge)
+		e.update(ctx)
 	}
+	return nil
+}
+
+// enforcer keeps the rules of NetworkPolicies of a node up to date.
+type enforcer struct {
+	agent  *agent
+	events *events
+	stores policyStores
+	// wake is sent after a change of the objects.
+	wake wakeup.Signal
+	// pause ends when the next update may begin; nil before the first one.
+	pause <-chan time.Time
+	// enforced are the rules in force, if applied.
+	enforced []networkpolicy.Chain
+	applied  bool
+	// tooLarge are the policies that the last update found too large.
+	tooLarge []string
+}
+
+// await waits until the rules may be out of date and the pause has passed. It returns false at the end of ctx.
+func (e *enforcer) await(ctx context.Context) bool {
+	if e.pause != nil {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-e.pause:
+		}
+	}
+	var again <-chan time.Time // for the events, which the API server removes
+	if len(e.tooLarge) > 0 {
+		again = time.After(eventRepeat)
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-e.wake:
+	case <-again:
+	}
+	return true
+}
+
+// update computes the rules, enforces them, and reports the policies that are too large.
+func (e *enforcer) update(ctx context.Context) {
+	begun := time.Now()
+	chains, tooLarge := networkpolicy.Chains(e.stores.cluster(), e.agent.name)
+	if len(tooLarge) > 0 && !slices.Equal(tooLarge, e.tooLarge) {
+		e.agent.log.Error("NetworkPolicies of some namespaces are too large for this node: their pods are isolated, and these policies allow nothing", "policies", len(tooLarge), "first", tooLarge[0])
+	}
+	e.tooLarge = tooLarge
+	err := e.apply(ctx, chains)
+	e.pause = time.After(pauseAfterUpdate(time.Since(begun)))
+	if err != nil {
+		e.agent.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
+		time.AfterFunc(time.Second, e.wake.Send)
+		return
+	}
+	e.stores.report(ctx, e.events, tooLarge)
+}
+
+// apply enforces the rules, if they differ from those in force.
+func (e *enforcer) apply(ctx context.Context, chains []networkpolicy.Chain) error {
+	if e.applied && reflect.DeepEqual(chains, e.enforced) {
+		return nil
+	}
+	if err := networkpolicy.Apply(ctx, chains); err != nil {
+		return err
+	}
+	if e.applied || len(chains) > 0 {
+		e.agent.log.Info("NetworkPolicies enforced", "chains", len(chains))
+	}
+	e.enforced, e.applied = chains, true
+	return nil
 }
 
 // policyStores hold the objects on which policies depend. A cluster without a policy costs one watch: pods and namespaces are followed from the

@@ -172,21 +172,23 @@ func indexed(all []pod, node string) index {
 
 // isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies. A policy
 // that is too large isolates its pods, and allows nothing.
-func isolate(d direction, policies []*networkingv1.NetworkPolicy, ix index) (_ map[netip.Addr]string, _ []Chain, tooLarge []string) {
-	isolated, chains := map[netip.Addr]string{}, map[string]Chain{}
-	left := map[string]budget{}                // by namespace
-	selecting := make([][]string, len(ix.all)) // for each pod the chains of the policies that select it
+func isolate(d direction, policies []*networkingv1.NetworkPolicy, ix index) (isolated map[netip.Addr]string, chains []Chain, tooLarge []string) {
+	ofPolicies, selecting, tooLarge := policyChains(d, policies, ix)
+	isolated, ofPods := podChains(d, selecting, ix)
+	chains = slices.SortedFunc(slices.Values(append(ofPolicies, ofPods...)), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
+	return isolated, chains, tooLarge
+}
+
+// policyChains returns a chain for each policy that selects pods of the node, and for each pod of the index the chains of the policies that
+// select it.
+func policyChains(d direction, policies []*networkingv1.NetworkPolicy, ix index) (chains []Chain, selecting [][]string, tooLarge []string) {
+	left := map[string]budget{} // by namespace
+	selecting = make([][]string, len(ix.all))
 	for _, policy := range policies {
 		if !applies(policy, d.policyType) {
 			continue
 		}
-		var selected []int
-		selects := compiled(&policy.Spec.PodSelector)
-		for _, i := range ix.local[policy.Namespace] {
-			if selects.Matches(ix.all[i].labels) {
-				selected = append(selected, i)
-			}
-		}
+		selected := ix.selected(policy)
 		if len(selected) == 0 {
 			continue
 		}
@@ -195,33 +197,57 @@ func isolate(d direction, policies []*networkingv1.NetworkPolicy, ix index) (_ m
 			have = budget{maxElements, maxComparisons}
 		}
 		rules, rest := policyRules(d, policy, ix, selected, have)
-		if rest.exhausted() { // Smaller policies of the namespace keep their effect. The time has passed.
+		if rest.exhausted() {
 			tooLarge = append(tooLarge, policy.Namespace+"/"+policy.Name)
+			// Smaller policies of the namespace can have the elements, which are not used. The comparisons were made, so they count.
 			rest = budget{have.elements, max(0, rest.comparisons)}
 		}
 		left[policy.Namespace] = rest
 		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: rules}
-		chains[chain.Name] = chain
+		chains = append(chains, chain)
 		for _, i := range selected {
 			selecting[i] = append(selecting[i], chain.Name)
 		}
 	}
+	return chains, selecting, tooLarge
+}
+
+// selected are the pods of the node that a policy selects.
+func (ix index) selected(policy *networkingv1.NetworkPolicy) (pods []int) {
+	selects := compiled(&policy.Spec.PodSelector)
+	for _, i := range ix.local[policy.Namespace] {
+		if selects.Matches(ix.all[i].labels) {
+			pods = append(pods, i)
+		}
+	}
+	return pods
+}
+
+// podChains returns a chain for each set of policies that select a pod, which drops what none of them accepts, and the chain of each address.
+// Pods with the same policies share a chain.
+func podChains(d direction, selecting [][]string, ix index) (isolated map[netip.Addr]string, chains []Chain) {
+	isolated = map[netip.Addr]string{}
+	made := map[string]bool{}
 	for i, names := range selecting {
 		if len(names) == 0 {
 			continue
 		}
 		slices.Sort(names)
-		chain := Chain{Name: d.name + "-pods-" + hash(names...)} // shared by all pods with the same policies
+		chain := Chain{Name: d.name + "-pods-" + hash(names...)}
+		for _, address := range ix.all[i].addresses {
+			isolated[address] = chain.Name
+		}
+		if made[chain.Name] {
+			continue
+		}
+		made[chain.Name] = true
 		for _, name := range names {
 			chain.Rules = append(chain.Rules, "jump "+name)
 		}
 		chain.Rules = append(chain.Rules, "drop")
-		chains[chain.Name] = chain
-		for _, address := range ix.all[i].addresses {
-			isolated[address] = chain.Name
-		}
+		chains = append(chains, chain)
 	}
-	return isolated, slices.SortedFunc(maps.Values(chains), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) }), tooLarge
+	return isolated, chains
 }
 
 // applies follows the defaults of policyTypes: Ingress always, Egress if there are egress rules.
