@@ -157,7 +157,10 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first, managed boo
 			return err
 		}
 	}
-	whole, err := h.box.HoldsServices(id, services, managed)
+	held, whole, err := h.box.HeldServices(id, services)
+	if err == nil && managed {
+		err = held.Announce()
+	}
 	if err != nil || whole && !first {
 		return errors.Join(append(refusals(lost), err)...)
 	}

@@ -320,31 +320,46 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 	return nil
 }
 
-// HoldsServices returns whether this capstand has all addresses of the Services of a network. It can announce those that it has.
-func (b Box) HoldsServices(networkID string, services []Service, announce bool) (whole bool, err error) {
-	whole = true
+// Held are the interfaces that have addresses of Services.
+type Held map[netip.Addr]netlink.Link
+
+// Announce announces the addresses.
+func (h Held) Announce() error {
+	for address, link := range h {
+		if err := AnnounceVirtual(link, address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HeldServices returns the addresses of the Services of a network that this capstand has, and whether these are all, with all ports.
+func (b Box) HeldServices(networkID string, services []Service) (held Held, whole bool, err error) {
 	err = b.locked(func() error {
 		recorded, err := b.ownServices(networkID)
 		if err != nil {
 			return err
 		}
-		for _, s := range services {
-			if s.HostPorts {
-				whole = b.holdsPorts(s, recorded) && whole
-				continue
-			}
-			link, held, why := b.serviceLink(networkID, s.Address)
-			if why != nil || !held {
-				whole = false
-			} else if announce {
-				if err := AnnounceVirtual(link, s.Address); err != nil {
-					return err
-				}
-			}
-		}
+		held = b.heldAddresses(networkID, services)
+		whole = !slices.ContainsFunc(services, func(s Service) bool {
+			return s.HostPorts && !b.holdsPorts(s, recorded) || !s.HostPorts && held[s.Address] == nil
+		})
 		return nil
 	})
-	return whole, err
+	return held, whole, err
+}
+
+func (b Box) heldAddresses(networkID string, services []Service) Held {
+	held := Held{}
+	for _, s := range services {
+		if s.HostPorts {
+			continue
+		}
+		if link, has, why := b.serviceLink(networkID, s.Address); why == nil && has {
+			held[s.Address] = link
+		}
+	}
+	return held
 }
 
 // holdsPorts reports whether the box has the address of the ports of a Service, and recorded contains these ports.
@@ -357,21 +372,15 @@ func (b Box) holdsPorts(s Service, recorded []Service) bool {
 // returns the Services that stay, and the reasons against the others. A box without a manager calls it: while the box was away from the
 // network, another one may have got the addresses.
 func (b Box) YieldServices(ctx context.Context, networkID string, services []Service) (kept []Service, lost Refused, err error) {
-	links, lost := map[netip.Addr]netlink.Link{}, Refused{}
+	var held Held
 	if err := b.locked(func() error {
-		for _, s := range services {
-			if s.HostPorts {
-				continue
-			}
-			if link, held, why := b.serviceLink(networkID, s.Address); why == nil && held {
-				links[s.Address] = link
-			}
-		}
+		held = b.heldAddresses(networkID, services)
 		return nil
 	}); err != nil {
 		return nil, nil, err
 	}
-	probeAll(ctx, slices.Collect(maps.Keys(links)), links, lost)
+	lost = Refused{}
+	probeAll(ctx, slices.Collect(maps.Keys(held)), held, lost)
 	if err := ctx.Err(); err != nil || len(lost) == 0 {
 		return services, nil, err
 	}
