@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/fencing"
 )
 
 // While no manager is connected, the owners of machines may replace them on other hosts. capstand never stops a machine for
@@ -109,6 +110,34 @@ func (c *contacts) note(managementCluster string) (first bool) {
 		c.log.Error("Cannot record the contact with a manager", "error", err)
 	}
 	return !known
+}
+
+// doubt has the reasons why a machine may run on another host, and whether it runs on this one.
+type doubt struct {
+	// unconfirmed: the host was without a manager, or has stopped the machine.
+	unconfirmed bool
+	// bound: the machine must not run without a contact. expired: the time since the last contact is over.
+	bound, expired bool
+	running        bool
+}
+
+func (d doubt) any() bool { return d.unconfirmed || d.expired }
+
+// confirmation returns how long a machine with a doubt must still not start, and why; 0 if it may. patience is the rest of the wait for a
+// manager.
+func (d doubt) confirmation(patience time.Duration) (pause time.Duration, message string) {
+	switch {
+	case d.running:
+		return 0, ""
+	case !d.unconfirmed:
+		return fencing.Pause, "the host has reached neither a manager nor another host of the cluster yet: the machine starts when it does"
+	case d.bound: // The machine may have been replaced without an answer of this host.
+		patience = forever
+	}
+	if patience == 0 {
+		return 0, ""
+	}
+	return patience, "the machine may have been replaced while the management cluster did not reach this host: it starts when a manager confirms it"
 }
 
 // contactLife is the time for which a contact is remembered.

@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -116,4 +118,27 @@ func TestUnconfirmedMachine(t *testing.T) {
 			t.Errorf("the machine waits %s", pause)
 		}
 	})
+}
+
+// A machine that runs continues, and one with a doubt waits as long as the doubt demands.
+func TestConfirmation(t *testing.T) {
+	for name, test := range map[string]struct {
+		doubt    doubt
+		patience time.Duration
+		want     time.Duration
+		message  string
+	}{
+		"runs":                             {doubt{unconfirmed: true, bound: true, expired: true, running: true}, time.Hour, 0, ""},
+		"no contact yet":                   {doubt{bound: true, expired: true}, 0, fencing.Pause, "reached neither"},
+		"no contact yet, but runs":         {doubt{bound: true, expired: true, running: true}, 0, 0, ""},
+		"unconfirmed":                      {doubt{unconfirmed: true}, time.Minute, time.Minute, "replaced"},
+		"unconfirmed, a manager connected": {doubt{unconfirmed: true}, forever, forever, "replaced"},
+		"unconfirmed for too long":         {doubt{unconfirmed: true}, 0, 0, ""},
+		"unconfirmed and bound":            {doubt{unconfirmed: true, bound: true}, 0, forever, "replaced"},
+		"unconfirmed and expired":          {doubt{unconfirmed: true, bound: true, expired: true}, time.Minute, forever, "replaced"},
+	} {
+		if pause, message := test.doubt.confirmation(test.patience); pause != test.want || !strings.Contains(message, test.message) || (pause == 0) != (message == "") {
+			t.Errorf("%s: %s %q, want %s %q", name, pause, message, test.want, test.message)
+		}
+	}
 }

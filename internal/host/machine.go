@@ -22,7 +22,6 @@ import (
 	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
-	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostmount"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
@@ -257,44 +256,43 @@ func (m *machine) awaitConfirmation(life context.Context) time.Duration {
 		return m.stayFenced(life)
 	}
 	deadline, bound := m.host.fence.Deadline(m.leased())
-	if expired := bound && boottime.Now() >= deadline; !unconfirmed && !expired {
+	d := doubt{unconfirmed: unconfirmed, bound: bound, expired: bound && boottime.Now() >= deadline}
+	if !d.any() {
 		return 0
 	}
-	pid1, err := m.find(life)
-	if err != nil {
+	var err error
+	if d.running, err = m.hasProcess(life); err != nil {
 		if life.Err() == nil {
 			m.log.Error("Cannot find out whether the machine runs, so it does not start without a confirmation; capstand tries again", "error", err)
 			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = err.Error() })
 		}
 		return maxRestartDelay
 	}
-	if pid1 == nil && !unconfirmed {
+	pause, message := d.confirmation(m.host.contacts.patience(of, time.Now()))
+	if pause != 0 {
 		m.setStatus(func(s *hostpb.MachineStatus) {
-			s.Phase, s.Message = hostpb.MachineStatus_PENDING, "the host has reached neither a manager nor another host of the cluster yet: the machine starts when it does"
+			s.Phase, s.Message = hostpb.MachineStatus_PENDING, message
+			s.Unconfirmed = s.Unconfirmed || unconfirmed
 		})
-		return fencing.Pause
+		return pause
 	}
-	if pid1 == nil {
-		pause := m.host.contacts.patience(of, time.Now())
-		if bound { // The machine may have been replaced without an answer of this host.
-			pause = forever
-		}
-		if pause != 0 {
-			m.setStatus(func(s *hostpb.MachineStatus) {
-				s.Phase, s.Unconfirmed = hostpb.MachineStatus_PENDING, true
-				s.Message = "the machine may have been replaced while the management cluster did not reach this host: it starts when a manager confirms it"
-			})
-			return pause
-		}
+	if !d.running {
 		m.log.Warn("No manager has confirmed the machine in time; capstand starts it")
-	}
-	if pid1 != nil {
-		_ = pid1.Close()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.confirm()
 	return 0
+}
+
+// hasProcess returns whether the machine's PID 1 runs.
+func (m *machine) hasProcess(life context.Context) (bool, error) {
+	pid1, err := m.find(life)
+	if err != nil || pid1 == nil {
+		return false, err
+	}
+	_ = pid1.Close()
+	return true, nil
 }
 
 // confirm lets the machine start; m.mu is held.

@@ -279,12 +279,8 @@ func (m *machine) endUpdate(ctx context.Context, u *updaterecord.Record, phase h
 
 // runs returns whether PID 1 runs and capstand watches it.
 func (m *machine) runs(ctx context.Context) bool {
-	pid1, err := m.find(ctx)
-	if err != nil || pid1 == nil {
-		return false
-	}
-	_ = pid1.Close()
-	return ctx.Err() == nil
+	running, err := m.hasProcess(ctx)
+	return err == nil && running && ctx.Err() == nil
 }
 
 // undoLimits restores the limits and the metadata.
