@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,53 +149,76 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	return err
 }
 
-func (o options) parse() (host.Config, host.Socket, error) {
-	root, err1 := filepath.Abs(o.root)
-	assets, err2 := filepath.Abs(o.assets)
-	if o.backups == "" {
-		o.backups = filepath.Join(root, "backups")
+func (o options) parse() (config host.Config, socket host.Socket, err error) {
+	if config, err = o.folders(); err != nil {
+		return config, socket, err
 	}
-	if o.images == "" {
-		o.images = filepath.Join(root, "images")
+	if err = o.checkChoices(); err != nil {
+		return config, socket, err
 	}
-	if o.containerImages == "" {
-		o.containerImages = filepath.Join(root, "container-images")
+	if config.ReserveMemory, err = size("reserve-memory", o.reserveMemory); err != nil {
+		return config, socket, err
 	}
-	containerImages, err5 := filepath.Abs(o.containerImages)
-	backups, err3 := filepath.Abs(o.backups)
-	images, err4 := filepath.Abs(o.images)
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-		return host.Config{}, host.Socket{}, err
+	if config.ReserveDisk, err = size("reserve-disk", o.reserveDisk); err != nil {
+		return config, socket, err
 	}
-	reserve, err := resource.ParseQuantity(o.reserveMemory)
-	if err != nil {
-		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-memory %q: %w", o.reserveMemory, err)
+	config.Name, config.CDIDirs, config.PreallocateDisks = o.name, o.cdiDirs, o.preallocateDisks
+	config.BalancerUID, config.RunDir, config.EncryptOverlays = o.balancerUID, network.DefaultRunDir, o.overlayEncryption != ""
+	config.Absence, config.ConfirmTimeout, config.StopPodsWithin = o.absence, o.confirmTimeout, o.stopPodsWithin
+	config.Logging, config.Reboot = o.logs.Args(), host.SystemdReboot()
+	socket, err = o.hostSocket(config.Root)
+	return config, socket, err
+}
+
+// folders returns a configuration that contains the folders only.
+func (o options) folders() (config host.Config, err error) {
+	if config.Root, err = filepath.Abs(o.root); err != nil {
+		return config, err
 	}
-	if o.stopPodsWithin < 0 || o.stopPodsWithin > machineapi.MaxStopPods {
-		return host.Config{}, host.Socket{}, fmt.Errorf("--stop-pods-within is %s, expected 0 to %s", o.stopPodsWithin, machineapi.MaxStopPods)
-	}
-	reserveDisk, err := resource.ParseQuantity(o.reserveDisk)
-	if err != nil {
-		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-disk %q: %w", o.reserveDisk, err)
-	}
-	if o.overlayEncryption != "" && o.overlayEncryption != host.EncryptionWireGuard {
-		return host.Config{}, host.Socket{}, fmt.Errorf("--overlay-encryption %q: expected %s, or nothing", o.overlayEncryption, host.EncryptionWireGuard)
-	}
-	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
-	if socket.Path == "" {
-		socket.Path = filepath.Join(root, "capstand.sock")
-	}
-	if o.socketGroup != "" {
-		if socket.GID, err = groupID(o.socketGroup); err != nil {
-			return host.Config{}, host.Socket{}, fmt.Errorf("--socket-group: %w", err)
+	for _, folder := range []struct {
+		to   *string
+		path string
+	}{
+		{&config.Assets, o.assets},
+		{&config.Backups, cmp.Or(o.backups, filepath.Join(config.Root, "backups"))},
+		{&config.Images, cmp.Or(o.images, filepath.Join(config.Root, "images"))},
+		{&config.ContainerImages, cmp.Or(o.containerImages, filepath.Join(config.Root, "container-images"))},
+	} {
+		if *folder.to, err = filepath.Abs(folder.path); err != nil {
+			return config, err
 		}
 	}
-	return host.Config{
-		Root: root, Assets: assets, Backups: backups, Images: images, ContainerImages: containerImages, CDIDirs: o.cdiDirs, Name: o.name, ReserveMemory: reserve.Value(),
-		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
-		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
-		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(), Reboot: host.SystemdReboot(),
-	}, socket, nil
+	return config, nil
+}
+
+// checkChoices refuses values that a flag does not have.
+func (o options) checkChoices() error {
+	if o.stopPodsWithin < 0 || o.stopPodsWithin > machineapi.MaxStopPods {
+		return fmt.Errorf("--stop-pods-within is %s, expected 0 to %s", o.stopPodsWithin, machineapi.MaxStopPods)
+	}
+	if o.overlayEncryption != "" && o.overlayEncryption != host.EncryptionWireGuard {
+		return fmt.Errorf("--overlay-encryption %q: expected %s, or nothing", o.overlayEncryption, host.EncryptionWireGuard)
+	}
+	return nil
+}
+
+// size returns the bytes of a quantity.
+func size(flag, text string) (int64, error) {
+	quantity, err := resource.ParseQuantity(text)
+	if err != nil {
+		return 0, fmt.Errorf("--%s %q: %w", flag, text, err)
+	}
+	return quantity.Value(), nil
+}
+
+func (o options) hostSocket(root string) (socket host.Socket, err error) {
+	socket = host.Socket{Path: cmp.Or(o.socket, filepath.Join(root, "capstand.sock")), UID: o.socketUID, GID: -1}
+	if o.socketGroup != "" {
+		if socket.GID, err = groupID(o.socketGroup); err != nil {
+			return socket, fmt.Errorf("--socket-group: %w", err)
+		}
+	}
+	return socket, nil
 }
 
 func groupID(name string) (int, error) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"capstan.dev/capstan/internal/host"
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/testenv/testlogs"
 )
 
@@ -36,5 +38,38 @@ func TestWrongLogFormat(t *testing.T) {
 	c.SetArgs([]string{"--logging-format=xml"})
 	if err := c.Execute(); err == nil || !strings.Contains(err.Error(), `expected text or json, found "xml"`) {
 		t.Errorf("found %v", err)
+	}
+}
+
+// Folders and the socket are below the root unless flags say otherwise, and wrong values are refused with the name of their flag.
+func TestParse(t *testing.T) {
+	valid := func() options {
+		return options{root: "/state", assets: "/assets", images: "/pictures", reserveMemory: "1Gi", reserveDisk: "2Gi", socketUID: 7, logs: logging.New()}
+	}
+	config, socket, err := valid().parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.Root != "/state" || config.Assets != "/assets" || config.Backups != "/state/backups" || config.Images != "/pictures" || config.ContainerImages != "/state/container-images" {
+		t.Errorf("folders: %+v", config)
+	}
+	if config.ReserveMemory != 1<<30 || config.ReserveDisk != 2<<30 || config.EncryptOverlays {
+		t.Errorf("limits: %+v", config)
+	}
+	if want := (host.Socket{Path: "/state/capstand.sock", UID: 7, GID: -1}); socket != want {
+		t.Errorf("socket: %+v, want %+v", socket, want)
+	}
+	for flag, change := range map[string]func(*options){
+		"--reserve-memory":     func(o *options) { o.reserveMemory = "much" },
+		"--reserve-disk":       func(o *options) { o.reserveDisk = "much" },
+		"--stop-pods-within":   func(o *options) { o.stopPodsWithin = -1 },
+		"--overlay-encryption": func(o *options) { o.overlayEncryption = "rot13" },
+		"--socket-group":       func(o *options) { o.socketGroup = "no such group" },
+	} {
+		o := valid()
+		change(&o)
+		if _, _, err := o.parse(); err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%s: %v", flag, err)
+		}
 	}
 }
