@@ -157,48 +157,67 @@ func (p *portsPlan) serves(s *corev1.Service, address netip.Addr) bool {
 // planPorts publishes each Service on all connected hosts that have machines of the cluster and authorise all its ports. A Service that
 // has a port on a host keeps it; otherwise the first one in the order of services gets it. A host that is away keeps its ports.
 func planPorts(services []accepted, hosts map[string]*host) portsPlan {
-	out := portsPlan{refused: map[*corev1.Service]string{}}
-	taken, reasons := map[portPlace]*corev1.Service{}, map[*corev1.Service][]string{}
-	published, candidates := map[*corev1.Service]bool{}, 0
+	p := portsPlanner{
+		services: services, plan: portsPlan{refused: map[*corev1.Service]string{}}, taken: map[portPlace]*corev1.Service{},
+		published: map[*corev1.Service]bool{}, flaws: map[*corev1.Service][]string{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
-		h := hosts[name]
-		if !h.connected {
-			out.targets = append(out.targets, h.keptPorts(services, published)...)
-			continue
-		}
-		if len(h.machines) == 0 {
-			continue
-		}
-		candidates++
-		var able []accepted
-		for _, s := range services {
-			if why := h.portsFlaw(s.Service); why != "" {
-				reasons[s.Service] = append(reasons[s.Service], "host "+name+" "+why)
-				continue
-			}
-			able = append(able, s)
-		}
-		h.keepHeld(able, taken)
-		for _, s := range able {
-			targets, why := h.takePorts(s.Service, taken, out.serves)
-			if why != "" {
-				out.refused[s.Service] = why
-				continue
-			}
-			published[s.Service] = true
-			out.targets = append(out.targets, targets...)
+		switch h := hosts[name]; {
+		case !h.connected:
+			p.plan.targets = append(p.plan.targets, h.keptPorts(services, p.published)...)
+		case len(h.machines) > 0:
+			p.publish(h)
 		}
 	}
-	for _, s := range services {
-		switch all := reasons[s.Service]; {
-		case published[s.Service] || out.refused[s.Service] != "":
-		case candidates == 0:
-			out.refused[s.Service] = "no connected host runs a machine of the cluster"
+	p.refuseOthers()
+	return p.plan
+}
+
+// portsPlanner makes a plan, host by host.
+type portsPlanner struct {
+	services  []accepted
+	plan      portsPlan
+	taken     map[portPlace]*corev1.Service
+	published map[*corev1.Service]bool
+	// candidates is the number of hosts that could publish Services, and flaws are the reasons why some of them cannot publish a Service.
+	candidates int
+	flaws      map[*corev1.Service][]string
+}
+
+// publish gives the Services their ports on a connected host.
+func (p *portsPlanner) publish(h *host) {
+	p.candidates++
+	var able []*corev1.Service
+	for _, s := range p.services {
+		if why := h.portsFlaw(s.Service); why != "" {
+			p.flaws[s.Service] = append(p.flaws[s.Service], "host "+h.name+" "+why)
+			continue
+		}
+		able = append(able, s.Service)
+	}
+	h.keepHeld(able, p.taken)
+	for _, s := range able {
+		targets, why := h.takePorts(s, p.taken, p.plan.serves)
+		if why != "" {
+			p.plan.refused[s] = why
+			continue
+		}
+		p.published[s] = true
+		p.plan.targets = append(p.plan.targets, targets...)
+	}
+}
+
+// refuseOthers refuses the Services that no host publishes.
+func (p *portsPlanner) refuseOthers() {
+	for _, s := range p.services {
+		switch all := p.flaws[s.Service]; {
+		case p.published[s.Service] || p.plan.refused[s.Service] != "":
+		case p.candidates == 0:
+			p.plan.refused[s.Service] = "no connected host runs a machine of the cluster"
 		default:
-			out.refused[s.Service] = strings.Join(all[:min(3, len(all))], "; ")
+			p.plan.refused[s.Service] = strings.Join(all[:min(3, len(all))], "; ")
 		}
 	}
-	return out
 }
 
 // keptPorts are the Services that a host publishes while it is away, as far as their status shows. Services without a status have its
@@ -219,14 +238,14 @@ func (h *host) keptPorts(services []accepted, published map[*corev1.Service]bool
 }
 
 // keepHeld notes the places that Services have already, before others can take them.
-func (h *host) keepHeld(services []accepted, taken map[portPlace]*corev1.Service) {
+func (h *host) keepHeld(services []*corev1.Service, taken map[portPlace]*corev1.Service) {
 	for _, s := range services {
-		for _, p := range heldPlaces(s.Service, h.portPlaces(s.Service)) {
-			if taken[p] == nil {
-				taken[p] = s.Service
-				for _, other := range h.ports.addresses { // the port of the other family too
-					taken[portPlace{other, p.protocol, p.port}] = s.Service
-				}
+		for _, p := range heldPlaces(s, h.portPlaces(s)) {
+			if taken[p] != nil {
+				continue
+			}
+			for _, address := range h.ports.addresses { // The Service has the port of the other family too.
+				taken[portPlace{address, p.protocol, p.port}] = s
 			}
 		}
 	}
