@@ -28,6 +28,8 @@ type machines struct {
 	// removed is called after a machine was removed from the registry; mu is held.
 	removed func()
 	byID    map[string]*machine
+	// tombstonesRead is when bury looked for old tombstones last.
+	tombstonesRead time.Time
 	// mounts decides whether a new machine may have its volumes; mu is held.
 	mounts func(*hostpb.MachineSpec) error
 	// volumeBytes returns the sizes of all volumes together; mu is held.
@@ -270,6 +272,9 @@ func (ms *machines) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachine
 	return &hostpb.DeleteMachineResponse{Done: false}, nil
 }
 
+// tombstonePause is the time between two looks for old tombstones. Each look reads all of them, and a day can have many deletions.
+const tombstonePause = time.Hour
+
 // bury writes the tombstone of a machine and returns the machine if it exists. A machine without a record may have
 // addresses, which bury releases.
 func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) (*machine, error) {
@@ -279,8 +284,12 @@ func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) 
 	if err := admission.Deletion("machine", req, m.owner()); err != nil {
 		return nil, err
 	}
-	ms.store.buryOld(time.Now())
-	if !ms.store.buried(req.Id, time.Now()) {
+	now := time.Now()
+	if now.Sub(ms.tombstonesRead) >= tombstonePause {
+		ms.store.buryOld(now)
+		ms.tombstonesRead = now
+	}
+	if !ms.store.buried(req.Id, now) {
 		if err := ms.store.bury(req.Id); err != nil {
 			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
 		}

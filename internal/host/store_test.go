@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -110,6 +111,36 @@ func TestTombstones(t *testing.T) {
 	}
 	s.buryOld(now.Add(tombstoneLife + time.Minute))
 	if _, err := os.Stat(s.path(tombstonesDir, "m-1")); !os.IsNotExist(err) {
+		t.Errorf("an old tombstone is kept: %v", err)
+	}
+}
+
+// Many deletions in a row read the old tombstones once: the requests of all namespaces wait for that.
+func TestOldTombstonesAreReadOnce(t *testing.T) {
+	h := recorded(t)
+	remove := func(id string) {
+		t.Helper()
+		if m, err := h.machines.bury(t.Context(), &hostpb.DeleteMachineRequest{Id: id, Namespace: "ns", Name: id}); m != nil || err != nil {
+			t.Fatal(m, err)
+		}
+	}
+	h.networks.byID = map[string]*hostpb.Network{}
+	old := time.Now().Add(-tombstoneLife - time.Minute)
+	for _, kept := range []bool{false, true} {
+		if err := h.store.bury("old"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(h.store.path(tombstonesDir, "old"), old, old); err != nil {
+			t.Fatal(err)
+		}
+		remove(fmt.Sprint("m-", kept))
+		if _, err := os.Stat(h.store.path(tombstonesDir, "old")); (err == nil) != kept {
+			t.Errorf("the old tombstone is kept: %v, want %v", err == nil, kept)
+		}
+	}
+	h.machines.tombstonesRead = h.machines.tombstonesRead.Add(-tombstonePause)
+	remove("m-later")
+	if _, err := os.Stat(h.store.path(tombstonesDir, "old")); !os.IsNotExist(err) {
 		t.Errorf("an old tombstone is kept: %v", err)
 	}
 }
