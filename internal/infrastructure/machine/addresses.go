@@ -51,9 +51,12 @@ type reservations struct {
 	// held are the addresses by machine.
 	held map[client.ObjectKey]reservation
 	// last is the last chosen address of each cluster. The search continues there, so its duration does not grow with the number
-	// of machines, and a released address is not used again at once.
+	// of machines, and a released address is not used again at once. The addresses of deleted clusters stay until there are maxLast.
 	last map[client.ObjectKey]netip.Addr
 }
+
+// maxLast bounds reservations.last to some megabytes, because a namespace can use any number of names for its clusters.
+const maxLast = 10_000
 
 type reservation struct {
 	cluster client.ObjectKey
@@ -74,6 +77,9 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 	}
 	if r.holders == nil {
 		r.holders, r.held, r.last = map[reservation]client.ObjectKey{}, map[client.ObjectKey]reservation{}, map[client.ObjectKey]netip.Addr{}
+	}
+	if len(r.last) >= maxLast {
+		clear(r.last) // The next search of each cluster begins with its first address.
 	}
 	chosen := reservation{cluster, address}
 	r.holders[chosen], r.held[machine], r.last[cluster] = machine, chosen, address

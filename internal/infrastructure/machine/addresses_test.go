@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -257,5 +258,20 @@ func TestAddressesOfSeveralLeaders(t *testing.T) {
 		if limit == 0 {
 			t.Fatalf("seed %d: only %d machines exist after many steps", seed, len(p.made))
 		}
+	}
+}
+
+// A namespace can use any number of names for its clusters: few of their last addresses are kept.
+func TestLastAddressesAreBounded(t *testing.T) {
+	var r reservations
+	cidr := netip.MustParsePrefix("10.0.0.0/24")
+	for i := range 3 * maxLast {
+		machine := client.ObjectKey{Namespace: "ns", Name: "m"}
+		if _, err := r.choose(cidr, client.ObjectKey{Namespace: "ns", Name: fmt.Sprint("c-", i)}, machine, func(netip.Addr) bool { return false }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(r.last); n == 0 || n > maxLast {
+		t.Errorf("the last addresses of %d clusters are kept, want at most %d", n, maxLast)
 	}
 }
