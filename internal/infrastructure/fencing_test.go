@@ -41,7 +41,7 @@ func TestFencing(t *testing.T) {
 	b.delete(machine)
 	b.delete(m)
 	b.Expect(b.condition(m, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason)).
-		To(ContainSubstring("no connected host of the cluster has recorded that it stops machines"))
+		To(ContainSubstring("it stops its machines if it stays cut off"))
 	b.fake.Start(t)
 	b.gone(m)
 	b.Expect(b.fake.Calls("SetFencing")).To(Equal(calls))

@@ -58,9 +58,9 @@ type Decision struct {
 	Again time.Duration
 }
 
-// Decide returns the decision for one cluster. unchanged is for how long no CapstanHost was deleted: a deleted host could have
-// answered the lost one.
-func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
+// Early returns a Why if no contacts of any host lead to a decision now. Hosts can be slow, so they are asked for their contacts only
+// without one.
+func Early(lost Lost, others []Other) Decision {
 	if lost.Wanted == 0 {
 		return Decision{Why: "its spec.fencing is not set"}
 	}
@@ -68,9 +68,18 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 		return Decision{Why: "it has not acknowledged its spec.fencing"}
 	}
 	for _, o := range others {
-		if why := Obstacle(o); why != "" {
+		if why := obstacle(o); why != "" {
 			return Decision{Why: why, Again: askAgain}
 		}
+	}
+	return stillCounting(lost.Away, time.Duration(lost.Acknowledged)*time.Second+Margin)
+}
+
+// Decide returns the decision for one cluster. unchanged is for how long no CapstanHost was deleted: a deleted host could have
+// answered the lost one.
+func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
+	if d := Early(lost, others); d.Why != "" {
+		return d
 	}
 	seconds, evidence := lost.Acknowledged, false
 	for _, o := range others {
@@ -88,14 +97,22 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 			return d
 		}
 	}
-	if silent := min(lost.Away, unchanged); silent < need {
-		return waitFor(need-silent, "it stops its machines if it stays cut off")
+	if d := stillCounting(min(lost.Away, unchanged), need); d.Why != "" {
+		return d
 	}
 	return Decision{Fenced: true}
 }
 
-// Obstacle returns why no contacts of any host lead to a decision, as long as another host is in this state; empty if they can.
-func Obstacle(o Other) string {
+// stillCounting returns a Why if the lost host has not been silent for the needed time.
+func stillCounting(silent, need time.Duration) Decision {
+	if silent >= need {
+		return Decision{}
+	}
+	return waitFor(need-silent, "it stops its machines if it stays cut off")
+}
+
+// obstacle returns why no contacts of any host lead to a decision, as long as another host is in this state; empty if they can.
+func obstacle(o Other) string {
 	switch {
 	case o.Abandoned:
 		return ""

@@ -70,3 +70,29 @@ func TestDecide(t *testing.T) {
 		}
 	}
 }
+
+// Without contacts, only states that no contacts can change lead to a decision: hosts are asked in all others.
+func TestEarly(t *testing.T) {
+	lost := Lost{Tunnel: tunnel, ManagementCluster: "plane", Wanted: 60, Acknowledged: 60, Away: need}
+	asked := Other{Name: "b", Member: true, Connected: true}
+	for name, tc := range map[string]struct {
+		change func(*Lost)
+		others []Other
+		why    string
+		again  time.Duration
+	}{
+		"contacts are needed":      {others: []Other{asked}},
+		"another host was lost":    {others: []Other{asked, {Name: "c", Away: time.Minute}}},
+		"not acknowledged":         {change: func(l *Lost) { l.Acknowledged = 30 }, others: []Other{asked}, why: "not acknowledged"},
+		"lost just now":            {change: func(l *Lost) { l.Away = need - time.Second }, others: []Other{asked}, why: "stays cut off", again: 2 * time.Second},
+		"two hosts of the cluster": {others: []Other{asked, {Name: "c", Member: true, Away: 10 * need}}, why: "not connected either", again: askAgain},
+	} {
+		l := lost
+		if tc.change != nil {
+			tc.change(&l)
+		}
+		if d := Early(l, tc.others); d.Fenced || (d.Why == "") != (tc.why == "") || !strings.Contains(d.Why, tc.why) || d.Again != tc.again {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+}

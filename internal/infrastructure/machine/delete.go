@@ -93,7 +93,7 @@ func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.Capst
 	desired := loadbalancer.Desired(c, client.ObjectKeyFromObject(s.cluster), members, loadbalancer.Host{
 		Name: name, Tunnel: h.Spec.TunnelAddress, Virtual: host.LoadBalancer(c.Spec.ID).GetVirtualAddress(),
 	})
-	end, err := r.turn(ctx, s, host)
+	end, err := r.turn(ctx, s, host.Name(), showWait)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	if err != nil || host == nil {
 		return err
 	}
-	end, err := r.turn(ctx, s, host)
+	end, err := r.turn(ctx, s, host.Name(), showWait)
 	if err != nil {
 		return err
 	}
@@ -156,8 +156,12 @@ func (r *Reconciler) awaitFencing(ctx context.Context, s *scope, h *infrav1.Caps
 	if err != nil || fenced {
 		return err
 	}
-	blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", h.Name, infrav1.HostAbandonedAnnotation, why)))
+	blockedByLost(s, h.Name, why)
 	return errWaiting
+}
+
+func blockedByLost(s *scope, host, why string) {
+	blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", host, infrav1.HostAbandonedAnnotation, why)))
 }
 
 // removeFrom calls the host to remove the machine. It waits while the removal runs.

@@ -22,6 +22,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
+const notStopped = "Its machines do not count as stopped, because "
+
 // fenced returns whether a host that is not connected has stopped the machine, so that the machine needs no answer of the host. It
 // returns why not, and sets when to decide again.
 func (r *Reconciler) fenced(ctx context.Context, s *scope, h *infrav1.CapstanHost) (bool, string, error) {
@@ -44,17 +46,24 @@ func (r *Reconciler) fenced(ctx context.Context, s *scope, h *infrav1.CapstanHos
 	if err != nil {
 		return false, "", err
 	}
+	lost := fencing.Lost{
+		Tunnel: h.Spec.TunnelAddress, ManagementCluster: id,
+		Wanted: ptr.Deref(h.Spec.Fencing.StopAfterSeconds, 0), Acknowledged: ptr.Deref(h.Status.Fencing.StopAfterSeconds, 0), Away: conn.Away(),
+	}
 	others, err := r.observers(ctx, h, s.cluster.Name, capstanCluster)
 	if err != nil {
 		return false, "", err
 	}
-	d := fencing.Decide(fencing.Lost{
-		Tunnel: h.Spec.TunnelAddress, ManagementCluster: id,
-		Wanted: ptr.Deref(h.Spec.Fencing.StopAfterSeconds, 0), Acknowledged: ptr.Deref(h.Status.Fencing.StopAfterSeconds, 0), Away: conn.Away(),
-	}, others, r.Pool.Unchanged())
+	d := fencing.Early(lost, others)
+	if d.Why == "" {
+		if err := r.askContacts(ctx, s, h.Name, others, capstanCluster.Spec.ID); err != nil {
+			return false, "", err
+		}
+		d = fencing.Decide(lost, others, r.Pool.Unchanged())
+	}
 	if !d.Fenced {
 		s.again = d.Again
-		return false, "Its machines do not count as stopped, because " + d.Why, nil
+		return false, notStopped + d.Why, nil
 	}
 	ctrl.LoggerFrom(ctx).Info("The lost host has stopped the machine", "CapstanHost", h.Name, "id", s.capstan.Spec.ID)
 	r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.HostFencedReason, "Delete",
@@ -74,8 +83,7 @@ func (r *Reconciler) capstanClusterOf(ctx context.Context, s *scope) (*infrav1.C
 	return c, err
 }
 
-// observers describes all other hosts, and asks the connected ones that are not abandoned for their contacts in the network of the cluster,
-// unless one of them is an obstacle.
+// observers describes all other hosts, without their contacts.
 func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, cluster string, c *infrav1.CapstanCluster) ([]fencing.Other, error) {
 	hosts, machines := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
 	if err := r.Client.List(ctx, hosts); err != nil {
@@ -89,40 +97,55 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 		members = append(members, machines.Items[i].Spec.HostName)
 	}
 	others := slices.DeleteFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return h.Name == lost.Name })
-	out, failed := make([]fencing.Other, len(others)), make([]error, len(others))
-	conns := make([]*connections.Host, len(others))
-	obstacle := false
+	out := make([]fencing.Other, len(others))
 	for i := range others {
 		h := &others[i]
 		out[i] = fencing.Other{
 			Name: h.Name, Abandoned: hostaccess.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
 		}
-		if conns[i] = r.Pool.Get(h.Name); conns[i] != nil { // For this process, the others were lost just now.
-			out[i].Connected, out[i].Away = conns[i].Connected() == nil, conns[i].Away()
+		if conn := r.Pool.Get(h.Name); conn != nil { // For this process, the others were lost just now.
+			out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
 		}
-		obstacle = obstacle || fencing.Obstacle(out[i]) != ""
 	}
-	if obstacle {
-		return out, nil // The answers would decide nothing, and a host can be slow.
+	return out, nil
+}
+
+// askContacts asks the connected hosts that are not abandoned for their contacts in a network. This takes a turn of the lost host: one host
+// that lets the question wait would otherwise occupy a worker for each machine of the lost one.
+func (r *Reconciler) askContacts(ctx context.Context, s *scope, lost string, others []fencing.Other, network string) error {
+	end, err := r.turn(ctx, s, lost, showUnanswered)
+	if err != nil {
+		return err
 	}
+	defer end()
+	failed := make([]error, len(others))
 	var all sync.WaitGroup
-	for i := range out {
-		if out[i].Connected && !out[i].Abandoned {
-			all.Go(func() { out[i].Contacts, failed[i] = contacts(ctx, conns[i], c.Spec.ID) })
+	for i := range others {
+		if o := &others[i]; o.Connected && !o.Abandoned {
+			all.Go(func() { o.Contacts, failed[i] = contacts(ctx, r.Pool.Get(o.Name), o.Name, network) })
 		}
 	}
 	all.Wait()
-	return out, errors.Join(failed...)
+	return errors.Join(failed...)
 }
 
-// contacts asks a host for its contacts in a network; nil if its capstand is older than the question.
-func contacts(ctx context.Context, conn *connections.Host, network string) (*hostpb.ListContactsResponse, error) {
+// showUnanswered sets the condition of a machine whose lost host others are asked about for too long.
+func showUnanswered(s *scope, lost string) {
+	blockedByLost(s, lost, notStopped+"another host does not answer when it was in contact with this one")
+}
+
+// contacts asks a host for its contacts in a network; nil if its capstand is older than the question. A host that was connected and cannot be
+// asked is an error: it may still answer the lost one.
+func contacts(ctx context.Context, conn *connections.Host, name, network string) (*hostpb.ListContactsResponse, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("contacts of host %s: it was removed in between", name)
+	}
 	out, err := conn.ListContacts(ctx, &hostpb.ListContactsRequest{NetworkId: network})
 	if connections.Code(err) == codes.Unimplemented {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("contacts of host %s: %s", conn.Name(), connections.Message(err))
+		return nil, fmt.Errorf("contacts of host %s: %s", name, connections.Message(err))
 	}
 	return out, nil
 }

@@ -158,7 +158,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		reportLost(s, host.Name())
 		return nil
 	}
-	end, err := r.turn(ctx, s, host)
+	end, err := r.turn(ctx, s, host.Name(), showWait)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
 // longWait is the time after which a condition shows that a machine waits for its turn. Machines that are made together wait shorter.
@@ -51,15 +50,15 @@ func (w *turnWaits) end(key client.ObjectKey) {
 	delete(w.since, key)
 }
 
-// turn begins calls to a host, and returns the function that ends them. Root on a host can let all calls wait. Without a turn the
-// reconcile is repeated, so that other hosts have workers.
-func (r *Reconciler) turn(ctx context.Context, s *scope, host *connections.Host) (end func(), err error) {
+// turn begins calls to a host or about it, and returns the function that ends them. Root on a host can let all calls wait. Without a turn
+// the reconcile is repeated, so that other hosts have workers. show shows a longer wait in a condition.
+func (r *Reconciler) turn(ctx context.Context, s *scope, host string, show func(s *scope, host string)) (end func(), err error) {
 	key := client.ObjectKeyFromObject(s.capstan)
-	end, again := r.turns.TakeTimed(host.Name())
+	end, again := r.turns.TakeTimed(host)
 	if end == nil {
-		ctrl.LoggerFrom(ctx).V(4).Info("Other calls to the host have to end first", "CapstanHost", klog.KRef("", host.Name()), "again", again)
+		ctrl.LoggerFrom(ctx).V(4).Info("Other calls to the host have to end first", "CapstanHost", klog.KRef("", host), "again", again)
 		if r.waiting.long(key, time.Now()) {
-			showWait(s, host.Name())
+			show(s, host)
 		}
 		s.again = again
 		return nil, errWaiting

@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/infrastructure/fencing"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -82,6 +83,9 @@ func TestHungHost(t *testing.T) {
 	for method, step := range map[string]func(*Reconciler, context.Context, *scope) error{
 		"ClaimMachine":  (*Reconciler).ensureMachine,
 		"DeleteMachine": (*Reconciler).deleteMachine,
+		"ListContacts": func(r *Reconciler, ctx context.Context, s *scope) error {
+			return r.askContacts(ctx, s, s.capstan.Spec.HostName, []fencing.Other{{Name: s.capstan.Spec.HostName, Connected: true}}, "net")
+		},
 		"EnsureLoadBalancer": func(r *Reconciler, ctx context.Context, s *scope) error {
 			c := &infrav1.CapstanCluster{Spec: infrav1.CapstanClusterSpec{ID: "net"}}
 			return r.keepMembers(ctx, s, c, s.capstan.Spec.HostName, []*hostpb.Backend{{Name: "m", Address: "10.200.0.2:6443"}})
@@ -114,7 +118,11 @@ func TestHungHost(t *testing.T) {
 			}
 			r.waiting.since[client.ObjectKeyFromObject(late.capstan)] = attempts{first: time.Now().Add(-longWait), last: time.Now()}
 			longer := start("hung")
-			if err := <-results; !errors.Is(err, errWaiting) || conditions.GetReason(longer.capstan, infrav1.MachineRunningCondition) != infrav1.WaitingForTurnReason {
+			condition, reason := infrav1.MachineRunningCondition, infrav1.WaitingForTurnReason
+			if method == "ListContacts" {
+				condition, reason = clusterv1.DeletingCondition, infrav1.DeletionBlockedReason
+			}
+			if err := <-results; !errors.Is(err, errWaiting) || conditions.GetReason(longer.capstan, condition) != reason {
 				t.Errorf("the conditions after a longer wait are %v, %v", longer.capstan.Status.Conditions, err)
 			}
 			start("other")
