@@ -7,9 +7,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
@@ -60,7 +63,55 @@ func TestMachineThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 	b.Expect(made).To(BeNil())
 }
 
-// ALL-18: the same for a cluster, its network and its load balancer.
+// ALL-18: the deletion of an object that only names a host does not call a host that does not admit its namespace. A machine whose creation
+// was under way when its namespace was excluded is removed from the host.
+func TestDeletionOnTheHostOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	b.fake.Refuse("EnsureMachine", status.Error(codes.Unavailable, "the answer is lost"))
+	_, m := b.addMachine(nil, nil)
+	b.condition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)
+	b.admits(b.host, "somebody-else")
+	b.delete(m)
+	b.gone(m)
+	called := b.fake.Calls("DeleteMachine")
+	b.Expect(called).NotTo(BeZero())
+
+	byHand := &infrav1.CapstanMachine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "by-hand", Finalizers: []string{infrav1.MachineFinalizer}},
+		Spec:       infrav1.CapstanMachineSpec{ID: unique("by-hand"), HostName: b.host.Name},
+	}
+	b.create(byHand)
+	b.delete(byHand)
+	b.gone(byHand)
+	b.Expect(b.fake.Calls("DeleteMachine")).To(Equal(called))
+}
+
+// The memory that was promised to a machine is free for others after somebody removed its owner and its finalizer, and deleted it.
+func TestPromiseOfMachineWithoutOwner(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	large := func(m *infrav1.CapstanMachine) { m.Spec.Memory = ptr.To(resource.MustParse("40Gi")) }
+	machine, first := b.addMachine(func(m *clusterv1.Machine) {
+		m.Spec.Bootstrap = clusterv1.Bootstrap{
+			ConfigRef:      clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "any"},
+			DataSecretName: ptr.To("missing"),
+		}
+	}, large)
+	b.condition(first, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason)
+	_, second := b.addMachine(nil, large)
+	b.condition(second, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)
+	update(b, machine, func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = nil })
+	b.Eventually(func() string {
+		return b.condition(first, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason)
+	}).Should(ContainSubstring("bootstrap provider"))
+	b.unchanged(first) // The deletion is the only event.
+	update(b, first, func(m *infrav1.CapstanMachine) { m.OwnerReferences, m.Finalizers = nil, nil })
+	b.delete(first)
+	b.running(second)
+}
+
+// ALL-18: a cluster whose spec already has a host gets neither a network nor a load balancer on a host that does not admit its namespace.
 func TestClusterThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)

@@ -94,14 +94,13 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 		return err
 	}
 	before := s.capstan.DeepCopy()
-	host, err := r.choose(ctx, s, capstanCluster, claimed)
-	if err != nil {
+	if err := r.choose(ctx, s, capstanCluster, claimed); err != nil {
 		return err
 	}
-	id := s.capstan.Spec.ID // not in spec any more when it could not be written
 	if err := r.record(ctx, s, before); err != nil {
-		host.Release(id)
-		r.chosen.release(client.ObjectKeyFromObject(s.capstan))
+		key := client.ObjectKeyFromObject(s.capstan)
+		r.takeBack(key)
+		r.chosen.release(key)
 		return err
 	}
 	return nil
@@ -109,7 +108,7 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 
 // choose sets host and addresses, for one machine at a time. The host reports its memory late, so the placement of the
 // next machine must include the resources that were promised to this one.
-func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
+func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) error {
 	r.placing.Lock()
 	defer r.placing.Unlock()
 	spec := &s.capstan.Spec
@@ -118,27 +117,27 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 		addresses = spec.Network.Addresses
 	}
 	if err := checkLANAddresses(s, capstanCluster, addresses); err != nil {
-		return nil, err
+		return err
 	}
 	host, err := r.chooseHost(ctx, s, capstanCluster, addresses)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan)) // It has room. Only its host can refuse it: see makeMachine.
 	if len(addresses) == 0 {
 		if addresses, err = r.chooseAddress(ctx, s, capstanCluster); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if spec.ID == "" {
 		spec.ID = uuid.NewString()
 	}
 	spec.HostName, spec.HostID, spec.Network.Addresses = host.Name(), host.ID(), addresses
-	host.Promise(spec.ID, connections.Resources{
+	r.promise(s.capstan, host, connections.Resources{
 		CPUs: spec.CPUs, Memory: memory(s.capstan), Disk: diskSize(s.capstan), Devices: connections.CDIDevices(machineDevices(s.capstan)),
 	})
 	r.chosen.note(s.cluster, s.capstan)
-	return host, nil
+	return nil
 }
 
 // record writes the decision. The change of spec is the event for the next step. After a failed write the decision is

@@ -69,6 +69,8 @@ type Reconciler struct {
 	reserved reservations
 	// chosen are the hosts that were chosen and that the cache does not show yet.
 	chosen choices
+	// promises are those of hosts to machines that no host shows yet.
+	promises promises
 	// turns are those of hosts, by their names.
 	turns *reconciling.Turns
 	// waiting are the machines without a turn.
@@ -97,7 +99,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	}
 	gvk := infrav1.GroupVersion.WithKind("CapstanMachine")
 	c, err := r.Controller(mgr, "CapstanMachine").
-		For(&infrav1.CapstanMachine{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machineGroupKind))).
+		// What was promised to a machine is taken back after its deletion, also if somebody removed its owner and its finalizer.
+		For(&infrav1.CapstanMachine{}, builder.WithPredicates(predicate.Or(reconciling.OwnedOrDeleting(machineGroupKind), reconciling.OnlyDeletes))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(addresses.OfOwner(mgr.GetClient(), infrav1.MachineKind)), reconciling.OnlyCreates).
 		// Of the Machine its spec matters (bootstrap data, version, failure domain) and the progress of an update in place.
@@ -122,13 +125,13 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	m := &infrav1.CapstanMachine{}
 	if err := r.Client.Get(ctx, req.NamespacedName, m); err != nil {
-		r.unplaced.Delete(req.NamespacedName)
-		r.waiting.end(req.NamespacedName)
 		if apierrors.IsNotFound(err) {
+			r.drop(req.NamespacedName)
 			expiry.Forget(machineKind, req.Namespace, req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	r.dropPredecessor(m)
 	if !r.Watches(m) {
 		return ctrl.Result{}, nil
 	}

@@ -44,9 +44,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 // forget drops this process's memory about the machine.
 func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
 	key := client.ObjectKeyFromObject(m)
-	r.unplaced.Delete(key)
-	r.reserved.release(key)
-	r.chosen.release(key)
+	r.drop(key)
 	r.controller.ClearConsistencyStore(key, m.UID)
 }
 
@@ -119,7 +117,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 }
 
 // hostToClear returns the connected host from which the machine must be removed. It returns nil if the machine is on no host, or
-// counts as removed: the host was abandoned, or has fenced itself.
+// counts as removed: the host was abandoned, or has fenced itself, or has nothing of a namespace that it does not admit.
 func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Host, error) {
 	spec := s.capstan.Spec
 	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
@@ -144,10 +142,32 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 		blocked(s, "%s", why)
 		return nil, errWaiting
 	}
-	if other := host.Machine(spec.ID).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
-		return nil, nil // This object is a copy of the other one, and has nothing there.
+	if there := host.Machine(spec.ID).GetSpec(); there != nil {
+		if !owner.Same(there, s.capstan) {
+			return nil, nil // This object is a copy of the other one, and has nothing there.
+		}
+		return host, nil
+	}
+	if may, err := r.mayBeOn(ctx, s, h); err != nil || !may {
+		return nil, err
 	}
 	return host, nil
+}
+
+// mayBeOn returns whether a connected host that does not show the machine can have it nevertheless, because a request to make it is on its
+// way. A namespace can write any id and any host into an object, and the host would keep a record of each id that it is asked to delete. So
+// the host must admit the namespace (ALL-18), or this process must have called it while the host admitted the namespace. Requests of an
+// earlier manager need no record: the host shows their machines when this manager connects, and nothing in an object would be evidence of
+// them, because the namespace can write it.
+func (r *Reconciler) mayBeOn(ctx context.Context, s *scope, h *infrav1.CapstanHost) (bool, error) {
+	if r.called(s.capstan) {
+		return true, nil
+	}
+	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, []infrav1.CapstanHost{*h})
+	if err != nil {
+		return false, fmt.Errorf("read Namespace %s: %w", s.capstan.Namespace, err)
+	}
+	return len(admitting) > 0, nil
 }
 
 // awaitFencing waits until a host without a connection has stopped its machines by itself.

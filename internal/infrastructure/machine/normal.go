@@ -163,10 +163,10 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		return err
 	}
 	defer end()
-	if observed == nil {
-		if observed, err = r.makeMachine(ctx, s, host); err != nil {
-			return err
-		}
+	if observed != nil {
+		r.promises.end(client.ObjectKeyFromObject(s.capstan))
+	} else if observed, err = r.makeMachine(ctx, s, host); err != nil {
+		return err
 	}
 	if conditions.GetReason(s.capstan, infrav1.UpdatingCondition) != infrav1.NoCapacityReason {
 		r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
@@ -312,6 +312,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 		return nil, err
 	}
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
+	r.promises.note(s.capstan)
 	// After a refusal, the call makes no promise of memory. Its withdrawal would be an event that leads to another call
 	// at once.
 	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {

@@ -69,7 +69,7 @@ func TestUnplaced(t *testing.T) {
 	first, large := machine("first", "40Gi"), machine("large", "30Gi")
 	choose := func(s *scope, waiting ...string) {
 		t.Helper()
-		_, err := r.choose(t.Context(), s, cluster, nil)
+		err := r.choose(t.Context(), s, cluster, nil)
 		if refused := len(waiting) > 0; (err != nil) != refused {
 			t.Errorf("got %v, want a refusal: %t", err, refused)
 		}
