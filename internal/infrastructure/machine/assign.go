@@ -94,6 +94,11 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 		return err
 	}
 	before := s.capstan.DeepCopy()
+	end, err := r.readVolumes(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if err := r.choose(ctx, s, capstanCluster, claimed); err != nil {
 		return err
 	}
@@ -107,7 +112,8 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 }
 
 // choose sets host and addresses, for one machine at a time. The host reports its memory late, so the placement of the
-// next machine must include the resources that were promised to this one.
+// next machine must include the resources that were promised to this one. All namespaces wait for the lock, so nothing that takes the
+// longer the more objects a namespace has is read from the API server here.
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) error {
 	r.placing.Lock()
 	defer r.placing.Unlock()

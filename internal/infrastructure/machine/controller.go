@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -71,10 +72,16 @@ type Reconciler struct {
 	chosen choices
 	// promises are those of hosts to machines that no host shows yet.
 	promises promises
+	// created are the volumes that this process has created and that the cache does not show yet.
+	created createdVolumes
+	// volumesFollowed is true after the cache has shown all volumes that an earlier manager has created.
+	volumesFollowed atomic.Bool
 	// turns are those of hosts, by their names.
 	turns *reconciling.Turns
 	// waiting are the machines without a turn.
 	waiting turnWaits
+	// volumeTurns are those of namespaces, for the choice of volumes.
+	volumeTurns *reconciling.Turns
 }
 
 // scope contains the objects of one reconcile. machine and cluster may be nil while the object is being deleted.
@@ -86,6 +93,8 @@ type scope struct {
 	patch *reconciling.Patch
 	// recorded is true if all that was decided is written: the reconcile that follows from that writes the rest.
 	recorded bool
+	// volumes are those of readVolumes.
+	volumes volumeInputs
 	// again is after how long the object changes without an event; zero: never.
 	again time.Duration
 }
@@ -116,7 +125,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("CapstanMachine", r))
-	r.controller, r.turns = c, reconciling.FairTurns(r.For("CapstanMachine").MaxConcurrentReconciles)
+	workers := r.For("CapstanMachine").MaxConcurrentReconciles
+	r.controller, r.turns, r.volumeTurns = c, reconciling.FairTurns(workers), reconciling.NewTurns(workers, 1)
 	r.frame.Wrote = r.Wrote(c, infrav1.GroupVersion, infrav1.MachineKind)
 	return err
 }

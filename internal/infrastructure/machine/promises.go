@@ -83,6 +83,7 @@ func (r *Reconciler) drop(machine client.ObjectKey) {
 	r.waiting.end(machine)
 	r.reserved.release(machine)
 	r.chosen.release(machine)
+	r.created.release(machine)
 }
 
 // dropPredecessor drops an object that had the name of this one before. The deletion of the one and the creation of the other can be one

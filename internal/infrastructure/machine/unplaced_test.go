@@ -24,7 +24,7 @@ import (
 )
 
 // newPlacer returns a reconciler with connected hosts of 64 GiB, and a function that returns the objects of a new machine.
-func newPlacer(t testing.TB, hosts int) (*Reconciler, *infrav1.CapstanCluster, func(name, memory string) *scope) {
+func newPlacer(t testing.TB, hosts int, setup ...func(*fakehost.Host)) (*Reconciler, *infrav1.CapstanCluster, func(name, memory string) *scope) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, infrav1.AddToScheme} {
@@ -33,10 +33,10 @@ func newPlacer(t testing.TB, hosts int) (*Reconciler, *infrav1.CapstanCluster, f
 		}
 	}
 	b := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&infrav1.CapstanMachine{}, addressIndex, addressesOf)
-	r := &Reconciler{Pool: connections.NewPool(t.Context(), nil), controller: capicontroller.NewFakeController()}
+	r := &Reconciler{Pool: connections.NewPool(t.Context(), nil), controller: capicontroller.NewFakeController(), volumeTurns: reconciling.NewTurns(4, 1)}
 	for i := range hosts {
 		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("host-%03d", i)}}
-		h.Spec.Address = fakehost.New(t).Address()
+		h.Spec.Address = fakehost.New(t, setup...).Address()
 		b.WithObjects(h)
 		conn, err := r.Pool.Connect(t.Context(), h)
 		if err == nil {

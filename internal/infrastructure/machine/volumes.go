@@ -39,14 +39,59 @@ import (
 // owner is watched for that.
 const volumePause = 30 * time.Second
 
-// ofVolume maps a volume to its machine, or a free one to the machines that wait for a host.
+// ofVolume maps a volume to its machine, or to the machines that wait for a host: a free one, and one that its host has made. Until the cache
+// shows that, placement counts the space of the volume twice, because the host reports it.
 func (r *Reconciler) ofVolume(_ context.Context, o client.Object) []reconcile.Request {
-	if name := o.(*infrav1.CapstanVolume).Spec.MachineName; name != "" && o.GetDeletionTimestamp().IsZero() {
-		return nil // Its machine has written that.
-	} else if name != "" {
-		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: name}}}
+	spec := o.(*infrav1.CapstanVolume).Spec
+	switch {
+	case spec.MachineName == "":
+		return r.waitingForHosts()
+	case !o.GetDeletionTimestamp().IsZero():
+		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: spec.MachineName}}}
+	case spec.HostID != "":
+		return r.waitingForHosts()
 	}
-	return r.waitingForHosts()
+	return nil // Its machine has written that.
+}
+
+// volumeInputs are read before the choice of a host.
+type volumeInputs struct {
+	// all volumes of the namespace.
+	all []infrav1.CapstanVolume
+	of  volumeOwner
+}
+
+// readVolumes reads what the choice of volumes needs, and returns the function that ends the choice. Until then no other machine of the
+// namespace chooses volumes, so that two of them do not choose the same, or more than their owner has replicas. This takes a turn instead of
+// a lock, because a namespace can have many volumes, and its machines would wait with all workers.
+func (r *Reconciler) readVolumes(ctx context.Context, s *scope) (func(), error) {
+	if len(s.capstan.Spec.Volumes) == 0 {
+		return func() {}, nil
+	}
+	end, again := r.volumeTurns.TakeTimed(s.capstan.Namespace)
+	if end == nil {
+		s.again = again
+		return nil, errWaiting
+	}
+	if err := r.readVolumeInputs(ctx, s); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
+}
+
+func (r *Reconciler) readVolumeInputs(ctx context.Context, s *scope) (err error) {
+	if err := r.followVolumes(ctx, s); err != nil {
+		return err
+	}
+	if s.volumes.all, err = r.volumesOf(ctx, s); err != nil {
+		return err
+	}
+	if err := r.releaseDeleted(ctx, s, s.volumes.all); err != nil {
+		return err
+	}
+	s.volumes.of, err = r.ownerOf(ctx, s)
+	return err
 }
 
 // volumesOf lists the volumes of the machine's namespace as they are stored.
@@ -62,17 +107,7 @@ func listVolumes(ctx context.Context, c client.Reader, s *scope) ([]infrav1.Caps
 
 // placeWithVolumes chooses a host together with the volumes, and binds them to the machine.
 func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates []placement.Host, req placement.Request) (string, error) {
-	all, err := r.volumesOf(ctx, s)
-	if err != nil {
-		return "", err
-	}
-	if err := r.releaseDeleted(ctx, s, all); err != nil {
-		return "", err
-	}
-	of, err := r.ownerOf(ctx, s)
-	if err != nil {
-		return "", err
-	}
+	all, of := s.volumes.all, s.volumes.of
 	options, err := volumeplan.Plan(volumeplan.Request{
 		Machine: s.capstan.Name, Cluster: s.cluster.Name, Owner: of.name, Replicas: of.replicas, Wanted: s.capstan.Spec.Volumes,
 	}, all)
@@ -106,11 +141,15 @@ func (r *Reconciler) subtractPending(ctx context.Context, options []volumeplan.O
 	if !slices.ContainsFunc(options, func(o volumeplan.Option) bool { return len(o.Create) > 0 }) {
 		return nil
 	}
-	list, hosts := &infrav1.CapstanVolumeList{}, &infrav1.CapstanHostList{}
-	if err := errors.Join(r.LiveClient.List(ctx, list), r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy)); err != nil {
+	hosts := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	pending, err := volumeplan.PendingBytes(list.Items, hostaccess.ByNamespace(ctx, r.Client, hosts.Items))
+	volumes, err := r.decidedVolumes(ctx)
+	if err != nil {
+		return err
+	}
+	pending, err := volumeplan.PendingBytes(volumes, hostaccess.ByNamespace(ctx, r.Client, hosts.Items))
 	for i := range candidates {
 		candidates[i].FreeVolumes -= pending[candidates[i].Name]
 	}
@@ -162,6 +201,7 @@ func (r *Reconciler) createVolumes(ctx context.Context, s *scope, of volumeOwner
 		if err := r.Client.Create(ctx, v); err != nil {
 			return fmt.Errorf("create CapstanVolume %s: %w", v.Name, err)
 		}
+		r.created.note(s.capstan, v)
 		ctrl.LoggerFrom(ctx).Info("Created a volume", "CapstanVolume", klog.KObj(v), "CapstanHost", klog.KRef("", host))
 	}
 	return nil
