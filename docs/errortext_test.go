@@ -36,7 +36,7 @@ func TestErrorTextsAreUniform(t *testing.T) {
 
 // TestSecretsHaveTheNameOfTheirKind checks that texts write the kind Secret like all other kinds.
 func TestSecretsHaveTheNameOfTheirKind(t *testing.T) {
-	other := regexp.MustCompile("\\b(the|this|in|its) secret\\b|\\bsecret [%<]")
+	other := regexp.MustCompile(`\b(the|this|in|its) secret\b|\bsecret [%<]`)
 	eachSource(t, func(set *token.FileSet, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING && other.MatchString(text.Value) {

@@ -153,7 +153,7 @@ func (o options) parse() (config host.Config, socket host.Socket, err error) {
 	if config, err = o.folders(); err != nil {
 		return config, socket, err
 	}
-	if err = o.checkChoices(); err != nil {
+	if err := o.checkChoices(); err != nil {
 		return config, socket, err
 	}
 	if config.ReserveMemory, err = size("reserve-memory", o.reserveMemory); err != nil {
