@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -24,7 +25,8 @@ func (a *app) downCommand() *cobra.Command {
 	var keepState, yes bool
 	c := &cobra.Command{
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: cobra.NoArgs,
-		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.
+		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder, except for
+backups and the folder host of capstand.service, which belongs to another management plane.
 If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
 management plane does not answer and a host has machines: they may belong to other planes. It asks before it deletes volumes that
 outlive machines, with their data.`,
@@ -46,17 +48,25 @@ outlive machines, with their data.`,
 // its own machines from others. While it does not run, each machine can belong to another plane, also if the host no longer listens
 // for one.
 func (a *app) confirmDown(ctx context.Context) error {
-	state, err := embedded.LoadState(a.layout())
-	if err != nil {
-		return nil // Without a state there are no machines. Down reports a damaged one.
+	hosts, err := embedded.HostFolders(a.layout())
+	if errors.Is(err, fs.ErrPermission) {
+		return embedded.ErrNotRoot
+	} else if err != nil {
+		return err
 	}
-	var machines string
-	if others, err := a.foreignMachines(ctx); err == nil {
-		machines = removesOthers(others)
-	} else if machines = removesAny(state.Listen, a.stored(state, "machines", "machine")); machines != "" {
+	state, err := embedded.LoadState(a.layout()) // Down does not need it.
+	var others []string
+	if err == nil {
+		others, err = a.foreignMachines(ctx)
+	}
+	machines := removesOthers(others)
+	if err != nil {
+		machines = removesAny(state.Listen, a.stored(hosts, "machines", "machine"))
+	}
+	if err != nil && machines != "" {
 		machines += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
 	}
-	what := slices.DeleteFunc([]string{machines, removesVolumes(a.stored(state, "volumes", "volume"))}, func(s string) bool { return s == "" })
+	what := slices.DeleteFunc([]string{machines, removesVolumes(a.stored(hosts, "volumes", "volume"))}, func(s string) bool { return s == "" })
 	if len(what) == 0 {
 		return nil
 	}
@@ -92,8 +102,8 @@ func removesAny(listen string, machines []string) string {
 
 // stored lists the objects in a folder of each host of a plane, as capstand need not run. A folder that cannot be read may contain
 // objects.
-func (a *app) stored(state embedded.State, folder, kind string) (all []string) {
-	for _, host := range state.Hosts {
+func (a *app) stored(hosts []string, folder, kind string) (all []string) {
+	for _, host := range hosts {
 		objects, err := recorded(a.layout().HostRoot(host), folder, kind)
 		if err != nil {
 			objects = []string{fmt.Sprintf("each %s of host %s (%v)", kind, host, err)}

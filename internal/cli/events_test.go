@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,11 +36,7 @@ func (s *site) testEvents() {
 	}
 	l := embedded.Layout{Root: s.t.TempDir()}
 	s.installation(s.t, l, `{"hosts":["local"]}`, s.silentKubeconfig(), nil)
-	unlocked, err := os.Create(filepath.Join(l.Root, ".capstan"))
-	if err == nil {
-		err = unlocked.Close()
-	}
-	if err != nil {
+	if err := errors.Join(os.MkdirAll(l.HostRoot("local"), 0o711), os.WriteFile(filepath.Join(l.Root, ".capstan"), nil, 0o600)); err != nil {
 		s.t.Fatal(err)
 	}
 	admin := s.kubeconfig("", own)

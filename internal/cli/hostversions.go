@@ -188,7 +188,7 @@ func (a *app) versionUsers(version string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	users, err := versions.Machines(version, append(roots, a.root, filepath.Join(a.root, "host"))...)
+	users, err := versions.Machines(version, append(roots, a.root, layout.JoinedHost())...)
 	if err != nil {
 		return nil, err
 	}

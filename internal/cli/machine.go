@@ -66,7 +66,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 	name, err2 := os.Hostname() // capstand uses it as its default name
 	host := localHost{name: name, socket: socket, root: a.root, assets: assets.Dir}
 	if a.isDefaultRoot() {
-		host.root = filepath.Join(a.root, "host")
+		host.root = a.layout().JoinedHost()
 	}
 	return []localHost{host}, errors.Join(err1, err2)
 }

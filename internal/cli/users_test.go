@@ -313,6 +313,8 @@ func (s *site) testDown() {
 		"own machines, and volumes":  {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"ours"}, []string{"volumes/a", "volumes/b"}, "remove volumes with their data: volume a, volume b" + repeat},
 		"foreign, and a volume":      {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"foreign"}, []string{"volumes/a"}, "team/foreign; and volumes with their data: volume a" + repeat},
 		"silent plane, no machines":  {state: `{"hosts":["local"]}`, kubeconfig: silent},
+		"damaged state":              {`{`, string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "machine a (the plane of this box does not answer: expected the state of an installation in "},
+		"missing state":              {"", string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "; and volumes with their data: volume b" + repeat},
 		"silent plane that listened": {`{"hosts":["local"],"listen":":7443"}`, silent, nil, nil, "all machines of its hosts, which serve other management planes on :7443 (the plane of this box does not answer: "},
 	} {
 		s.t.Run(name, func(t *testing.T) {
@@ -330,8 +332,8 @@ func (s *site) testDown() {
 			case test.refusal != "" && (err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), test.refusal) || !strings.Contains(err.Error(), repeat)):
 				t.Errorf("expected the refusal %q, found %v", test.refusal, err)
 			}
-			if _, err := os.Stat(l.State()); test.refusal != "" && err != nil {
-				t.Errorf("the refused command removed the state: %v", err)
+			if _, err := os.Stat(l.AdminKubeconfig()); test.refusal != "" && err != nil {
+				t.Errorf("the refused command removed files: %v", err)
 			}
 			if err := os.RemoveAll(l.HostRoot("local")); err != nil { // no capstand is here that could remove the stored machines
 				t.Fatal(err)
@@ -374,6 +376,9 @@ func (s *site) installation(t *testing.T, l embedded.Layout, state, kubeconfig s
 		t.Fatal(err)
 	}
 	for file, content := range map[string]string{l.State(): state, l.AdminKubeconfig(): kubeconfig} {
+		if content == "" {
+			continue
+		}
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

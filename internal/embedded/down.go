@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,20 +57,44 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		return err
 	}
 	step("remove " + l.Root)
-	return removeRoot(l)
+	if err := removeRoot(l); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(l.Root)
+	for _, e := range entries {
+		step("keep " + filepath.Join(l.Root, e.Name()) + ", which outlives the management plane")
+	}
+	return atomicfile.IgnoreMissing(err)
+}
+
+// HostFolders returns the names of the hosts of this box that have a folder. It needs no state, which can be missing or damaged.
+func HostFolders(l Layout) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(l.HostRoot("any")))
+	if err != nil {
+		return nil, atomicfile.IgnoreMissing(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // purgeHosts removes machines, load balancers and networks with capstand, which has the list of all of them. The managers
 // have stopped, so none is created again.
 func purgeHosts(ctx context.Context, l Layout, assets string, step func(string)) error {
+	hosts, err := HostFolders(l)
+	if err != nil || len(hosts) == 0 {
+		return err // no capstand ever ran
+	}
 	state, err := LoadState(l)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // no capstand ever ran
-	}
 	if err != nil {
-		return err
+		step(fmt.Sprintf("use the folders of the hosts and the programs in %s, without the state of the installation: %v", assets, err))
 	}
-	if state.Assets, err = purgeAssets(state.Assets, assets); err != nil {
+	state.Hosts = hosts
+	if state.Assets, err = purgeAssets(cmp.Or(state.Assets, assets), assets); err != nil {
 		return err
 	}
 	state.Listen = "" // remote managers must not create machines now
@@ -86,10 +111,7 @@ func purgeHosts(ctx context.Context, l Layout, assets string, step func(string))
 	}
 	spawner := newSpawner()
 	var g errgroup.Group
-	for _, host := range state.Hosts {
-		if !isDir(l.HostRoot(host)) {
-			continue
-		}
+	for _, host := range hosts {
 		g.Go(func() error {
 			return withCapstand(ctx, capstandComponent(l, state, host, owner, memory), l.Log(capstandName(host)), spawner, step, func(ctx context.Context) error {
 				step("remove the machines of host " + host)
@@ -145,7 +167,7 @@ func removeRoot(l Layout) error {
 	// The deepest mount first.
 	slices.SortFunc(mounts, func(a, b *mountinfo.Info) int { return len(b.Mountpoint) - len(a.Mountpoint) })
 	for _, m := range mounts {
-		if !strings.HasPrefix(m.Mountpoint, l.Root+"/") {
+		if !strings.HasPrefix(m.Mountpoint, l.Root+"/") || l.foreign(m.Mountpoint) {
 			continue
 		}
 		if err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
@@ -162,21 +184,26 @@ func removeRoot(l Layout) error {
 		if path == l.commandLock() || path == l.State() {
 			continue
 		}
+		remove := os.RemoveAll
 		if path == l.Backups() {
-			if err := removeEmpty(path); err != nil {
-				return err
-			}
+			remove = removeEmpty
+		} else if l.foreign(path) {
 			continue
 		}
-		if err := os.RemoveAll(path); err != nil {
+		if err := remove(path); err != nil {
 			return err
 		}
 	}
-	err = errors.Join(atomicfile.Remove(l.State()), atomicfile.Remove(l.commandLock()))
-	if _, kept := os.Stat(l.Backups()); kept == nil {
-		return err
+	return errors.Join(atomicfile.Remove(l.State()), atomicfile.Remove(l.commandLock()), removeUnused(l.Root))
+}
+
+// removeUnused removes a folder unless it has files, or is the root of a file system.
+func removeUnused(dir string) error {
+	err := os.Remove(dir)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) {
+		return nil
 	}
-	return errors.Join(err, os.RemoveAll(l.Root))
+	return err
 }
 
 // removeEmpty removes the empty folders of a tree. Backups stay: only users and their schedules remove them.
@@ -192,8 +219,5 @@ func removeEmpty(dir string) error {
 			}
 		}
 	}
-	if entries, err = os.ReadDir(dir); err != nil || len(entries) > 0 {
-		return err
-	}
-	return os.Remove(dir)
+	return removeUnused(dir)
 }

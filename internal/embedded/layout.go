@@ -2,6 +2,7 @@ package embedded
 
 import (
 	"path/filepath"
+	"strings"
 )
 
 // DefaultRoot is the default folder of an installation's state.
@@ -68,6 +69,20 @@ func (l Layout) HostRoot(host string) string { return filepath.Join(l.Root, "hos
 
 // Backups contains the etcd backups of workload clusters on this box, of all its hosts.
 func (l Layout) Backups() string { return filepath.Join(l.Root, "backups") }
+
+// JoinedHost is the state folder of capstand.service: of a host that belongs to another management cluster. It is below the default
+// root folder, and no part of the plane.
+func (l Layout) JoinedHost() string { return filepath.Join(l.Root, "host") }
+
+// foreign reports whether a path in the root folder, or the entry that contains it, outlives the plane and can be there before it.
+func (l Layout) foreign(path string) bool {
+	for _, dir := range []string{l.Backups(), l.JoinedHost(), filepath.Join(l.Root, "lost+found")} { // the last one belongs to the file system
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			return true
+		}
+	}
+	return false
+}
 
 // Assets is the folder with the programs: the output of `make build`.
 type Assets struct{ Dir string }

@@ -131,8 +131,7 @@ func prepareRoot(l Layout) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	// `capstan down` keeps the backups.
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return filepath.Join(l.Root, e.Name()) == l.Backups() })
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return l.foreign(filepath.Join(l.Root, e.Name())) })
 	if _, err := os.Stat(l.commandLock()); len(entries) > 0 && errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("expected an empty folder or an installation of Capstan for --root, found other files in %s: choose another folder", l.Root)
 	}
