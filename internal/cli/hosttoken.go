@@ -120,7 +120,7 @@ func (a *app) checkJoinServer(server string) error {
 	}
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil && !ip.IsGlobalUnicast() || u.Hostname() == "localhost" {
 		return coded{fmt.Errorf("expected an address of the management API that the host reaches, found %s: run `%s up --api-address %s` with an address of this box, or set --server",
-			server, a.self(), net.JoinHostPort("ADDRESS", "6443")), exitUsage}
+			server, a.self(), net.JoinHostPort("ADDRESS", "7442")), exitUsage}
 	}
 	return nil
 }

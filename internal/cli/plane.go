@@ -48,7 +48,7 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "run no host on this box: all hosts are other boxes")
 	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves remote management planes; needs the certificates of 'capstan host credentials'; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.HostListenAddress, "host-listen-address", "", "address, host:port, on which the manager accepts hosts that dial it, for 'capstan host join --dial'; none ends it (default: unchanged)")
-	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on all addresses of this box; none ends it (default: unchanged)")
+	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on this port of all addresses of this box, so do not use 6443, the port of load balancers; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
 	o.Tracing.Add(c.Flags())

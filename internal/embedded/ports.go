@@ -119,6 +119,16 @@ func portFree(port int) bool {
 	return true
 }
 
+// checkAPIPort returns an error if another program has the port of --api-address, on any address of the box. served is the URL of the API
+// server that runs, which has its port itself; empty for none.
+func checkAPIPort(ctx context.Context, s State, served string, free func(int) bool) error {
+	port := s.port(portAPIServer)
+	if s.APIAddress == "" || served == loopback("https", port) || awaitFree(ctx, func() bool { return free(port) }) {
+		return nil
+	}
+	return invalid("expected a free port for --api-address %s: the API server listens on all addresses of this box, and another program has port %d on one of them (`ss -ltnp` lists it; load balancers of clusters have 6443): choose another port, for example 7442", s.APIAddress, port)
+}
+
 // FreePorts counts the free ports in the range of the plane, up to a limit.
 func FreePorts(limit int) int {
 	count := 0

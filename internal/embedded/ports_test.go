@@ -2,7 +2,9 @@ package embedded
 
 import (
 	"context"
+	"errors"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +92,37 @@ func TestPortFree(t *testing.T) {
 	listener.Close()
 	if !portFree(port) {
 		t.Error("a port without a listener is reported as in use")
+	}
+}
+
+// TestCheckAPIPort: a load balancer has the port on another address than loopback. The running API server has its own port.
+func TestCheckAPIPort(t *testing.T) {
+	portPatience = 10 * time.Millisecond
+	t.Cleanup(func() { portPatience = 3 * time.Second })
+	listener, err := net.Listen("tcp", strings.Replace(ports.Address(t), "127.0.0.1", "127.0.0.77", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+	address := "10.0.0.1:" + strconv.Itoa(port)
+	for name, test := range map[string]struct {
+		state  State
+		served string
+		ok     bool
+	}{
+		"loopback only":              {State{PortBase: port - 2}, "", true},
+		"used by a load balancer":    {State{APIAddress: address}, loopback("https", firstPort), false},
+		"used, and no plane runs":    {State{APIAddress: address}, "", false},
+		"used by the own API server": {State{APIAddress: address}, loopback("https", port), true},
+	} {
+		if err := checkAPIPort(t.Context(), test.state, test.served, portFree); (err == nil) != test.ok || err != nil && !errors.As(err, &InvalidOptions{}) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	listener.Close()
+	if err := checkAPIPort(t.Context(), State{APIAddress: address}, "", portFree); err != nil {
+		t.Errorf("a free port: %v", err)
 	}
 }
 

@@ -75,6 +75,9 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
+	if err := checkAPIPort(ctx, state, status.Server, portFree); err != nil {
+		return Status{}, err
+	}
 	if notRunning == nil {
 		if err := stopPlane(ctx, l); err != nil {
 			return Status{}, err

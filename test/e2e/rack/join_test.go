@@ -38,14 +38,14 @@ import (
 const (
 	// planeAddress is that of the management plane in the network of the boxes.
 	planeAddress = "198.18.0.254"
-	joinServer   = "https://" + planeAddress + ":6443"
+	joinServer   = "https://" + planeAddress + ":7442"
 	joinedName   = "joined"
 	providerNS   = "capstan-infrastructure-system"
 )
 
 // One management plane admits both hosts, one after another: it connects to the first, and the second dials it.
 func TestJoin(t *testing.T) {
-	plane := startPlane(t, "--no-hosts", "--api-address", planeAddress+":6443", "--host-listen-address", ":"+dialPort)
+	plane := startPlane(t, "--no-hosts", "--api-address", planeAddress+":7442", "--host-listen-address", ":"+dialPort)
 	t.Run("token", func(t *testing.T) { joinWithToken(t, plane) })
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: joinedName}}
 	check(t, plane.Client.Delete(t.Context(), host))

@@ -300,14 +300,14 @@ network() {
 	END
 }
 
-plane_of_hosts() { capstan up --no-hosts --api-address "$(address):6443" --timeout 60m; }
+plane_of_hosts() { capstan up --no-hosts --api-address "$(address):7442" --timeout 60m; }
 
 token() { (umask 077 && capstan host token create --hosts 2 --ttl 12h -o json >/root/token.json && grep -oP '"token": *"\K[^"]+' /root/token.json >/root/token); }
 
 join() {
 	[[ -e /root/token ]] || { modprobe qemu_fw_cfg && (umask 077 && cat /sys/firmware/qemu_fw_cfg/by_name/opt/capstan/token/raw >/root/token); }
 	capstan doctor
-	capstan host join "https://$(address plane):6443" --name "$role" --token-file /root/token --timeout 60m
+	capstan host join "https://$(address plane):7442" --name "$role" --token-file /root/token --timeout 60m
 }
 
 both_hosts() { until_true 1800 kubectl wait --for=condition=Ready --timeout=5s capstanhost/plane capstanhost/host; }
