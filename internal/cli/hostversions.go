@@ -197,7 +197,7 @@ func (a *app) versionUsers(version string) ([]string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return users, nil
 	case err == nil && state.KubernetesVersion == version:
-		users = append(users, "the management plane in "+a.root)
+		users = append(users, fmt.Sprintf("the management plane in %s (`capstan up%s --kubernetes-version` changes its version)", a.root, a.rootFlag()))
 	}
 	return users, err
 }

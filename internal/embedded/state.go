@@ -10,8 +10,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/mod/semver"
 
 	"capstan.dev/capstan/internal/host/versions"
 	"capstan.dev/capstan/internal/tracing/collector"
@@ -176,30 +179,72 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return State{}, err
 	}
-	hosts := o.Hosts
+	if s.Hosts, err = hostsOf(s, o.Hosts); err != nil {
+		return State{}, err
+	}
 	if s.ID == "" {
-		if hosts == 0 {
-			hosts = 1
-		}
 		s.ID = strings.ToLower(rand.Text()[:8])
 	}
-	if hosts > maxHosts {
-		return State{}, invalid("expected at most %d for --hosts, found %d", maxHosts, hosts)
-	}
 	s.Assets = assets
-	// The version does not change when the assets contain a newer one: an upgrade is an explicit step.
-	if s.KubernetesVersion == "" || !isDir(filepath.Join(Assets{assets}.Kubernetes(), s.KubernetesVersion)) {
-		if s.KubernetesVersion, err = newestKubernetes(Assets{assets}); err != nil {
-			return State{}, err
-		}
-	}
-	for i := len(s.Hosts); i < hosts; i++ {
-		s.Hosts = append(s.Hosts, hostName(i))
+	if s.KubernetesVersion, err = kubernetesOf(Assets{assets}, s.KubernetesVersion, o.KubernetesVersion); err != nil {
+		return State{}, err
 	}
 	if err := s.set(l, o); err != nil {
 		return State{}, err
 	}
 	return s, checkListenCertificates(l, s)
+}
+
+// hostsOf returns the hosts after a request for a number of them; see Options.
+func hostsOf(before State, asked int) ([]string, error) {
+	if asked == 0 && before.ID == "" {
+		asked = 1
+	}
+	if asked > maxHosts {
+		return nil, invalid("expected at most %d for --hosts, found %d", maxHosts, asked)
+	}
+	if asked != 0 && max(asked, 0) < len(before.Hosts) {
+		return nil, invalid("expected --hosts of at least %[1]d, the number of hosts that this installation has, found %[2]d: hosts can have machines, so they are not removed. Drain those without a use, see docs/hosts.md, or remove the installation with `capstan down`", len(before.Hosts), max(asked, 0))
+	}
+	hosts := slices.Clone(before.Hosts)
+	for i := len(hosts); i < asked; i++ {
+		hosts = append(hosts, hostName(i))
+	}
+	return hosts, nil
+}
+
+// kubernetesOf returns the Kubernetes version after a request. Without one, it stays when the assets contain a newer one: an upgrade is an
+// explicit step. The limits of a step are those of the API server, whose stored objects the next minor version can read.
+func kubernetesOf(a Assets, have, asked string) (string, error) {
+	if asked == "" && have != "" && isDir(filepath.Join(a.Kubernetes(), have)) {
+		return have, nil
+	}
+	if asked == "" {
+		return newestKubernetes(a)
+	}
+	installed, err := KubernetesVersions(a)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case !slices.Contains(installed, asked):
+		return "", invalid("expected an installed Kubernetes version with etcd for --kubernetes-version, found %s, and %s has %s: add it with `capstan host versions add`, or install its package", asked, a.Kubernetes(), cmp.Or(strings.Join(installed, ", "), "none"))
+	case have == "":
+		return asked, nil
+	case semver.Compare(asked, have) < 0:
+		return "", invalid("expected --kubernetes-version %s, the version of the management plane, or a newer one, found %s: an older API server cannot read the objects. To return to an older version, restore a backup of it", have, asked)
+	case !oneMinor(have, asked):
+		return "", invalid("expected --kubernetes-version at most one minor version above %s, the version of the management plane, found %s: upgrade by one minor version at a time", have, asked)
+	}
+	return asked, nil
+}
+
+// oneMinor reports whether a version is at most one minor version above another.
+func oneMinor(from, to string) bool {
+	var major, minor, toMajor, toMinor int
+	_, err1 := fmt.Sscanf(from, "v%d.%d", &major, &minor)
+	_, err2 := fmt.Sscanf(to, "v%d.%d", &toMajor, &toMinor)
+	return err1 == nil && err2 == nil && toMajor == major && toMinor <= minor+1
 }
 
 // set changes what the options set, besides the hosts, and checks the result.

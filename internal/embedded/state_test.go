@@ -58,8 +58,53 @@ func TestDecideState(t *testing.T) {
 	if err := more.save(l); err != nil {
 		t.Fatal(err)
 	}
-	if fewer, err := decideState(l, assets, Options{Hosts: 1}); err != nil || len(fewer.Hosts) != 3 {
-		t.Errorf("hosts that may have machines were removed: %+v, %v", fewer, err)
+	for _, hosts := range []int{1, 2, -1} {
+		if _, err := decideState(l, assets, Options{Hosts: hosts}); !errors.As(err, &InvalidOptions{}) || !strings.Contains(err.Error(), "of at least 3") {
+			t.Errorf("%d hosts: expected a refusal, because a host can have machines, found %v", hosts, err)
+		}
+	}
+	for hosts, want := range map[int]bool{-1: false, 0: true, 1: false, 3: true, 4: false} {
+		running := Status{Hosts: more.Hosts, Assets: more.Assets, Build: buildOf(more), KubernetesVersion: more.KubernetesVersion}
+		if got := (Options{Hosts: hosts}).served(running, more.Assets, l); got != want {
+			t.Errorf("%d hosts: a plane with three hosts is accepted: %v", hosts, got)
+		}
+	}
+}
+
+// TestKubernetesVersion: the version of a plane changes only on request, and only to one whose API server can read the stored objects.
+func TestKubernetesVersion(t *testing.T) {
+	a := Assets{testAssets(t, "v1.34.2", "v1.35.4", "v1.36.3", "v1.36.5", "v1.37.1", "v1.38.0")}
+	for _, test := range []struct{ have, asked, want, refusal string }{
+		{"", "", "v1.38.0", ""},
+		{"", "v1.35.4", "v1.35.4", ""},
+		{"v1.36.3", "", "v1.36.3", ""},
+		{"v1.36.3", "v1.36.3", "v1.36.3", ""},
+		{"v1.36.3", "v1.36.5", "v1.36.5", ""},
+		{"v1.36.3", "v1.37.1", "v1.37.1", ""},
+		{"v1.36.4", "v1.37.1", "v1.37.1", ""}, // its programs were removed
+		{"v1.36.3", "v1.38.0", "", "one minor version above v1.36.3"},
+		{"v1.36.5", "v1.36.3", "", "or a newer one"},
+		{"v1.36.3", "v1.35.4", "", "or a newer one"},
+		{"v1.36.3", "v1.37.0", "", "has v1.34.2, v1.35.4"},
+		{"v1.36.3", "1.37.1", "", "an installed Kubernetes version"},
+	} {
+		got, err := kubernetesOf(a, test.have, test.asked)
+		if got != test.want || (err == nil) != (test.refusal == "") || err != nil && (!errors.As(err, &InvalidOptions{}) || !strings.Contains(err.Error(), test.refusal)) {
+			t.Errorf("from %q to %q: %q, %v", test.have, test.asked, got, err)
+		}
+	}
+	s := State{Assets: a.Dir, KubernetesVersion: "v1.36.3"}
+	for asked, want := range map[string]bool{"": true, "v1.36.3": true, "v1.36.5": false} {
+		if got := (Options{KubernetesVersion: asked}).served(Status{Assets: s.Assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, s.Assets, Layout{}); got != want {
+			t.Errorf("%q is served by a plane of v1.36.3: %v", asked, got)
+		}
+	}
+	failed := errors.New("failed")
+	for before, want := range map[string]bool{"": false, "v1.36.3": false, "v1.35.4": true} {
+		err := afterUpgrade(before, "v1.36.3", failed)
+		if !errors.Is(err, failed) || strings.Contains(err.Error(), "capstan restore --replace") != want {
+			t.Errorf("from %q: %v", before, err)
+		}
 	}
 }
 
@@ -136,7 +181,7 @@ func TestListen(t *testing.T) {
 func TestDecideStateWithoutHosts(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
-	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {-1, 2}} {
+	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {0, 2}} {
 		s, err := decideState(l, assets, Options{Hosts: test.hosts})
 		if err != nil || len(s.Hosts) != test.want {
 			t.Fatalf("hosts %d: %+v, %v", test.hosts, s, err)

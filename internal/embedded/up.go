@@ -26,6 +26,8 @@ type Options struct {
 	// Hosts is the number of CapstanHosts on this box. It cannot decrease. 0: unchanged, and one in a new installation. Negative:
 	// none, because all hosts are other boxes.
 	Hosts int
+	// KubernetesVersion of the management plane. Empty: unchanged, and the newest one in a new installation.
+	KubernetesVersion string
 	// Listen is the address, host:port, on which the only host of this box serves remote managers, with the certificates of
 	// `capstan host credentials`. Empty: unchanged. "none": no address.
 	Listen string
@@ -71,6 +73,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if notRunning == nil && o.served(status, assets, l) {
 		return awaitReady(ctx, l, progress)
 	}
+	before, _ := LoadState(l) // decideState returns the error.
 	state, err := decideState(l, assets, o)
 	if err != nil {
 		return Status{}, err
@@ -83,6 +86,12 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 			return Status{}, err
 		}
 	}
+	if before.KubernetesVersion != state.KubernetesVersion {
+		// Files of two versions can have the same size and time.
+		if err := os.RemoveAll(l.Bin()); err != nil {
+			return Status{}, err
+		}
+	}
 	if err := state.save(l); err != nil {
 		return Status{}, err
 	}
@@ -92,10 +101,18 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	} else {
 		err = startPlane(l, o.Logging)
 	}
-	if err != nil {
-		return Status{}, err
+	if err == nil {
+		status, err = awaitReady(ctx, l, progress)
 	}
-	return awaitReady(ctx, l, progress)
+	return status, afterUpgrade(before.KubernetesVersion, state.KubernetesVersion, err)
+}
+
+// afterUpgrade adds the way back to the error of a start with another Kubernetes version.
+func afterUpgrade(before, now string, err error) error {
+	if err == nil || before == "" || before == now {
+		return err
+	}
+	return fmt.Errorf("%w (this start changed Kubernetes from %s to %s. The daemon tries again; to return to %s, restore a backup of it: stop the plane with `capstan down --keep-state`, and run `capstan restore --replace` and `capstan up`)", err, before, now, before)
 }
 
 // served reports whether a plane has the requested options and this build.
@@ -103,7 +120,7 @@ func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
 	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
-		len(s.Hosts) >= o.Hosts && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress) &&
+		(o.Hosts == 0 || len(s.Hosts) == max(o.Hosts, 0)) && (o.KubernetesVersion == "" || o.KubernetesVersion == s.KubernetesVersion) && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress) &&
 		s.HostListenAddress == listenOf(s.HostListenAddress, o.HostListenAddress)
 }
 
