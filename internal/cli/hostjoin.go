@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,12 +42,12 @@ type joinOptions struct {
 	name, address, listen, tunnel string
 	dial                          string
 	failureDomain, dir, boxFolder string
-	// defaults is the file with the options of the unit. systemd exists if systemd runs.
-	defaults, systemd string
+	// defaults is the file with the options of the unit, unitDir is its --dir, and unitSocket its socket. systemd exists if systemd runs.
+	defaults, unitDir, unitSocket, systemd string
 }
 
 func (a *app) hostJoinCommand() *cobra.Command {
-	o := joinOptions{boxFolder: "/", defaults: "/etc/default/capstand", systemd: systemdFolder}
+	o := joinOptions{boxFolder: "/", defaults: "/etc/default/capstand", unitDir: "/var/lib/capstan/host/tls", unitSocket: unitSocket, systemd: systemdFolder}
 	var timeout time.Duration
 	hostname, _ := os.Hostname()
 	c := &cobra.Command{
@@ -74,7 +75,7 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
 	f.StringVar(&o.dial, "dial", "", "address, host:port, of a manager that capstand dials instead of listening: the manager's --host-listen-address as this host reaches it")
 	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of the token, or the name)")
-	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
+	f.StringVar(&o.dir, "dir", o.unitDir, "folder for the certificates: the folder tls in capstand's --root; with systemd, only the default, which capstand.service uses")
 	f.DurationVar(&timeout, "timeout", 2*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("token", "token-file")
 	c.MarkFlagsMutuallyExclusive("dial", "address")
@@ -101,10 +102,8 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	if err != nil {
 		return coded{err, exitUsage}
 	}
-	if atomicfile.Exists(o.systemd) { // before the token is used
-		if err := checkDefaults(o.dir, o.defaults, o.unitOptions()); err != nil {
-			return err
-		}
+	if err := o.checkUnit(); err != nil { // before the token is used
+		return err
 	}
 	want := joined{Server: o.server, TokenID: claims.ID, Request: request}
 	done, err := o.alreadyJoined(want, time.Now())
@@ -113,13 +112,25 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	}
 	if !done {
 		if expiry := time.Unix(claims.Expiry, 0); time.Now().After(expiry) {
-			return fmt.Errorf("the token expired on %s: create another one with `capstan host token create`", expiry.UTC().Format(time.RFC3339))
+			return fmt.Errorf("the token expired on %s, and the clock of this host shows %s: correct the clock if it is wrong, or create another token with `capstan host token create`",
+				expiry.UTC().Format(time.RFC3339), time.Now().UTC().Format(time.RFC3339))
 		}
 		if err := a.certify(ctx, o, t, want); err != nil {
 			return err
 		}
 	}
 	return a.startJoined(ctx, o, request)
+}
+
+// checkUnit returns an error if capstand.service, which this join would configure and start, has other options or another folder.
+func (o joinOptions) checkUnit() error {
+	if !atomicfile.Exists(o.systemd) {
+		return nil
+	}
+	if filepath.Clean(o.dir) != o.unitDir {
+		return coded{fmt.Errorf("expected --dir %s, the folder of %s, which this command starts, found %s", o.unitDir, capstandUnit, o.dir), exitUsage}
+	}
+	return checkDefaults(o.dir, o.defaults, o.unitOptions())
 }
 
 // readToken returns the token of the flags.
@@ -330,9 +341,30 @@ func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request)
 			return fmt.Errorf("%w; install the package capstan on this host, and run the command again", err)
 		}
 	}
+	if err := awaitUnit(ctx, o.unitSocket); err != nil {
+		return err
+	}
 	_, err := fmt.Fprintf(a.out, "%s\ncapstand.service runs. Check the connection in the management cluster: kubectl get capstanhost %s\n", next, r.Name)
 	return err
 }
+
+// awaitUnit waits until capstand answers at its socket: systemd reports a unit as started before capstand has read its options.
+func awaitUnit(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, unitPatience)
+	defer cancel()
+	conn, err := embedded.DialHost(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := hostpb.NewHostClient(conn).ListMachines(ctx, &hostpb.ListMachinesRequest{}, grpc.WaitForReady(true)); err != nil {
+		return fmt.Errorf("expected an answer from %s at %s, found none: read the cause with `journalctl -u capstand`, remove it, and run the command again: %w", capstandUnit, socket, err)
+	}
+	return nil
+}
+
+// unitPatience is the time that capstand has to answer after its start.
+var unitPatience = 30 * time.Second
 
 const (
 	// systemdFolder exists if systemd runs: see sd_booted(3).

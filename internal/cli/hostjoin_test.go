@@ -5,6 +5,7 @@ package cli
 import (
 	"encoding/base64"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,10 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func TestWithOptions(t *testing.T) {
@@ -85,13 +89,46 @@ func TestJoinChecksDefaultsFirst(t *testing.T) {
 	token := joining.Token{Bearer: "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"jti":"t"}`)) + ".s"}
 	o := joinOptions{
 		server: "https://127.0.0.1:1", token: token.String(), name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: joining.NoTunnel,
-		dir: filepath.Join(dir, "tls"), boxFolder: dir, defaults: defaults, systemd: dir,
+		dir: filepath.Join(dir, "tls"), boxFolder: dir, defaults: defaults, unitDir: filepath.Join(dir, "tls"), systemd: dir,
 	}
 	if err := (&app{}).join(t.Context(), o); err == nil || !strings.Contains(err.Error(), "found --listen :9") {
 		t.Error(err)
 	}
+	o.unitDir = filepath.Join(dir, "other")
+	if err := (&app{}).join(t.Context(), o); err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), "expected --dir "+o.unitDir) {
+		t.Errorf("a folder that the unit does not use: %v", err)
+	}
+	expired := joining.Token{Bearer: "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"jti":"t","exp":1}`)) + ".s"}
+	o.token, o.systemd = expired.String(), filepath.Join(dir, "missing")
+	if err := (&app{}).join(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the clock of this host shows "+time.Now().UTC().Format("2006-01-02T")) {
+		t.Errorf("a token that the clock of this host calls expired: %v", err)
+	}
 	if atomicfile.Exists(o.dir) {
 		t.Error("the join has begun")
+	}
+}
+
+// A join succeeds when capstand answers, and not when systemd has started it.
+func TestJoinWaitsForCapstand(t *testing.T) {
+	b := newJoinedBox(t)
+	socket := filepath.Join(t.TempDir(), "capstand.sock")
+	o := joinOptions{server: "https://plane", name: "rack-1", listen: ":7443", dir: b.o.dir, defaults: b.o.defaults, systemd: b.o.systemd, unitSocket: socket}
+	b.must(os.MkdirAll(o.dir, 0o700))
+	patience := unitPatience
+	t.Cleanup(func() { unitPatience = patience })
+	unitPatience = 50 * time.Millisecond
+	if err := b.app.startJoined(t.Context(), o, joining.Request{Name: "rack-1"}); err == nil || !strings.Contains(err.Error(), "journalctl -u capstand") || strings.Contains(b.out.String(), "runs") {
+		t.Errorf("without an answer: %v, %s", err, b.out.String())
+	}
+	unitPatience = testenv.Patience
+	server := grpc.NewServer()
+	t.Cleanup(server.Stop)
+	hostpb.RegisterHostServer(server, fakeHost{})
+	listener, err := net.Listen("unix", socket)
+	b.must(err)
+	go func() { _ = server.Serve(listener) }()
+	if err := b.app.startJoined(t.Context(), o, joining.Request{Name: "rack-1"}); err != nil || !strings.Contains(b.out.String(), "capstand.service runs") {
+		t.Errorf("with an answer: %v, %s", err, b.out.String())
 	}
 }
 
