@@ -29,6 +29,7 @@ func scheduleFlags(f *pflag.FlagSet, s *embedded.BackupSchedule) {
 	f.DurationVar(&s.Every.Duration, "backup-every", 0, "interval between backups, for example 6h (default: unchanged)")
 	f.IntVar(&s.Keep, "backup-keep", 0, fmt.Sprintf("number of backups of this plane to keep (default: unchanged, at first %d)", embedded.DefaultBackupKeep))
 	s3Flags(f, &s.S3, "backup-")
+	f.Lookup("backup-s3-credentials").Usage = "file in the format of ~/.aws/credentials with the profile default, mode 0600; required for S3 (default: unchanged)"
 }
 
 func (a *app) backupCommand() *cobra.Command {
@@ -40,7 +41,7 @@ func (a *app) backupCommand() *cobra.Command {
 		Long: `Back up the running management plane to one file, with all objects and keys.
 The file contains all keys of the plane and of its clusters. Store it as safely as the files of root.
 
-capstan backup --to /mnt/backups --keep 14
+capstan backup --to /mnt/backups/capstan --keep 14
 capstan backup --to s3://bucket/prefix --s3-endpoint https://s3.example.org:9000 --s3-credentials /etc/capstan/s3
 capstan backup --file plane.tar.gz
 

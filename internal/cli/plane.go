@@ -37,6 +37,9 @@ func (a *app) upCommand() *cobra.Command {
 			if err != nil {
 				return usage(err)
 			}
+			if o.Backup.To != "" && o.Backup.Beside(a.layout()) {
+				a.warn("The backups in %s are on the file system of %s, and would be lost with it. If another file system is to be mounted there, use a folder in it, which is missing without the mount", o.Backup.To, a.root)
+			}
 			if a.structured() {
 				return a.print(status)
 			}

@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"capstan.dev/capstan/internal/embedded/archive"
@@ -615,11 +616,11 @@ func TestScheduleOf(t *testing.T) {
 		"no bucket":           {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
 		"unsupported service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
 		"key in the URL":      {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
-		"no credentials":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "expected credentials for S3"},
+		"no credentials":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "expected --backup-s3-credentials"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Setenv("AWS_ACCESS_KEY_ID", "")
-			t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+			t.Setenv("AWS_ACCESS_KEY_ID", "me") // The daemon does not have the environment of the command.
+			t.Setenv("AWS_SECRET_ACCESS_KEY", "hush")
 			got, err := scheduleOf(test.have, test.asked, l)
 			switch {
 			case test.fails != "":
@@ -632,6 +633,17 @@ func TestScheduleOf(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
 		})
+	}
+}
+
+func TestBackupsBeside(t *testing.T) {
+	root, mounted := t.TempDir(), t.TempDir()
+	must(t, unix.Mount("tmpfs", mounted, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(mounted, unix.MNT_DETACH)) })
+	for to, want := range map[string]bool{t.TempDir(): true, mounted: false, root + "/missing": false, "s3://bucket": false} {
+		if got := (BackupTarget{To: to}).Beside(Layout{Root: root}); got != want {
+			t.Errorf("%s: %v", to, got)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/backup"
@@ -44,8 +45,8 @@ type S3 struct {
 	Endpoint string `json:"endpoint,omitempty"`
 	// Region of the bucket. Default: requested from the endpoint.
 	Region string `json:"region,omitempty"`
-	// CredentialsFile has the format of ~/.aws/credentials, profile default, mode 0600. Default: the environment variables
-	// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+	// CredentialsFile has the format of ~/.aws/credentials, profile default, mode 0600. Default, but not for a schedule: the environment
+	// variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 	CredentialsFile string `json:"credentialsFile,omitempty"`
 	// CAFile contains the certificate authorities of the endpoint in PEM format. Default: those of the box.
 	CAFile string `json:"caFile,omitempty"`
@@ -98,7 +99,7 @@ func (s S3) credentials() (credentials.Value, error) {
 	if s.CredentialsFile == "" {
 		value, err := credentials.NewEnvAWS().Get()
 		if err != nil || value.AccessKeyID == "" || value.SecretAccessKey == "" {
-			return value, errors.Join(err, errors.New("expected credentials for S3, found none: set --s3-credentials to a file (with `capstan up`: --backup-s3-credentials), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
+			return value, errors.Join(err, errors.New("expected credentials for S3, found none: set --s3-credentials to a file, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
 		}
 		return value, nil
 	}
@@ -138,6 +139,13 @@ func (t BackupTarget) Check(l Layout) error {
 		return invalid("expected a new file for the backup, found %s: choose another name, or remove it", t.To)
 	}
 	return nil
+}
+
+// Beside reports whether the folder of the target is on the file system of the installation: its backups are then lost with it.
+func (t BackupTarget) Beside(l Layout) bool {
+	var folder, root unix.Stat_t
+	dir, _ := t.split()
+	return !t.inS3() && unix.Stat(dir, &folder) == nil && unix.Stat(l.Root, &root) == nil && folder.Dev == root.Dev
 }
 
 // CheckArchive returns an error if the target, with Exact, cannot be an existing backup. It does not connect to the store.

@@ -58,6 +58,9 @@ func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSc
 	if err := out.Check(l); err != nil {
 		return nil, err
 	}
+	if out.inS3() && out.S3.CredentialsFile == "" {
+		return nil, invalid("expected --backup-s3-credentials with a file for scheduled backups to %s, found none: the daemon makes them, and it does not have the environment of this command after a restart", out.To)
+	}
 	_, err := out.open()
 	return &out, err
 }
