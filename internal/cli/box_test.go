@@ -342,6 +342,25 @@ func TestDownOfLink(t *testing.T) {
 	}
 }
 
+// A box with machines is in use, whoever manages them.
+func TestHasMachines(t *testing.T) {
+	for _, folder := range []string{"hosts/local", "host", ""} {
+		a := &app{root: t.TempDir()}
+		if err := os.MkdirAll(filepath.Join(a.root, folder, "machines"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if a.hasMachines() {
+			t.Errorf("%q: an empty folder counts as machines", folder)
+		}
+		if err := os.Mkdir(filepath.Join(a.root, folder, "machines/m"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if !a.hasMachines() {
+			t.Errorf("%q: the machine is missing", folder)
+		}
+	}
+}
+
 // `capstan status` and `capstan doctor` show why the plane does not start.
 func TestFailedStartIsShown(t *testing.T) {
 	var out bytes.Buffer

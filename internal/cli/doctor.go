@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,6 +72,7 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	facts.Host = host
 	plane, err := embedded.GetStatus(ctx, a.layout())
 	facts.Running, facts.PlaneProblem = err == nil, plane.Problem()
+	facts.Machines = a.hasMachines()
 	facts.FreePorts = embedded.FreePorts(doctor.WantedPorts)
 	if problem := embedded.Enterable(a.root); facts.RootProblem == "" && problem != nil {
 		facts.RootProblem = problem.Error()
@@ -83,6 +85,19 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	}
 	facts.MissingAssets = missingAssets(assets, facts.Versions, host)
 	return doctor.Check(facts), nil
+}
+
+// hasMachines reports whether a host of this box has machines, those of capstand.service included.
+func (a *app) hasMachines() bool {
+	hosts, _ := embedded.HostFolders(a.layout()) // An unprivileged user cannot read them, and gets other results that are worse.
+	roots := []string{a.root, a.layout().JoinedHost()}
+	for _, host := range hosts {
+		roots = append(roots, a.layout().HostRoot(host))
+	}
+	return slices.ContainsFunc(roots, func(root string) bool {
+		machines, _ := recorded(root, "machines", "machine")
+		return len(machines) > 0
+	})
 }
 
 func missingAssets(a embedded.Assets, versions []string, host bool) []string {

@@ -62,7 +62,7 @@ type Facts struct {
 	OpenFiles int64
 	// Tools maps the name of a program to its path; empty when it is missing.
 	Tools map[string]string
-	// ForwardDrop names the firewall chains that drop forwarded packets by default.
+	// ForwardDrop names the firewall chains that drop or reject forwarded packets by default.
 	ForwardDrop []string
 	// MemoryTotal, MemoryAvailable and DiskFree (below the root folder) in bytes.
 	MemoryTotal, MemoryAvailable, DiskFree int64
@@ -72,6 +72,8 @@ type Facts struct {
 	FreePorts int
 	// Running: the management plane of this root folder runs, and already has its ports.
 	Running bool
+	// Machines: this box has machines, of its own plane or of another one. They use its memory and its disk.
+	Machines bool
 	// PlaneProblem is the reason why the running management plane, or one of its components, does not start; empty without a problem.
 	PlaneProblem string
 	// Host: the box is only a host of a remote management plane, and needs no ports.
@@ -280,12 +282,16 @@ func checkSysctls(f Facts) []Result {
 	return append(results, Result{Name: "net.bridge.bridge-nf-call-iptables", Level: Info, Found: bridgeNF + "; Capstan works with both"})
 }
 
-// tools are programs of Debian, with their packages and their purpose.
+// tools are programs of the distribution, with their packages of Debian and their purpose. Machines use those of their host. docs/install.md
+// lists them.
 var tools = []struct{ name, apt, purpose string }{
 	{"nft", "nftables", "capstand sets the firewall rules of networks with it"},
 	{"conntrack", "conntrack", "kube-proxy clears stale connections with it"},
 	{"mount", "mount", "the kubelet mounts volumes with it"},
+	{"umount", "mount", "the kubelet unmounts volumes with it"},
 	{"mkfs.ext4", "e2fsprogs", "capstand formats the disks of machines with it"},
+	{"e2fsck", "e2fsprogs", "capstand checks the disks of machines with it"},
+	{"resize2fs", "e2fsprogs", "capstand enlarges the disks of machines with it"},
 	{"useradd", "passwd", "the management plane runs as its own user, which this program creates"},
 }
 
@@ -296,23 +302,27 @@ func checkTools(f Facts) []Result {
 			results = append(results, ok("tool "+t.name, path))
 			continue
 		}
-		results = append(results, Result{"tool " + t.name, Fail, "not found: " + t.purpose, "run `apt-get install " + t.apt + "`"})
+		results = append(results, Result{"tool " + t.name, Fail, "not found: " + t.purpose, "install the package with " + t.name + " (Debian: `apt-get install " + t.apt + "`)"})
 	}
 	return results
 }
 
 func checkForward(f Facts) []Result {
 	if len(f.ForwardDrop) == 0 {
-		return []Result{ok("forwarding", "no firewall drops forwarded packets by default")}
+		return []Result{ok("forwarding", "no firewall drops or rejects forwarded packets by default")}
 	}
-	return []Result{{"forwarding", Warn, strings.Join(f.ForwardDrop, ", ") + " drops forwarded packets by default: machines may not reach other networks",
-		"allow the networks of the clusters there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and the same with `-d` (with Docker, use its chain DOCKER-USER)"}}
+	chains := strings.Join(f.ForwardDrop, ", ")
+	mend := "allow the networks of the clusters there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and the same with `-d` (with Docker, use its chain DOCKER-USER)"
+	if strings.Contains(chains, " firewalld ") {
+		mend = "allow the networks of the clusters: `firewall-cmd --permanent --zone=trusted --add-source=10.200.0.0/13` and `firewall-cmd --reload`"
+	}
+	return []Result{{"forwarding", Warn, chains + " drops or rejects forwarded packets by default: machines may not reach other networks", mend}}
 }
 
 func checkMemory(f Facts) []Result {
 	found := fmt.Sprintf("%s of %s available", size(f.MemoryAvailable), size(f.MemoryTotal))
 	mend := fmt.Sprintf("stop other programs; a management plane and a small cluster need about %s", size(leastMemory))
-	return sized("memory", f.MemoryAvailable, leastMemory, comfortMemory, found, mend)
+	return sized(f, "memory", f.MemoryAvailable, leastMemory, comfortMemory, found, mend)
 }
 
 func checkDisk(f Facts) []Result {
@@ -320,7 +330,7 @@ func checkDisk(f Facts) []Result {
 		return []Result{{"root folder", Fail, f.RootProblem, "choose another folder with --root"}}
 	}
 	found := fmt.Sprintf("%s free (%s)", size(f.DiskFree), f.DiskType)
-	results := sized("disk", f.DiskFree, leastDisk, comfortDisk, found, "delete files, or choose a folder on another file system with --root")
+	results := sized(f, "disk", f.DiskFree, leastDisk, comfortDisk, found, "delete files, or choose a folder on another file system with --root")
 	if f.DiskType == "overlay" || f.DiskType == "tmpfs" {
 		results = append(results, Result{"file system", Warn, "the root folder is on " + f.DiskType + ": container images may not unpack on an overlay, and a tmpfs loses its content in a reboot",
 			"choose a folder on a real disk with --root"})
@@ -328,8 +338,11 @@ func checkDisk(f Facts) []Result {
 	return results
 }
 
-func sized(name string, value, least, comfort int64, found, mend string) []Result {
+// sized compares what is left of a resource. A box in use is fit without a rest: its plane and its machines have their part already.
+func sized(f Facts, name string, value, least, comfort int64, found, mend string) []Result {
 	switch {
+	case value < least && (f.Running || f.Machines):
+		return []Result{{name, Warn, found + ": the box is in use, and has no room for another cluster", mend}}
 	case value < least:
 		return []Result{{name, Fail, found, mend}}
 	case value < comfort:

@@ -28,7 +28,7 @@ func Gather(root string) Facts {
 	f := Facts{
 		Root: os.Geteuid() == 0, Architecture: runtime.GOARCH, Kernel: kernel(), Capabilities: effective(),
 		Probes: map[string]string{}, Seccomp: readable("/proc/sys/kernel/seccomp/actions_avail"),
-		Sysctls: sysctls(), OpenFiles: openFiles(), Tools: map[string]string{}, ForwardDrop: forwardDrop(),
+		Sysctls: sysctls(), OpenFiles: openFiles(), Tools: map[string]string{}, ForwardDrop: forwardDrop(context.Background()),
 	}
 	f.CgroupVersion, f.Controllers = cgroups("/sys/fs/cgroup", "/proc/cgroups")
 	for _, t := range tools {
@@ -178,32 +178,6 @@ func fsName(magic int64) string {
 		return "overlay"
 	}
 	return fmt.Sprintf("type %#x", magic)
-}
-
-// forwardDrop returns the names of the firewall chains that drop forwarded packets by default.
-func forwardDrop() (names []string) {
-	for _, chain := range chains() {
-		if chain.Hooknum != nil && *chain.Hooknum == *nftables.ChainHookForward && chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop {
-			names = append(names, fmt.Sprintf("nftables chain %s %s", chain.Table.Name, chain.Name))
-		}
-	}
-	if out, err := exec.Command("iptables-legacy", "-S", "FORWARD").Output(); err == nil && bytes.Contains(out, []byte("-P FORWARD DROP")) {
-		names = append(names, "iptables-legacy chain FORWARD")
-	}
-	return names
-}
-
-// chains returns the chains of nftables; none if the kernel does not list them.
-func chains() []*nftables.Chain {
-	c, err := nftables.New()
-	if err != nil {
-		return nil
-	}
-	all, err := c.ListChains()
-	if err != nil {
-		return nil
-	}
-	return all
 }
 
 // probe tests kernel features in temporary namespaces. Only a test gives a reliable answer, and it loads modules as the
