@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,8 +73,8 @@ type Reconciler struct {
 	promises promises
 	// created are the volumes that this process has created and that the cache does not show yet.
 	created createdVolumes
-	// volumesFollowed is true after the cache has shown all volumes that an earlier manager has created.
-	volumesFollowed atomic.Bool
+	// earlier are the volumes that an earlier manager has created and that the cache does not show yet.
+	earlier earlierVolumes
 	// turns are those of hosts, by their names.
 	turns *reconciling.Turns
 	// waiting are the machines without a turn.

@@ -195,7 +195,7 @@ func (r *Reconciler) refuseCopy(ctx context.Context, s *scope) error {
 	if other.GetNamespace() == s.capstan.Namespace {
 		holder = "machine " + other.GetName()
 	}
-	ctrl.LoggerFrom(ctx).Info("The object is a copy of another machine", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName), "id", s.capstan.Spec.ID,
+	ctrl.LoggerFrom(ctx).V(4).Info("The object is a copy of another machine", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName), "id", s.capstan.Spec.ID,
 		"machine", klog.KRef(other.GetNamespace(), other.GetName()))
 	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
 		"On host %s, the id %s belongs to %s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",

@@ -3,9 +3,12 @@ package machine
 import (
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
@@ -33,7 +36,6 @@ func TestPromiseIsTakenBack(t *testing.T) {
 			}
 			reconcile(t, r, s)
 		},
-		"not recorded": func(_ *testing.T, r *Reconciler, s *scope) { r.takeBack(client.ObjectKeyFromObject(s.capstan)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, cluster, machine := newPlacer(t, 1)
@@ -53,6 +55,22 @@ func TestPromiseIsTakenBack(t *testing.T) {
 				t.Error("the promise is kept")
 			}
 		})
+	}
+}
+
+// What was promised to a machine is free again if the decision cannot be written.
+func TestPromiseOfUnrecordedMachine(t *testing.T) {
+	r, cluster, machine := newPlacer(t, 1)
+	if err := r.Client.Create(t.Context(), cluster.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	first, second := machine("first", "40Gi"), machine("second", "40Gi")
+	first.cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: "CapstanCluster", Name: cluster.Name}
+	if err := r.decide(t.Context(), first, nil); !apierrors.IsNotFound(err) {
+		t.Errorf("the machine is not stored, and the decision was recorded: %v", err)
+	}
+	if err := r.choose(t.Context(), second, cluster, nil); err != nil {
+		t.Error(err)
 	}
 }
 

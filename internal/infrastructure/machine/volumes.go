@@ -42,6 +42,7 @@ const volumePause = 30 * time.Second
 // ofVolume maps a volume to its machine, or to the machines that wait for a host: a free one, and one that its host has made. Until the cache
 // shows that, placement counts the space of the volume twice, because the host reports it.
 func (r *Reconciler) ofVolume(_ context.Context, o client.Object) []reconcile.Request {
+	r.created.seen(o.GetUID())
 	spec := o.(*infrav1.CapstanVolume).Spec
 	switch {
 	case spec.MachineName == "":
@@ -201,7 +202,7 @@ func (r *Reconciler) createVolumes(ctx context.Context, s *scope, of volumeOwner
 		if err := r.Client.Create(ctx, v); err != nil {
 			return fmt.Errorf("create CapstanVolume %s: %w", v.Name, err)
 		}
-		r.created.note(s.capstan, v)
+		r.created.note(v)
 		ctrl.LoggerFrom(ctx).Info("Created a volume", "CapstanVolume", klog.KObj(v), "CapstanHost", klog.KRef("", host))
 	}
 	return nil
