@@ -157,9 +157,9 @@ func (h *Host) holdServicesOf(ctx context.Context, id string, first, managed boo
 			return err
 		}
 	}
-	held, whole, err := h.box.HeldServices(id, services)
+	whole, err := h.box.HoldsServices(id, services)
 	if err == nil && managed {
-		err = held.Announce()
+		err = h.box.AnnounceServices(id, services)
 	}
 	if err != nil || whole && !first {
 		return errors.Join(append(refusals(lost), err)...)

@@ -145,7 +145,7 @@ func TestRefusedHostPorts(t *testing.T) {
 func (l *lan) returns(s Service, program net.Listener) {
 	l.Helper()
 	holds := func() (whole bool) {
-		l.must(in(l.box.ns, func() (err error) { _, whole, err = l.box.HeldServices("n", []Service{s}); return err }))
+		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", []Service{s}); return err }))
 		return whole
 	}
 	if holds() {

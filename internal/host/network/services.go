@@ -320,37 +320,38 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 	return nil
 }
 
-// Held are the interfaces that have addresses of Services.
-type Held map[netip.Addr]netlink.Link
-
-// Announce announces the addresses.
-func (h Held) Announce() error {
-	for address, link := range h {
-		if err := AnnounceVirtual(link, address); err != nil {
-			return err
+// AnnounceServices announces the addresses of the Services of a network that this capstand has. The box stays locked: an address must not be
+// announced after it was given up.
+func (b Box) AnnounceServices(networkID string, services []Service) error {
+	return b.locked(func() error {
+		for address, link := range b.heldAddresses(networkID, services) {
+			if err := AnnounceVirtual(link, address); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// HeldServices returns the addresses of the Services of a network that this capstand has, and whether these are all, with all ports.
-func (b Box) HeldServices(networkID string, services []Service) (held Held, whole bool, err error) {
+// HoldsServices reports whether this capstand has all addresses and ports of the Services of a network.
+func (b Box) HoldsServices(networkID string, services []Service) (whole bool, err error) {
 	err = b.locked(func() error {
 		recorded, err := b.ownServices(networkID)
 		if err != nil {
 			return err
 		}
-		held = b.heldAddresses(networkID, services)
+		held := b.heldAddresses(networkID, services)
 		whole = !slices.ContainsFunc(services, func(s Service) bool {
 			return s.HostPorts && !b.holdsPorts(s, recorded) || !s.HostPorts && held[s.Address] == nil
 		})
 		return nil
 	})
-	return held, whole, err
+	return whole, err
 }
 
-func (b Box) heldAddresses(networkID string, services []Service) Held {
-	held := Held{}
+// heldAddresses returns the interfaces that have the addresses of Services; the box is locked.
+func (b Box) heldAddresses(networkID string, services []Service) map[netip.Addr]netlink.Link {
+	held := map[netip.Addr]netlink.Link{}
 	for _, s := range services {
 		if s.HostPorts {
 			continue
@@ -372,7 +373,7 @@ func (b Box) holdsPorts(s Service, recorded []Service) bool {
 // returns the Services that stay, and the reasons against the others. A box without a manager calls it: while the box was away from the
 // network, another one may have got the addresses.
 func (b Box) YieldServices(ctx context.Context, networkID string, services []Service) (kept []Service, lost Refused, err error) {
-	var held Held
+	var held map[netip.Addr]netlink.Link
 	if err := b.locked(func() error {
 		held = b.heldAddresses(networkID, services)
 		return nil

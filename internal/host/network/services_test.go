@@ -426,7 +426,7 @@ func TestServicesReturn(t *testing.T) {
 	l := newLAN(t)
 	s := service("203.0.113.100", nil)
 	whole := func() (whole bool) {
-		l.must(in(l.box.ns, func() (err error) { _, whole, err = l.box.HeldServices("n", []Service{s}); return err }))
+		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", []Service{s}); return err }))
 		return whole
 	}
 	if whole() {

@@ -101,13 +101,13 @@ func (e *enforcer) update(ctx context.Context) {
 		e.agent.log.Error("NetworkPolicies of some namespaces are too large for this node: their pods are isolated, and these policies allow nothing", "policies", len(tooLarge), "first", tooLarge[0])
 	}
 	e.tooLarge = tooLarge
-	err := e.apply(ctx, chains)
 	e.pause = time.After(pauseAfterUpdate(time.Since(begun)))
-	if err != nil {
+	if err := e.apply(ctx, chains); err != nil {
 		e.agent.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
 		time.AfterFunc(time.Second, e.wake.Send)
 		return
 	}
+	e.pause = time.After(pauseAfterUpdate(time.Since(begun)))
 	e.stores.report(ctx, e.events, tooLarge)
 }
 
