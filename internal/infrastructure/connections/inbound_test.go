@@ -125,7 +125,7 @@ func TestHostDials(t *testing.T) {
 	// The host's place is gone with the CapstanHost.
 	p.pool.Disconnect("h")
 	_, _, err = connections.Dial(t.Context(), secrets, host, p.pool.Inbound)
-	p.Expect(err).To(MatchError(ContainSubstring("ask the leader")))
+	p.Expect(err).To(MatchError(ContainSubstring("send the request to the leader")))
 }
 
 // A manager without --host-listen-address says so.
