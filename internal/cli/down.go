@@ -26,7 +26,7 @@ func (a *app) downCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: cobra.NoArgs,
 		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder, except for
-backups and the folder host of capstand.service, which belongs to another management plane.
+backups and the folder host of capstand.service: its machines continue, until 'capstan host leave' or their management plane ends them.
 If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
 management plane does not answer and a host has machines: they may belong to other planes. It asks before it deletes volumes that
 outlive machines, with their data.`,
@@ -48,6 +48,9 @@ outlive machines, with their data.`,
 // its own machines from others. While it does not run, each machine can belong to another plane, also if the host no longer listens
 // for one.
 func (a *app) confirmDown(ctx context.Context) error {
+	if !embedded.Installed(a.layout()) {
+		return nil // Down removes nothing.
+	}
 	hosts, err := embedded.HostFolders(a.layout())
 	if errors.Is(err, fs.ErrPermission) {
 		return embedded.ErrNotRoot

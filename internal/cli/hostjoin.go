@@ -350,21 +350,16 @@ func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request)
 
 // awaitUnit waits until capstand answers at its socket: systemd reports a unit as started before capstand has read its options.
 func awaitUnit(ctx context.Context, socket string) error {
-	ctx, cancel := context.WithTimeout(ctx, unitPatience)
-	defer cancel()
 	conn, err := embedded.DialHost(socket)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	if _, err := hostpb.NewHostClient(conn).ListMachines(ctx, &hostpb.ListMachinesRequest{}, grpc.WaitForReady(true)); err != nil {
-		return fmt.Errorf("expected an answer from %s at %s, found none: read the cause with `journalctl -u capstand`, remove it, and run the command again: %w", capstandUnit, socket, err)
+		return fmt.Errorf("expected an answer from %s at %s, found none: read the cause with `journalctl -u capstand`, remove it, and run the command again: %w", capstandUnit, socket, cmp.Or(context.Cause(ctx), err))
 	}
 	return nil
 }
-
-// unitPatience is the time that capstand has to answer after its start.
-var unitPatience = 30 * time.Second
 
 const (
 	// systemdFolder exists if systemd runs: see sd_booted(3).

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/base64"
 	"errors"
 	"net"
@@ -114,20 +115,27 @@ func TestJoinWaitsForCapstand(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "capstand.sock")
 	o := joinOptions{server: "https://plane", name: "rack-1", listen: ":7443", dir: b.o.dir, defaults: b.o.defaults, systemd: b.o.systemd, unitSocket: socket}
 	b.must(os.MkdirAll(o.dir, 0o700))
-	patience := unitPatience
-	t.Cleanup(func() { unitPatience = patience })
-	unitPatience = 50 * time.Millisecond
-	if err := b.app.startJoined(t.Context(), o, joining.Request{Name: "rack-1"}); err == nil || !strings.Contains(err.Error(), "journalctl -u capstand") || strings.Contains(b.out.String(), "runs") {
+	silent, err := net.Listen("unix", socket) // does not answer
+	b.must(err)
+	ends, end := context.WithCancelCause(t.Context())
+	go func() {
+		if _, err := silent.Accept(); err == nil {
+			end(context.DeadlineExceeded)
+		}
+	}()
+	if err := b.app.startJoined(ends, o, joining.Request{Name: "rack-1"}); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "journalctl -u capstand") || strings.Contains(b.out.String(), "runs") {
 		t.Errorf("without an answer: %v, %s", err, b.out.String())
 	}
-	unitPatience = testenv.Patience
+	b.must(silent.Close())
 	server := grpc.NewServer()
 	t.Cleanup(server.Stop)
 	hostpb.RegisterHostServer(server, fakeHost{})
 	listener, err := net.Listen("unix", socket)
 	b.must(err)
 	go func() { _ = server.Serve(listener) }()
-	if err := b.app.startJoined(t.Context(), o, joining.Request{Name: "rack-1"}); err != nil || !strings.Contains(b.out.String(), "capstand.service runs") {
+	later, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	if err := b.app.startJoined(later, o, joining.Request{Name: "rack-1"}); err != nil || !strings.Contains(b.out.String(), "capstand.service runs") {
 		t.Errorf("with an answer: %v, %s", err, b.out.String())
 	}
 }

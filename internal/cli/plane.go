@@ -33,6 +33,12 @@ func (a *app) upCommand() *cobra.Command {
 			if err := o.Backup.Absolute(); err != nil {
 				return err
 			}
+			if o.KubernetesVersion != "" {
+				var err error
+				if o.KubernetesVersion, err = parseVersion(o.KubernetesVersion); err != nil {
+					return err
+				}
+			}
 			status, err := a.up(c.Context(), o, timeout)
 			if err != nil {
 				return usage(err)

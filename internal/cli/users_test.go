@@ -316,12 +316,18 @@ func (s *site) testDown() {
 		"damaged state":              {`{`, string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "machine a (the plane of this box does not answer: expected the state of an installation in "},
 		"missing state":              {"", string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "; and volumes with their data: volume b" + repeat},
 		"silent plane that listened": {`{"hosts":["local"],"listen":":7443"}`, silent, nil, nil, "all machines of its hosts, which serve other management planes on :7443 (the plane of this box does not answer: "},
+		"no installation any more":   {kubeconfig: string(s.env.Kubeconfig), stored: []string{"volumes/a"}},
 	} {
 		s.t.Run(name, func(t *testing.T) {
 			l := embedded.Layout{Root: t.TempDir()}
 			s.installation(t, l, test.state, test.kubeconfig, test.machines)
 			for _, folder := range test.stored {
 				if err := os.MkdirAll(filepath.Join(l.HostRoot("local"), folder), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if name == "no installation any more" {
+				if err := os.Remove(filepath.Join(l.Root, ".capstan")); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -375,7 +381,7 @@ func (s *site) installation(t *testing.T, l embedded.Layout, state, kubeconfig s
 	if err := os.MkdirAll(l.Sockets(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for file, content := range map[string]string{l.State(): state, l.AdminKubeconfig(): kubeconfig} {
+	for file, content := range map[string]string{filepath.Join(l.Root, ".capstan"): "\n", l.State(): state, l.AdminKubeconfig(): kubeconfig} {
 		if content == "" {
 			continue
 		}

@@ -292,6 +292,7 @@ var tools = []struct{ name, apt, purpose string }{
 	{"mkfs.ext4", "e2fsprogs", "capstand formats the disks of machines with it"},
 	{"e2fsck", "e2fsprogs", "capstand checks the disks of machines with it"},
 	{"resize2fs", "e2fsprogs", "capstand enlarges the disks of machines with it"},
+	{"modprobe", "kmod", "the kernel loads modules with it"},
 	{"useradd", "passwd", "the management plane runs as its own user, which this program creates"},
 }
 
@@ -338,10 +339,10 @@ func checkDisk(f Facts) []Result {
 	return results
 }
 
-// sized compares what is left of a resource. A box in use is fit without a rest: its plane and its machines have their part already.
+// sized compares what is left of a resource. A box with machines is fit without a rest: they have their part already.
 func sized(f Facts, name string, value, least, comfort int64, found, mend string) []Result {
 	switch {
-	case value < least && (f.Running || f.Machines):
+	case value < least && f.Machines:
 		return []Result{{name, Warn, found + ": the box is in use, and has no room for another cluster", mend}}
 	case value < least:
 		return []Result{{name, Fail, found, mend}}

@@ -37,7 +37,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	if os.Getuid() != 0 {
 		return ErrNotRoot
 	}
-	if _, err := os.Stat(l.commandLock()); errors.Is(err, os.ErrNotExist) {
+	if !Installed(l) {
 		step("nothing to do: there is no installation in " + l.Root)
 		return nil
 	}
@@ -67,6 +67,9 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	return atomicfile.IgnoreMissing(err)
 }
 
+// Installed reports whether the root folder has an installation, or what an interrupted `capstan down` left of one.
+func Installed(l Layout) bool { return atomicfile.Exists(l.commandLock()) }
+
 // HostFolders returns the names of the hosts of this box that have a folder. It needs no state, which can be missing or damaged.
 func HostFolders(l Layout) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(l.HostRoot("any")))
@@ -75,7 +78,7 @@ func HostFolders(l Layout) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.IsDir() {
+		if isDir(l.HostRoot(e.Name())) { // It can be a link to another disk.
 			names = append(names, e.Name())
 		}
 	}
@@ -213,7 +216,7 @@ func removeEmpty(dir string) error {
 		return err
 	}
 	for _, e := range entries {
-		if e.IsDir() {
+		if e.IsDir() && e.Name() != lostAndFound {
 			if err := removeEmpty(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}

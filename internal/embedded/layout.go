@@ -74,9 +74,12 @@ func (l Layout) Backups() string { return filepath.Join(l.Root, "backups") }
 // root folder, and no part of the plane.
 func (l Layout) JoinedHost() string { return filepath.Join(l.Root, "host") }
 
+// lostAndFound is the folder of a file system for files that a check of it finds.
+const lostAndFound = "lost+found"
+
 // foreign reports whether a path in the root folder, or the entry that contains it, outlives the plane and can be there before it.
 func (l Layout) foreign(path string) bool {
-	for _, dir := range []string{l.Backups(), l.JoinedHost(), filepath.Join(l.Root, "lost+found")} { // the last one belongs to the file system
+	for _, dir := range []string{l.Backups(), l.JoinedHost(), filepath.Join(l.Root, lostAndFound)} {
 		if path == dir || strings.HasPrefix(path, dir+"/") {
 			return true
 		}

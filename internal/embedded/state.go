@@ -214,37 +214,52 @@ func hostsOf(before State, asked int) ([]string, error) {
 }
 
 // kubernetesOf returns the Kubernetes version after a request. Without one, it stays when the assets contain a newer one: an upgrade is an
-// explicit step. The limits of a step are those of the API server, whose stored objects the next minor version can read.
+// explicit step. If the assets do not contain it any more, the newest one that can follow takes its place.
 func kubernetesOf(a Assets, have, asked string) (string, error) {
-	if asked == "" && have != "" && isDir(filepath.Join(a.Kubernetes(), have)) {
-		return have, nil
-	}
-	if asked == "" {
+	if have == "" && asked == "" {
 		return newestKubernetes(a)
 	}
 	installed, err := KubernetesVersions(a)
 	if err != nil {
 		return "", err
 	}
-	switch {
-	case !slices.Contains(installed, asked):
-		return "", invalid("expected an installed Kubernetes version with etcd for --kubernetes-version, found %s, and %s has %s: add it with `capstan host versions add`, or install its package", asked, a.Kubernetes(), cmp.Or(strings.Join(installed, ", "), "none"))
-	case have == "":
+	if asked != "" {
+		if err := checkAsked(a, installed, have, asked); err != nil {
+			return "", err
+		}
 		return asked, nil
-	case semver.Compare(asked, have) < 0:
-		return "", invalid("expected --kubernetes-version %s, the version of the management plane, or a newer one, found %s: an older API server cannot read the objects. To return to an older version, restore a backup of it", have, asked)
-	case !oneMinor(have, asked):
-		return "", invalid("expected --kubernetes-version at most one minor version above %s, the version of the management plane, found %s: upgrade by one minor version at a time", have, asked)
 	}
-	return asked, nil
+	if slices.Contains(installed, have) {
+		return have, nil
+	}
+	later := slices.DeleteFunc(slices.Clone(installed), func(v string) bool { return !follows(have, v) })
+	if len(later) == 0 {
+		return "", invalid("expected Kubernetes %s, the version of the management plane, or a newer one of at most the next minor version in %s, found %s: add it with `capstan host versions add`, or set --assets to the build that has it",
+			have, a.Kubernetes(), cmp.Or(strings.Join(installed, ", "), "none"))
+	}
+	return later[len(later)-1], nil
 }
 
-// oneMinor reports whether a version is at most one minor version above another.
-func oneMinor(from, to string) bool {
+// checkAsked returns why a plane cannot change to a version that was asked for.
+func checkAsked(a Assets, installed []string, have, asked string) error {
+	switch {
+	case !slices.Contains(installed, asked):
+		return invalid("expected an installed Kubernetes version with etcd for --kubernetes-version, found %s, and %s has %s: add it with `capstan host versions add`, or install its package", asked, a.Kubernetes(), cmp.Or(strings.Join(installed, ", "), "none"))
+	case have == "" || follows(have, asked):
+		return nil
+	case semver.Compare(asked, have) < 0:
+		return invalid("expected --kubernetes-version %s, the version of the management plane, or a newer one, found %s: an older API server cannot read the objects. To return to an older version, restore a backup of it", have, asked)
+	}
+	return invalid("expected --kubernetes-version at most one minor version above %s, the version of the management plane, found %s: upgrade by one minor version at a time", have, asked)
+}
+
+// follows reports whether the API server of a version can read the objects of another one: it is not older, and at most one minor version
+// newer.
+func follows(from, to string) bool {
 	var major, minor, toMajor, toMinor int
 	_, err1 := fmt.Sscanf(from, "v%d.%d", &major, &minor)
 	_, err2 := fmt.Sscanf(to, "v%d.%d", &toMajor, &toMinor)
-	return err1 == nil && err2 == nil && toMajor == major && toMinor <= minor+1
+	return err1 == nil && err2 == nil && toMajor == major && toMinor <= minor+1 && semver.Compare(to, from) >= 0
 }
 
 // set changes what the options set, besides the hosts, and checks the result.
@@ -295,7 +310,7 @@ func newestKubernetes(a Assets) (string, error) {
 // KubernetesVersions lists the versions in the assets folder that can run a management plane, the oldest first. A folder with upstream's
 // programs may have no etcd.
 func KubernetesVersions(a Assets) ([]string, error) {
-	return versions.Names(a.Kubernetes(), apiServer, etcd)
+	return versions.Names(a.Kubernetes(), apiServer, controllerManager, etcd)
 }
 
 func isDir(path string) bool {

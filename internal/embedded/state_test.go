@@ -20,7 +20,7 @@ func testAssets(t *testing.T, versions ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, v := range versions {
-		for _, program := range []string{"kube-apiserver", "etcd"} {
+		for _, program := range []string{"kube-apiserver", "kube-controller-manager", "etcd"} {
 			path := filepath.Join(dir, "kubernetes", v, program)
 			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
 				t.Fatal(err)
@@ -82,6 +82,9 @@ func TestKubernetesVersion(t *testing.T) {
 		{"v1.36.3", "v1.36.5", "v1.36.5", ""},
 		{"v1.36.3", "v1.37.1", "v1.37.1", ""},
 		{"v1.36.4", "v1.37.1", "v1.37.1", ""}, // its programs were removed
+		{"v1.36.4", "", "v1.37.1", ""},
+		{"v1.36.6", "", "v1.37.1", ""},
+		{"v1.38.1", "", "", "v1.38.1, the version of the management plane, or a newer one"},
 		{"v1.36.3", "v1.38.0", "", "one minor version above v1.36.3"},
 		{"v1.36.5", "v1.36.3", "", "or a newer one"},
 		{"v1.36.3", "v1.35.4", "", "or a newer one"},

@@ -112,7 +112,7 @@ func afterUpgrade(before, now string, err error) error {
 	if err == nil || before == "" || before == now {
 		return err
 	}
-	return fmt.Errorf("%w (this start changed Kubernetes from %s to %s. The daemon tries again; to return to %s, restore a backup of it: stop the plane with `capstan down --keep-state`, and run `capstan restore --replace` and `capstan up`)", err, before, now, before)
+	return fmt.Errorf("%w (this start changed Kubernetes from %s to %s. To return to %s, restore a backup of it: stop the plane with `capstan down --keep-state`, and run `capstan restore --replace` and `capstan up`)", err, before, now, before)
 }
 
 // served reports whether a plane has the requested options and this build.
@@ -152,7 +152,7 @@ func prepareRoot(l Layout) error {
 		return err
 	}
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return l.foreign(filepath.Join(l.Root, e.Name())) })
-	if _, err := os.Stat(l.commandLock()); len(entries) > 0 && errors.Is(err, os.ErrNotExist) {
+	if len(entries) > 0 && !Installed(l) {
 		return fmt.Errorf("expected an empty folder or an installation of Capstan for --root, found other files in %s: choose another folder", l.Root)
 	}
 	if err := Enterable(l.Root); err != nil {

@@ -86,7 +86,7 @@ func FutileRollouts(controlPlane *controlplanev1.CapstanControlPlane, machines [
 		return ""
 	}
 	sort.Strings(names)
-	return fmt.Sprintf("Machines %s are not replaced: their certificates expire within rollout.before.certificatesExpiryDays (%d), but the Machines are newer than that, and the certificates of their replacements would end no later. "+
+	return fmt.Sprintf("Machines %s are not replaced: their certificates expire within rollout.before.certificatesExpiryDays (%d), but the Machines were made within these days, and the certificates of their replacements would end no later. "+
 		"If the certificate authority expires, replace it (spec.certificates.rotateCAAfter); else make certificatesExpiryDays less than config.cluster.certificateValidityDays",
 		strings.Join(names, ", "), controlPlane.Spec.Rollout.Before.CertificatesExpiryDays)
 }

@@ -286,6 +286,7 @@ func TestPackages(t *testing.T) {
 	b.run("rm -r /var/lib/capstan/host/volumes/v1")
 	b.write("/var/lib/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
 	b.refused("dpkg -r capstan", "this box has a management plane")
+	b.refused("dpkg -r capstan-kubernetes-1.36.3", "the management plane uses Kubernetes v1.36.3. Change it first")
 	b.run("rm /var/lib/capstan/state.json")
 
 	// The records of a plane or a capstand with another folder are unknown, but it runs.
