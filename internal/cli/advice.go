@@ -45,7 +45,7 @@ var adviceByReason = map[string]advice{
 	"NetworkInvalid":          {"choose a machineCIDR that the message permits", "the-network-of-a-cluster"},
 	"NoFreeNetwork":           {"set spec.network.machineCIDR of the CapstanCluster, or give the hosts more networks", "the-network-of-a-cluster"},
 	"LANNotOffered":           {"offer the LAN to the namespace in spec.lanNetworks of a host, or correct spec.network.lan of a new cluster", "the-network-of-a-cluster"},
-	"NetworkRefused":          {"choose another machineCIDR for a new cluster, or remove the conflict: the log of the manager names it", "the-network-of-a-cluster"},
+	"NetworkRefused":          {"remove the conflict that the message names from the host, or choose another machineCIDR", "the-network-of-a-cluster"},
 	"WaitingForEndpoint":      {"set spec.controlPlaneEndpoint, or wait for the controller that sets it", "the-endpoint-of-a-cluster"},
 	"LoadBalancerNotServing":  {"wait for the first API server; then look at the control plane machines", "the-endpoint-of-a-cluster"},
 	"PreparingFirstMachine":   {"look at the conditions of the CapstanControlPlane; machines boot after ten seconds in any case", "a-control-plane-does-not-answer"},

@@ -319,7 +319,7 @@ func TestUnknownMachines(t *testing.T) {
 
 	cluster, capstan := b.cluster, b.capstan
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = lost.Cidr })
-	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason)).To(ContainSubstring(lost.Cidr + " is in use there"))
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason)).To(ContainSubstring("overlaps " + lost.Cidr))
 	b.cluster, b.capstan = cluster, capstan
 	_, next := b.addMachine(nil, nil)
 	b.running(next)

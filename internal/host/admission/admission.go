@@ -104,14 +104,14 @@ func NoOverlap(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 	return nil
 }
 
-// disjoint refuses subnets that another network uses.
+// disjoint refuses subnets that another network uses. Users of other namespaces read the message, so it does not name the cluster.
 func disjoint(subnets []network.Subnet, other *hostpb.Network) error {
 	theirs, _ := subnetsOf(other)
 	for _, subnet := range subnets {
 		for _, used := range theirs {
 			if used.Prefix.Overlaps(subnet.Prefix) {
-				return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, subnet.Prefix.String(), "network %s overlaps %s of cluster %s/%s; choose another network for the machines",
-					subnet.Prefix, used.Prefix, other.Namespace, other.Name)
+				return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, subnet.Prefix.String(), "network %s overlaps %s of another cluster; choose another network for the machines",
+					subnet.Prefix, used.Prefix)
 			}
 		}
 	}

@@ -55,8 +55,7 @@ func sameOverlay(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 		case other.Id == n.Id && !proto.Equal(other.Overlay, n.Overlay):
 			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, n.Cidr, "network %s has overlay {%v} on this host and cannot get {%v}; delete the cluster first", n.Id, other.Overlay, n.Overlay)
 		case other.Id != n.Id && n.Overlay != nil && other.Overlay.GetVni() == n.Overlay.Vni:
-			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, strconv.Itoa(int(n.Overlay.Vni)), "VNI %d belongs to cluster %s/%s on this host; choose another VNI",
-				n.Overlay.Vni, other.Namespace, other.Name)
+			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, strconv.Itoa(int(n.Overlay.Vni)), "VNI %d belongs to another cluster on this host; choose another VNI", n.Overlay.Vni)
 		}
 	}
 	return nil

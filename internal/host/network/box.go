@@ -247,14 +247,15 @@ func admitSame(n, recorded Network, subnets []Subnet) error {
 	return admitLAN(n, recorded)
 }
 
-// routed returns the subnets of a network that the box has routes to. It has none to a LAN.
+// routed returns the subnets of a network that the box has routes to. It has none to a LAN. Users of other namespaces read a refusal, so it
+// does not name the cluster.
 func routed(n Network) (used []Used) {
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil || n.LAN != nil { // Damaged, or not written by a capstand.
 		return nil
 	}
 	for _, subnet := range subnets {
-		used = append(used, Used{subnet.Prefix, "cluster " + n.Cluster})
+		used = append(used, Used{subnet.Prefix, "another cluster"})
 	}
 	return used
 }

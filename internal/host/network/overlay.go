@@ -294,9 +294,9 @@ func admitOverlay(n, other Network) error {
 		return ConflictError{Subject: n.CIDR, message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
 			" on this box and cannot get " + n.Overlay.String() + ": all capstands of a box need the same tunnel address and encryption; delete the cluster first"}
 	case other.ID != n.ID && n.Overlay != nil && other.Overlay != nil && n.Overlay.VNI == other.Overlay.VNI:
-		return vniConflict(n.Overlay.VNI, "cluster "+other.Cluster)
+		return vniConflict(n.Overlay.VNI, "another cluster")
 	case other.Overlay.encrypted() && n.Overlay.encrypted() && n.Overlay.Key != other.Overlay.Key:
-		return ConflictError{Subject: n.CIDR, message: "another capstand of this box encrypts the overlay of cluster " + other.Cluster +
+		return ConflictError{Subject: n.CIDR, message: "another capstand of this box encrypts the overlay of a cluster" +
 			": only one capstand of a box can have --overlay-encryption; remove it from one of them"}
 	}
 	return nil

@@ -429,7 +429,7 @@ func (r *rack) otherClusterIsolated(a, b *rackBox) {
 	r.blocked("machine of another cluster on the box", stranger, "10.231.7.10:80")
 	r.blocked("machine of another cluster on another box", stranger, "10.231.7.20:80")
 	duplicate := b.network(Network{ID: "third", CIDR: "10.231.9.0/24", Cluster: "other/third", Overlay: &Overlay{VNI: 5000, MTU: 1400}})
-	if err := in(b.ns, func() error { return b.Ensure(r.Context(), duplicate) }); err == nil || !strings.Contains(err.Error(), "VNI 5000 belongs to cluster default/demo") {
+	if err := in(b.ns, func() error { return b.Ensure(r.Context(), duplicate) }); err == nil || !strings.Contains(err.Error(), "VNI 5000 belongs to another cluster") {
 		r.Errorf("a network with the VNI of another one: %v", err)
 	}
 }

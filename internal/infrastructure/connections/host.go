@@ -44,8 +44,6 @@ const (
 	maxMirrorBytes = 64 << 20
 	// maxText bounds the text of a host's error in bytes: it gets into conditions and logs.
 	maxText = 4096
-	// maxSubject bounds the subject of a refusal, an address or a network.
-	maxSubject = 64
 
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 5 * time.Second
@@ -590,13 +588,10 @@ func Message(err error) string {
 	return err.Error()
 }
 
-// PublicMessage is Message for conditions and events, which the users of a namespace read. Hosts name the owner of what is in the way, which
-// can be in another namespace: this text is only in the log of the manager.
+// PublicMessage is Message for conditions and events, which the users of a namespace read. Hosts name the owner of an id, which can be in
+// another namespace: this text is only in the log of the manager.
 func PublicMessage(err error) string {
-	switch r := refusal.Of(err); r.GetReason() {
-	case hostpb.Refusal_NETWORK_CONFLICT:
-		return fmt.Sprintf("the network or VNI %s is in use there by another cluster or by the host itself, or differs from what the host has of this cluster: "+
-			"choose another one for the machines, or delete the cluster before you change its network; the log of the manager has the cause", shorten.Marked(r.GetSubject(), maxSubject))
+	switch refusal.Of(err).GetReason() {
 	case hostpb.Refusal_ID_IN_USE, hostpb.Refusal_NOT_OWNER:
 		return "an id in the request belongs to an object with another namespace or name there, so this object or its cluster is a copy: delete the copy and create it again without an id"
 	}

@@ -192,9 +192,6 @@ func TestPublicMessage_ALL18(t *testing.T) {
 		err         error
 		says, never string
 	}{
-		"a network":        {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, "10.1.0.0/24", "overlaps 10.1.0.0/16 of %s", secret), "10.1.0.0/24 is in use there", secret},
-		"a VNI":            {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, "5000", "VNI 5000 belongs to %s", secret), "VNI 5000 is in use there", secret},
-		"a long subject":   {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, strings.Repeat("x", 1<<20)+"end", "text"), "xxx… is in use there", "end"},
 		"a copy":           {fmt.Errorf("first: %w", refusal.Errorf(hostpb.Refusal_ID_IN_USE, "network n belongs to %s", secret)), "is a copy", secret},
 		"a volume":         {refusal.Errorf(hostpb.Refusal_NOT_OWNER, "volume v belongs to %s", secret), "is a copy", secret},
 		"another refusal":  {refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "interface eth1 is too small"), "interface eth1 is too small", secret},
