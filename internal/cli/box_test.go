@@ -342,7 +342,7 @@ func TestDownOfLink(t *testing.T) {
 	}
 }
 
-// A box with machines is in use, whoever manages them.
+// A box with machines is in use. The management plane of the machines does not matter.
 func TestHasMachines(t *testing.T) {
 	for _, folder := range []string{"hosts/local", "host", ""} {
 		a := &app{root: t.TempDir()}

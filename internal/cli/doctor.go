@@ -89,11 +89,7 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 
 // hasMachines reports whether a host of this box has machines, those of capstand.service included.
 func (a *app) hasMachines() bool {
-	hosts, _ := embedded.HostFolders(a.layout()) // An unprivileged user cannot read them, and gets other results that are worse.
-	roots := []string{a.root, a.layout().JoinedHost()}
-	for _, host := range hosts {
-		roots = append(roots, a.layout().HostRoot(host))
-	}
+	roots, _ := a.capstandRoots() // An unprivileged user cannot read them, and gets other results that are worse.
 	return slices.ContainsFunc(roots, func(root string) bool {
 		machines, _ := recorded(root, "machines", "machine")
 		return len(machines) > 0

@@ -181,18 +181,24 @@ func (a *app) removeVersion(name string, force bool) error {
 	return err
 }
 
+// capstandRoots returns the state folders that capstands of this box can have in --root: those of the plane, --root itself, and that of
+// capstand.service.
+func (a *app) capstandRoots() ([]string, error) {
+	roots, err := filepath.Glob(a.layout().HostRoot("*"))
+	return append(roots, a.root, a.layout().JoinedHost()), err
+}
+
 // versionUsers returns the users of a version: machines of the capstands with a state folder in --root, and the management plane there.
 func (a *app) versionUsers(version string) ([]string, error) {
-	layout := a.layout()
-	roots, err := filepath.Glob(layout.HostRoot("*"))
+	roots, err := a.capstandRoots()
 	if err != nil {
 		return nil, err
 	}
-	users, err := versions.Machines(version, append(roots, a.root, layout.JoinedHost())...)
+	users, err := versions.Machines(version, roots...)
 	if err != nil {
 		return nil, err
 	}
-	state, err := embedded.LoadState(layout)
+	state, err := embedded.LoadState(a.layout())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return users, nil

@@ -339,7 +339,7 @@ func checkDisk(f Facts) []Result {
 	return results
 }
 
-// sized compares what is left of a resource. A box with machines is fit without a rest: they have their part already.
+// sized judges the free amount of a resource. A box with machines is fit without a free amount, because its machines have theirs already.
 func sized(f Facts, name string, value, least, comfort int64, found, mend string) []Result {
 	switch {
 	case value < least && f.Machines:

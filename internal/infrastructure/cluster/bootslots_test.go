@@ -54,7 +54,7 @@ func TestTurnsSlots(t *testing.T) {
 	}
 }
 
-// A cluster that is gone without its deletion, because somebody removed its finalizer, has no turn and waits for none.
+// Somebody can remove the finalizer of a cluster. The cluster is then gone without its deletion: it has no turn, and does not wait for one.
 func TestTurnsOfRemovedCluster(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := infrav1.AddToScheme(scheme); err != nil {

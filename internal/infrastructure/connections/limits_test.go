@@ -184,7 +184,7 @@ func TestErrorsAreBounded(t *testing.T) {
 	g.Expect(bounded(nil)).To(Succeed())
 }
 
-// Users of a namespace do not see the owner of what is in the way, which can be in another namespace.
+// A message for users does not name the owner of an id. The owner can be in another namespace.
 func TestPublicMessage_ALL18(t *testing.T) {
 	t.Parallel()
 	const secret = "cluster team-a/payments"

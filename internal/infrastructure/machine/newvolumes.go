@@ -68,7 +68,7 @@ func (c *createdVolumes) list(ctx context.Context, cache client.Reader) ([]infra
 // missingIn returns the volumes of a map that a list does not contain.
 func missingIn(list []infrav1.CapstanVolume, byUID map[types.UID]infrav1.CapstanVolume) map[types.UID]infrav1.CapstanVolume {
 	missing := maps.Clone(byUID)
-	for i := range list {
+	for i := 0; i < len(list) && len(missing) > 0; i++ { // Mostly nothing is missing, and the list can be long.
 		delete(missing, list[i].UID)
 	}
 	return missing
