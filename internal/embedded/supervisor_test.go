@@ -86,8 +86,9 @@ func TestUpOfUnit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(filepath.Join(assets, "kubernetes", "v1.36.3", "kube-apiserver"), "")
-	write(filepath.Join(assets, "kubernetes", "v1.36.3", "etcd"), "")
+	for _, program := range []string{apiServer, controllerManager, etcd} {
+		write(filepath.Join(assets, "kubernetes", "v1.36.3", program), "")
+	}
 	write(filepath.Join(tools, "systemctl"), "#!/bin/sh\nflock --nonblock "+l.commandLock()+" echo \"$@\" >"+filepath.Join(tools, "called"))
 	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
 	write(l.commandLock(), "")
