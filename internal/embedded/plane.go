@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/version"
@@ -322,12 +323,30 @@ func stage(l Layout, s State) error {
 	if err := os.MkdirAll(l.Bin(), 0o711); err != nil {
 		return err
 	}
+	if err := removeOtherVersion(l, s); err != nil {
+		return err
+	}
 	for name, source := range staged(s) {
 		if err := stageOne(source, filepath.Join(l.Bin(), name)); err != nil {
 			return fmt.Errorf("expected the program %s: %w; run `make build`, or set --assets to the folder with the programs", source, err)
 		}
 	}
 	return nil
+}
+
+// removeOtherVersion removes the staged programs of another Kubernetes version, because programs of two versions can have the same size
+// and time.
+func removeOtherVersion(l Layout, s State) error {
+	record := filepath.Join(l.Bin(), "kubernetes-version")
+	if have, err := os.ReadFile(record); err == nil && string(have) == s.KubernetesVersion {
+		return nil
+	}
+	for name := range staged(s) {
+		if err := atomicfile.Remove(filepath.Join(l.Bin(), name)); err != nil {
+			return err
+		}
+	}
+	return writeFile(record, []byte(s.KubernetesVersion), 0o600)
 }
 
 func stageOne(source, target string) error {

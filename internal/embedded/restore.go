@@ -298,10 +298,6 @@ func finishRestore(l Layout) error {
 	if err != nil {
 		return err
 	}
-	// The state can have another Kubernetes version, whose files can have the same size and time.
-	if err := os.RemoveAll(l.Bin()); err != nil {
-		return err
-	}
 	for _, part := range restoredParts {
 		ready, place := filepath.Join(l.restoreReady(), part), filepath.Join(l.Root, part)
 		if !atomicfile.Exists(ready) {

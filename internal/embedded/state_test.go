@@ -326,6 +326,27 @@ func TestStage(t *testing.T) {
 	}
 }
 
+// TestStageOfVersions: a program of another Kubernetes version is staged although its size and time are the same.
+func TestStageOfVersions(t *testing.T) {
+	l, state := Layout{Root: t.TempDir()}, State{Assets: t.TempDir()}
+	for _, version := range []string{"v1.35.9", "v1.36.3", "v1.35.9"} {
+		state.KubernetesVersion = version
+		for name, source := range staged(state) {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(source), 0o755), os.WriteFile(source, []byte(version+name), 0o755), os.Chtimes(source, time.Time{}, time.Unix(1, 0))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 2 {
+			if err := stage(l, state); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(filepath.Join(l.Bin(), etcd)); err != nil || string(got) != version+etcd {
+				t.Errorf("etcd of %s is %q, %v", version, got, err)
+			}
+		}
+	}
+}
+
 func TestTrimLogs(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "etcd.log")

@@ -86,12 +86,6 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 			return Status{}, err
 		}
 	}
-	if before.KubernetesVersion != state.KubernetesVersion {
-		// Files of two versions can have the same size and time.
-		if err := os.RemoveAll(l.Bin()); err != nil {
-			return Status{}, err
-		}
-	}
 	if err := state.save(l); err != nil {
 		return Status{}, err
 	}
