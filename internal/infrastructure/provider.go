@@ -30,8 +30,8 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/cluster"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/extension"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/hostjoin"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/inventory"
 	"capstan.dev/capstan/internal/infrastructure/machine"
 	"capstan.dev/capstan/internal/infrastructure/machineaccess"
@@ -131,7 +131,9 @@ func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts rec
 	inventory.Serve(mgr.GetCache())
 	pool := connections.NewPool(ctx, mgr.GetAPIReader())
 	pool.Inbound = f.inbound
-	pool.ManagementCluster = func(ctx context.Context) (string, error) { return hostaccess.ManagementCluster(ctx, mgr.GetClient()) }
+	pool.ManagementCluster = func(ctx context.Context) (string, error) {
+		return hostselection.ManagementCluster(ctx, mgr.GetClient())
+	}
 	var errs []error
 	if f.inbound.Address != "" {
 		errs = append(errs, mgr.Add(f.inbound))

@@ -44,7 +44,7 @@ func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.Ca
 		}
 	case err != nil:
 		why, next = err.Error(), renewRetry
-	case next <= 0 && conn.Connected() != nil:
+	case next <= 0 && conn.ConnectionError() != nil:
 		why = "the host, which signs the next certificate of the manager, is not reached"
 		next = renewRetry // A connection is an event.
 	case next <= 0:

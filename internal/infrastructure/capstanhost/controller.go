@@ -34,7 +34,7 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 	"capstan.dev/capstan/internal/shorten"
@@ -123,14 +123,14 @@ func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 			return []string{NoHost}
 		}),
 		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string {
-			return hostaccess.BalancerHosts(o.(*infrav1.CapstanCluster))
+			return hostselection.BalancerHosts(o.(*infrav1.CapstanCluster))
 		}),
 	)
 }
 
 // hostsChanged passes the update with which a load balancer is off a host.
 var hostsChanged = reconciling.Changed(func(before, after *infrav1.CapstanCluster) bool {
-	return !slices.Equal(hostaccess.BalancerHosts(before), hostaccess.BalancerHosts(after))
+	return !slices.Equal(hostselection.BalancerHosts(before), hostselection.BalancerHosts(after))
 })
 
 func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
@@ -140,7 +140,7 @@ func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 	case *infrav1.CapstanVolume:
 		return request(o.Spec.HostName)
 	case *infrav1.CapstanCluster:
-		for _, name := range hostaccess.BalancerHosts(o) {
+		for _, name := range hostselection.BalancerHosts(o) {
 			out = append(out, request(name)...)
 		}
 	}
@@ -207,7 +207,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
 		return 0, err
 	}
-	switch err := conn.Connected(); {
+	switch err := conn.ConnectionError(); {
 	case err == nil:
 		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
 	case errors.Is(err, connections.ErrConnecting):
@@ -224,7 +224,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		return 0, err
 	}
 	res := r.reconcileCertificates(ctx, host, conn)
-	if conn.Connected() != nil {
+	if conn.ConnectionError() != nil {
 		return res, nil
 	}
 	return res, r.reconcileUnknown(ctx, host, conn)
@@ -358,7 +358,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 
 // reconcileDelete keeps the host until nothing of this management plane is on it.
 func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
-	if !hostaccess.Abandoned(host) {
+	if !hostselection.Abandoned(host) {
 		of := r.residentsOf(ctx, host)
 		machines, clusters, err := r.users(ctx, host.Name, of)
 		if err != nil {
@@ -424,7 +424,7 @@ func count(ctx context.Context, c client.Reader, name string, of residents, ofMa
 		return 0, 0, err
 	}
 	machines, errMachines := countIf(machineList.Items, func(m *infrav1.CapstanMachine) bool { return m.Spec.HostName == name }, of.machine)
-	clusters, errClusters := countIf(clusterList.Items, func(c *infrav1.CapstanCluster) bool { return slices.Contains(hostaccess.BalancerHosts(c), name) }, of.cluster)
+	clusters, errClusters := countIf(clusterList.Items, func(c *infrav1.CapstanCluster) bool { return slices.Contains(hostselection.BalancerHosts(c), name) }, of.cluster)
 	return machines, clusters, errors.Join(errMachines, errClusters)
 }
 

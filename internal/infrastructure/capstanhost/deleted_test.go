@@ -16,7 +16,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -35,7 +35,7 @@ func TestConnectionOfADeletedHost(t *testing.T) {
 	machine := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}, Spec: infrav1.CapstanMachineSpec{HostName: "host"}}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(host, machine).WithStatusSubresource(host).
 		WithIndex(machine, MachineHostIndex, func(o client.Object) []string { return []string{o.(*infrav1.CapstanMachine).Spec.HostName} }).
-		WithIndex(&infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string { return hostaccess.BalancerHosts(o.(*infrav1.CapstanCluster)) }).
+		WithIndex(&infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string { return hostselection.BalancerHosts(o.(*infrav1.CapstanCluster)) }).
 		Build()
 	silent := errors.New("the API server does not answer")
 	secrets := interceptor.NewClient(c, interceptor.Funcs{Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {

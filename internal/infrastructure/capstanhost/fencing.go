@@ -12,7 +12,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 )
 
 // fencingStep is the next step towards the fencing of spec.
@@ -45,14 +45,14 @@ func nextFencing(wanted, recorded, inEffect int32) fencingStep {
 func (r *Reconciler) reconcileFencing(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host) error {
 	wanted := ptr.Deref(host.Spec.Fencing.StopAfterSeconds, 0)
 	recorded := ptr.Deref(host.Status.Fencing.StopAfterSeconds, 0)
-	if conn.Connected() != nil {
+	if conn.ConnectionError() != nil {
 		if recorded != wanted {
 			host.Status.Fencing = infrav1.HostFencing{}
 			showFencing(host, metav1.ConditionUnknown, infrav1.HostFencingPendingReason, "The host is not connected")
 		}
 		return nil
 	}
-	id, err := hostaccess.ManagementCluster(ctx, r.Client)
+	id, err := hostselection.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return err
 	}

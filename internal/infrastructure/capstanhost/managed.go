@@ -34,7 +34,7 @@ func (r *Reconciler) reconcileManaged(ctx context.Context, host *infrav1.Capstan
 	}
 	_, rotate := host.Annotations[infrav1.HostRotateAuthorityAnnotation]
 	step := m.Next(conn.Served(), rotate, now)
-	if step != credentials.StepAuthority && conn.Connected() != nil {
+	if step != credentials.StepAuthority && conn.ConnectionError() != nil {
 		step = credentials.StepNone
 	}
 	if step != credentials.StepAuthority {

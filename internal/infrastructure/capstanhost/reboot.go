@@ -65,7 +65,7 @@ func nextReboot(host *infrav1.CapstanHost, now *boot) rebootStep {
 
 // bootOf returns the boot of a host, or nil while it is not connected.
 func bootOf(conn *connections.Host) *boot {
-	if conn == nil || conn.Connected() != nil {
+	if conn == nil || conn.ConnectionError() != nil {
 		return nil
 	}
 	return &boot{conn.Info().GetBootId(), conn.Info().GetBootedAt().AsTime()}

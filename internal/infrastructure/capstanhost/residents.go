@@ -8,7 +8,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 )
 
 // A namespace can write any host into its objects. So an object of a namespace that the host does not admit keeps the host only if the
@@ -25,7 +25,7 @@ type residents struct {
 }
 
 func (r *Reconciler) residentsOf(ctx context.Context, host *infrav1.CapstanHost) residents {
-	admitting := hostaccess.ByNamespace(ctx, r.Client, []infrav1.CapstanHost{*host})
+	admitting := hostselection.ByNamespace(ctx, r.Client, []infrav1.CapstanHost{*host})
 	return residents{conn: r.Pool.Connected(host.Name), admits: func(namespace string) (bool, error) {
 		hosts, err := admitting(namespace)
 		if err != nil {

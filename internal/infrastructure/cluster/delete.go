@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -29,7 +29,7 @@ import (
 // reconcileDelete removes the load balancer and the network from every host, then the claim of its address
 // (IPAM-07), then the finalizer (IC-12). A cluster that never got an id has nothing on any host.
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result, error) {
-	if s.capstan.Spec.ID != "" && !hostaccess.Abandoned(s.capstan) {
+	if s.capstan.Spec.ID != "" && !hostselection.Abandoned(s.capstan) {
 		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
 			// They are watched: the deletion of the last one triggers this reconcile again.
 			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
@@ -72,7 +72,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 	if err := r.Client.List(ctx, list); err != nil {
 		return "", err
 	}
-	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, list.Items)
+	admitting, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, list.Items)
 	if err != nil {
 		return "", err
 	}
@@ -87,7 +87,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		id, known := recorded[h.Name]
 		delete(recorded, h.Name)
 		conn := r.Pool.Connected(h.Name)
-		if hostaccess.Abandoned(h) {
+		if hostselection.Abandoned(h) {
 			continue
 		}
 		if why := unreachable(h.Name, id, conn); known && why != "" {
@@ -135,7 +135,7 @@ func unreachable(name, id string, conn *connections.Host) string {
 		return fmt.Sprintf("Host %s, which has or had the cluster's load balancer, is not connected. If it is permanently lost, annotate the CapstanHost with %s",
 			name, infrav1.HostAbandonedAnnotation)
 	}
-	return hostaccess.Mismatch(name, id, conn.ID())
+	return hostselection.Mismatch(name, id, conn.ID())
 }
 
 // errNetworkInUse means that a host keeps the network, because machines are attached to it.

@@ -22,7 +22,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -147,5 +147,5 @@ func hostChanged() predicate.Predicate {
 			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition) ||
 			before.Status.OverlayPublicKey != after.Status.OverlayPublicKey
 	}}
-	return predicate.Or(reconciling.IgnoreStatus(), connected, hostaccess.RebootEnded())
+	return predicate.Or(reconciling.IgnoreStatus(), connected, hostselection.RebootEnded())
 }

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -45,7 +45,7 @@ func spaced(word string) string {
 
 // serving are those of the hosts that offer the LAN of the cluster, and that can have its endpoint.
 func (r *Reconciler) serving(ctx context.Context, s *scope, hosts []infrav1.CapstanHost) (out []infrav1.CapstanHost, err error) {
-	offering, _, _, err := hostaccess.Offering(ctx, r.Client, s.capstan, hosts)
+	offering, _, _, err := hostselection.Offering(ctx, r.Client, s.capstan, hosts)
 	for i := range offering {
 		if loadbalancer.Serves(s.capstan, &offering[i]) {
 			out = append(out, offering[i])
@@ -66,12 +66,12 @@ func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.Capstan
 	if s.capstan.Spec.Network.LAN.Name == "" {
 		return n, "", nil
 	}
-	offer, why, err := hostaccess.Offer(ctx, r.Client, s.capstan, h)
+	offer, why, err := hostselection.Offer(ctx, r.Client, s.capstan, h)
 	if err != nil || why != "" {
 		return nil, why, err
 	}
 	vlan := s.capstan.Spec.Network.LAN.VLAN
-	if hostaccess.IgnoresVLAN(r.Pool.Connected(h.Name), vlan) {
+	if hostselection.IgnoresVLAN(r.Pool.Connected(h.Name), vlan) {
 		return nil, placement.OldForVLANs, nil
 	}
 	return overlay.WithLAN(n, offer, vlan, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
@@ -113,11 +113,11 @@ func (r *Reconciler) lanMembers(ctx context.Context, s *scope, usable []infrav1.
 	for _, name := range overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines) {
 		conn := r.Pool.Connected(name)
 		switch {
-		case len(hostaccess.Named(serving, name)) == 0 && !hasBalancer(r.Pool.Get(name), s):
+		case len(hostselection.Named(serving, name)) == 0 && !hasBalancer(r.Pool.Get(name), s):
 		case conn == nil:
 			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
-		case hostaccess.Mismatch(name, recorded[name], conn.ID()) != "":
-			trouble = append(trouble, hostaccess.Mismatch(name, recorded[name], conn.ID()))
+		case hostselection.Mismatch(name, recorded[name], conn.ID()) != "":
+			trouble = append(trouble, hostselection.Mismatch(name, recorded[name], conn.ID()))
 		default:
 			out = append(out, member{hosts[name], conn})
 		}

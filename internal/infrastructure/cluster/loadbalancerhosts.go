@@ -10,7 +10,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 )
 
 // noteHost writes down that the load balancer is made on a host, and reports whether that is news.
@@ -85,11 +85,11 @@ func (r *Reconciler) leave(ctx context.Context, s *scope, former infrav1.LoadBal
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: former.Name}, h); err != nil {
 		return false, client.IgnoreNotFound(err) // It may be created again. The deletion reports that it is missing.
 	}
-	if hostaccess.Abandoned(h) {
+	if hostselection.Abandoned(h) {
 		return true, nil
 	}
 	conn := r.Pool.Connected(former.Name)
-	if conn == nil || hostaccess.Mismatch(former.Name, former.ID, conn.ID()) != "" {
+	if conn == nil || hostselection.Mismatch(former.Name, former.ID, conn.ID()) != "" {
 		return false, nil
 	}
 	err = remove(ctx, conn, s)

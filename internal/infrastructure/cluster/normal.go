@@ -24,7 +24,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -37,7 +37,7 @@ var errWaiting = errors.New("waiting")
 // reconcileNormal runs the steps of the contract in their order (IC-11). Each step completes, or sets a condition that names the
 // missing prerequisite.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
-	usable, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
+	usable, err := hostselection.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -93,11 +93,11 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.
 // showDomains shows the failure domains of the hosts that the cluster may use (IC-04) and that its network reaches. A
 // domain stays while its hosts are away, but gets no new control plane machines.
 func (r *Reconciler) showDomains(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	within, err := hostaccess.Within(ctx, r.Client, r.Pool, s.capstan)
+	within, err := hostselection.Within(ctx, r.Client, r.Pool, s.capstan)
 	if err != nil {
 		return err
 	}
-	offering, _, _, err := hostaccess.Offering(ctx, r.Client, s.capstan, hostaccess.Reached(usable, r.Pool, within))
+	offering, _, _, err := hostselection.Offering(ctx, r.Client, s.capstan, hostselection.Reached(usable, r.Pool, within))
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.
 	if host == nil {
 		return nil, infrav1.NoHostConnectedReason, fmt.Sprintf("Host %s is not connected", lb.HostName)
 	}
-	if why := hostaccess.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
+	if why := hostselection.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
 		return nil, infrav1.LoadBalancerHostMismatchReason, why
 	}
 	return host, "", ""
@@ -198,12 +198,12 @@ func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope, usable []
 	if err != nil {
 		return err
 	}
-	host, err := placement.Choose(hostaccess.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
+	host, err := placement.Choose(hostselection.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 		return errWaiting
 	}
-	if err := r.chooseOverlay(ctx, s, &hostaccess.Named(usable, host)[0]); err != nil {
+	if err := r.chooseOverlay(ctx, s, &hostselection.Named(usable, host)[0]); err != nil {
 		return err
 	}
 	lb := &s.capstan.Spec.LoadBalancer
@@ -220,7 +220,7 @@ func (r *Reconciler) chooseLAN(ctx context.Context, s *scope, usable []infrav1.C
 	if s.capstan.Spec.Network.LAN.Name == "" || s.capstan.AllowsBoot() {
 		return "", nil
 	}
-	offering, cidr, why, err := hostaccess.Offering(ctx, r.Client, s.capstan, usable)
+	offering, cidr, why, err := hostselection.Offering(ctx, r.Client, s.capstan, usable)
 	if err != nil || len(offering) > 0 {
 		return cidr, err
 	}
@@ -316,9 +316,9 @@ func (r *Reconciler) reservesLarge(ctx context.Context, s *scope, other *infrav1
 	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return false, err
 	}
-	both, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts.Items)
+	both, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, hosts.Items)
 	if err == nil {
-		both, err = hostaccess.Admitting(ctx, r.Client, other.Namespace, both)
+		both, err = hostselection.Admitting(ctx, r.Client, other.Namespace, both)
 	}
 	return len(both) > 0, err
 }
@@ -338,7 +338,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	made := hasBalancer(host, s)
 	// The rule applies to any author of the host in spec (ALL-18). A running load balancer stays, even if its host would no longer be
 	// chosen.
-	if !made && len(hostaccess.Named(usable, host.Name())) == 0 {
+	if !made && len(hostselection.Named(usable, host.Name())) == 0 {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
 			"spec.loadBalancer.hostName is CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: set another host, or change its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))

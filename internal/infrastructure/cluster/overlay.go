@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
@@ -54,7 +54,7 @@ func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.
 		if err != nil {
 			return err
 		}
-		mtu = overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != "", links)
+		mtu = overlay.MTU(tunnel, hostselection.OverlayKey(host, r.Pool) != "", links)
 	}
 	s.capstan.Spec.Network.Overlay.MTU = mtu
 	return nil
@@ -63,7 +63,7 @@ func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.
 // smallLinks returns the MTUs of the interfaces below 1500 bytes with a tunnel address of the family, of all hosts that the
 // cluster's namespace may use. A host that is not connected counts as usual.
 func (r *Reconciler) smallLinks(ctx context.Context, s *scope, tunnel netip.Addr) (mtus []int32, err error) {
-	hosts, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace)
+	hosts, err := hostselection.Usable(ctx, r.Client, s.capstan.Namespace)
 	for i := range hosts {
 		address, invalid := netip.ParseAddr(hosts[i].Spec.TunnelAddress)
 		host := r.Pool.Get(hosts[i].Name)
@@ -232,7 +232,7 @@ func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host,
 	out := map[string]overlay.Host{}
 	for i := range list.Items {
 		h := &list.Items[i]
-		out[h.Name] = overlay.Host{Name: h.Name, Box: hostaccess.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: hostaccess.OverlayKey(h, r.Pool)}
+		out[h.Name] = overlay.Host{Name: h.Name, Box: hostselection.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: hostselection.OverlayKey(h, r.Pool)}
 	}
 	return out, nil
 }
@@ -245,11 +245,11 @@ func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.
 		h, exists := hosts[name]
 		conn := r.Pool.Connected(name)
 		switch {
-		case !exists || len(hostaccess.Named(usable, name)) == 0 && !r.isOn(r.Pool.Get(name), s):
+		case !exists || len(hostselection.Named(usable, name)) == 0 && !r.isOn(r.Pool.Get(name), s):
 		case conn == nil:
 			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
-		case hostaccess.Mismatch(name, recorded[name], conn.ID()) != "":
-			trouble = append(trouble, hostaccess.Mismatch(name, recorded[name], conn.ID()))
+		case hostselection.Mismatch(name, recorded[name], conn.ID()) != "":
+			trouble = append(trouble, hostselection.Mismatch(name, recorded[name], conn.ID()))
 		case h.Tunnel == "":
 			trouble = append(trouble, fmt.Sprintf("CapstanHost %s has no spec.tunnelAddress any more: set it again", name))
 		case balancer.Tunnel != "" && h.Encrypted() != balancer.Encrypted():
@@ -295,7 +295,7 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 		return err
 	}
 	balancers := balancersOf(s, members)
-	balancerHosts := hostaccess.BalancerHosts(s.capstan)
+	balancerHosts := hostselection.BalancerHosts(s.capstan)
 	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
 	ensure := func(m member) error {
 		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, balancerHosts, hosts)

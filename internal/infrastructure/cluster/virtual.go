@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
@@ -32,7 +32,7 @@ func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *conn
 
 // endpointHolder returns the connected host that has the endpoint's virtual address and serves it. It returns "" if no host does.
 func (r *Reconciler) endpointHolder(s *scope) string {
-	for _, name := range hostaccess.BalancerHosts(s.capstan) {
+	for _, name := range hostselection.BalancerHosts(s.capstan) {
 		conn := r.Pool.Connected(name)
 		if conn == nil {
 			continue
@@ -99,7 +99,7 @@ func (r *Reconciler) takenAddresses(ctx context.Context, s *scope) (map[string]b
 
 // reservingClusters returns the clusters whose endpoint no other cluster can have; see loadbalancer.Reserves.
 func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (out []infrav1.CapstanCluster, _ error) {
-	byNamespace := hostaccess.ByNamespace(ctx, r.Client, hosts)
+	byNamespace := hostselection.ByNamespace(ctx, r.Client, hosts)
 	for i := range clusters {
 		c := &clusters[i]
 		if c.Spec.ControlPlaneEndpoint.Host == "" {
@@ -134,7 +134,7 @@ func (r *Reconciler) unoffered(ctx context.Context, s *scope, hosts []infrav1.Ca
 	if s.capstan.AllowsBoot() {
 		return false, nil // It keeps the endpoint that it has, and reserves nothing.
 	}
-	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, hosts)
+	admitting, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, hosts)
 	return err == nil && !loadbalancer.Reserves(s.capstan, admitting, r.hasEndpoint(s.capstan, hosts)), err
 }
 

@@ -231,9 +231,9 @@ func bounded(err error) error {
 // Name of the CapstanHost.
 func (h *Host) Name() string { return h.name }
 
-// Connected returns nil while the mirror follows the host, and the reason otherwise. A host that disappeared silently
+// ConnectionError returns nil while the mirror follows the host, and the reason otherwise. A host that disappeared silently
 // is detected by the pool's Keepalive.
-func (h *Host) Connected() error {
+func (h *Host) ConnectionError() error {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	if h.err == nil {

@@ -68,7 +68,7 @@ func ensure(g *WithT, h *connections.Host, id, name, address string, memory int6
 func TestMirrorSurvivesAnOutage(t *testing.T) {
 	server := fakehost.New(t)
 	g, pool, h, events := connect(t, server.Address())
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	g.Expect(h.Info().GetCpus()).To(Equal(int32(4)))
 
 	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
@@ -78,12 +78,12 @@ func TestMirrorSurvivesAnOutage(t *testing.T) {
 	g.Eventually(func() *hostpb.Machine { return h.Machine("id-2") }).ShouldNot(BeNil())
 
 	server.Stop()
-	g.Eventually(h.Connected).Should(HaveOccurred())
+	g.Eventually(h.ConnectionError).Should(HaveOccurred())
 	g.Expect(h.Machine("id-1")).NotTo(BeNil(), "what was known is kept")
 	server.Lose("id-1")
 	drain(events)
 	server.Start(t)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	g.Expect(h.Machine("id-1")).To(BeNil())
 	g.Expect(h.Machine("id-2")).NotTo(BeNil())
 	g.Eventually(events).Should(Receive(WithTransform(func(e connections.Event) string { return e.Machine.GetSpec().GetId() }, Equal("id-1"))))
@@ -107,16 +107,16 @@ func TestConnectsLater(t *testing.T) {
 	server := fakehost.New(t)
 	server.Stop()
 	g, _, h, _ := connect(t, server.Address())
-	g.Eventually(h.Connected).Should(MatchError(ContainSubstring("no such file or directory")))
+	g.Eventually(h.ConnectionError).Should(MatchError(ContainSubstring("no such file or directory")))
 	server.Start(t)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 }
 
 // Promised memory counts as used until the host reports the machine.
 func TestPromisesCountOnce(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, _ := connect(t, server.Address())
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	all := h.FreeMemory()
 	h.Promise("id-1", connections.Resources{Memory: 2 * gib})
 	g.Expect(h.FreeMemory()).To(Equal(all - 2*gib))
@@ -160,7 +160,7 @@ func TestMutualTLS(t *testing.T) {
 	}}
 	h, err := pool.Connect(t.Context(), host)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	same, err := pool.Connect(t.Context(), host)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(same).To(BeIdenticalTo(h), "a connection is kept")
@@ -171,7 +171,7 @@ func TestMutualTLS(t *testing.T) {
 	g.Expect(secrets.Update(t.Context(), secret)).To(Succeed())
 	h, err = pool.Connect(t.Context(), host)
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(h.Connected).Should(MatchError(ContainSubstring("unknown certificate authority")))
+	g.Eventually(h.ConnectionError).Should(MatchError(ContainSubstring("unknown certificate authority")))
 
 	delete(secret.Data, "tls.key")
 	g.Expect(secrets.Update(t.Context(), secret)).To(Succeed())

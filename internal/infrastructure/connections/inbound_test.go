@@ -84,10 +84,10 @@ func TestHostDials(t *testing.T) {
 	server := fakehost.New(t)
 	p := newPlane(t, secrets, "127.0.0.1:0")
 	h := p.connect(host)
-	p.Eventually(h.Connected).Should(MatchError(ContainSubstring("found no connection of it: start capstand with --dial")))
+	p.Eventually(h.ConnectionError).Should(MatchError(ContainSubstring("found no connection of it: start capstand with --dial")))
 
 	stop := server.Dial(t, p.address, "h", files, time.Minute)
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 	p.Expect(p.connect(host)).To(BeIdenticalTo(h), "a connection is kept")
 	ensure(p.WithT, h, "id-1", "a", "10.200.0.2", gib)
 
@@ -108,18 +108,18 @@ func TestHostDials(t *testing.T) {
 	p.Eventually(func() bool { // The host may have read its certificate for a spare connection before.
 		return h.Handshake(t.Context(), time.Now()) == nil && !h.Served().Equal(before)
 	}).Should(BeTrue())
-	p.Expect(h.Connected()).To(Succeed())
+	p.Expect(h.ConnectionError()).To(Succeed())
 
 	stop()
-	p.Eventually(h.Connected).Should(HaveOccurred())
+	p.Eventually(h.ConnectionError).Should(HaveOccurred())
 	p.Expect(h.Machine("id-1")).NotTo(BeNil(), "what was known is kept")
 	server.Dial(t, p.address, "h", files, time.Minute)
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 
 	p.stop()
 	p = newPlane(t, secrets, p.address)
 	h = p.connect(host)
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 	p.Expect(h.Machine("id-1")).NotTo(BeNil())
 
 	// The host's place is gone with the CapstanHost.
@@ -134,7 +134,7 @@ func TestHostDialsNobody(t *testing.T) {
 	host, _, _, secrets := dialling(t, "h")
 	p := newPlane(t, secrets, "127.0.0.1:0")
 	p.pool.Inbound.Address = ""
-	p.Eventually(p.connect(host).Connected).Should(MatchError(ContainSubstring("start it with --host-listen-address")))
+	p.Eventually(p.connect(host).ConnectionError).Should(MatchError(ContainSubstring("start it with --host-listen-address")))
 }
 
 // A host is not displaced by peers that cannot prove to be it, and they get nothing from the manager.
@@ -145,7 +145,7 @@ func TestHostDialsRefused(t *testing.T) {
 	p := newPlane(t, secrets, "127.0.0.1:0")
 	h := p.connect(host)
 	fakehost.New(t).Dial(t, p.address, "h", files, time.Minute)
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 	good, err := files.DialConfig("h")
 	p.Expect(err).NotTo(HaveOccurred())
 	foreign, err := strangers.DialConfig("h")
@@ -163,7 +163,7 @@ func TestHostDialsRefused(t *testing.T) {
 			p.Expect(firstByte(p.address, config)).To(HaveOccurred(), name)
 		}
 	}
-	p.Expect(h.Connected()).To(Succeed())
+	p.Expect(h.ConnectionError()).To(Succeed())
 	p.Expect(h.Handshake(t.Context(), time.Now())).To(Succeed(), "the host's next connection is accepted")
 
 	// A former certificate of the host, without its key, is refused and does not count as the certificate of the host.
@@ -184,7 +184,7 @@ func TestHostDialsRefused(t *testing.T) {
 	p.Expect(err).NotTo(HaveOccurred())
 	other.ServerName = credentials.DialServerName("h")
 	p.Expect(firstByte(p.address, other)).To(HaveOccurred())
-	p.Expect(h.Connected()).To(Succeed())
+	p.Expect(h.ConnectionError()).To(Succeed())
 }
 
 // firstByte connects to a manager and waits until it uses the connection.
@@ -208,10 +208,10 @@ func TestDiallingHostIsSilent(t *testing.T) {
 	line, address := newLine(t, p.address)
 	h := p.connect(host)
 	server.Dial(t, address, "h", files, 2*time.Second)
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 	line.sever()
-	p.Eventually(h.Connected).Should(MatchError(ContainSubstring("keepalive")))
+	p.Eventually(h.ConnectionError).Should(MatchError(ContainSubstring("keepalive")))
 	p.Eventually(server.Watchers).Should(BeZero())
 	line.mend()
-	p.Eventually(h.Connected).Should(Succeed())
+	p.Eventually(h.ConnectionError).Should(Succeed())
 }

@@ -140,7 +140,7 @@ func (p *Pool) Get(name string) *Host {
 
 // Connected returns the host of that name while it is connected, or nil.
 func (p *Pool) Connected(name string) *Host {
-	if h := p.Get(name); h != nil && h.Connected() == nil {
+	if h := p.Get(name); h != nil && h.ConnectionError() == nil {
 		return h
 	}
 	return nil

@@ -73,9 +73,9 @@ func (h *Host) Silence() time.Duration {
 	return time.Since(h.since)
 }
 
-// Answers returns nil while the host is connected and not silent, and the reason otherwise.
-func (h *Host) Answers() error {
-	if err := h.Connected(); err != nil {
+// SilenceError returns nil while the host is connected and not silent, and the reason otherwise.
+func (h *Host) SilenceError() error {
+	if err := h.ConnectionError(); err != nil {
 		return err
 	}
 	if h.Silence() >= h.silence {

@@ -23,7 +23,7 @@ func TestPulses(t *testing.T) {
 	const silence = 300 * time.Millisecond
 	server := fakehost.New(t)
 	g, _, h, events := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = silence })
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	h.SetPulses(network("net"), true)
 	pulses := func() int { return server.Calls("Pulse") }
 	g.Eventually(pulses).Should(BeNumerically(">", 2))
@@ -34,14 +34,14 @@ func TestPulses(t *testing.T) {
 	before := pulses()
 	g.Eventually(events).Should(reported, "the silence")
 	g.Expect(h.Silence()).To(BeNumerically(">=", silence))
-	g.Expect(h.Answers()).To(MatchError("the host does not answer"))
+	g.Expect(h.SilenceError()).To(MatchError("the host does not answer"))
 	g.Expect(pulses()).To(BeNumerically("<=", before+1), "pulses after the one that has no answer")
-	g.Expect(h.Connected()).To(Succeed(), "the connection has more time")
+	g.Expect(h.ConnectionError()).To(Succeed(), "the connection has more time")
 	drain(events)
 	close(hangs)
 	g.Eventually(events).Should(reported, "the return")
 	g.Eventually(h.Silence).Should(BeNumerically("<", silence))
-	g.Expect(h.Answers()).To(Succeed())
+	g.Expect(h.SilenceError()).To(Succeed())
 
 	server.Refuse("Pulse", status.Error(codes.Unimplemented, "an older capstand"))
 	before = pulses()
@@ -49,10 +49,10 @@ func TestPulses(t *testing.T) {
 	g.Eventually(h.Silence).Should(BeNumerically("<", silence), "an answer is an answer")
 
 	server.Stop()
-	g.Eventually(h.Connected).ShouldNot(Succeed())
+	g.Eventually(h.ConnectionError).ShouldNot(Succeed())
 	g.Eventually(h.Silence).Should(BeNumerically(">=", silence), "without a connection")
 	server.Start(t)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	g.Expect(h.Silence()).To(BeNumerically("<", silence))
 	before = pulses()
 	h.SetPulses(network("net"), true)
@@ -64,7 +64,7 @@ func TestCallsToSilentHost(t *testing.T) {
 	const silence = 300 * time.Millisecond
 	server := fakehost.New(t)
 	g, _, h, events := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = silence })
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	hangs := make(chan struct{})
 	for _, method := range []string{"Pulse", "ListServices"} {
 		server.Before(method, func() { <-hangs })
@@ -77,9 +77,9 @@ func TestCallsToSilentHost(t *testing.T) {
 		g.Expect(connections.Message(err)).To(Equal("the host does not answer"), when)
 		g.Expect(time.Since(since)).To(BeNumerically("<", 10*time.Second), when)
 	}
-	g.Expect(h.Connected()).To(Succeed())
+	g.Expect(h.ConnectionError()).To(Succeed())
 	close(hangs)
-	g.Eventually(h.Answers).Should(Succeed())
+	g.Eventually(h.SilenceError).Should(Succeed())
 	_, err := h.AllServices(t.Context())
 	g.Expect(err).NotTo(HaveOccurred())
 
@@ -88,7 +88,7 @@ func TestCallsToSilentHost(t *testing.T) {
 	drain(events)
 	g.Eventually(events).Should(Receive(HaveField("Silence", BeTrue())))
 	h.SetPulses(network("net"), false)
-	g.Expect(h.Answers()).To(Succeed(), "without pulses")
+	g.Expect(h.SilenceError()).To(Succeed(), "without pulses")
 	_, err = h.AllServices(t.Context())
 	g.Expect(err).NotTo(HaveOccurred(), "without pulses")
 	close(again)
@@ -98,7 +98,7 @@ func TestCallsToSilentHost(t *testing.T) {
 func TestPulsesEnd(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, _ := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = 90 * time.Millisecond })
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	pulses := func() int { return server.Calls("Pulse") }
 	beats := func(why string) {
 		before := pulses()
@@ -125,9 +125,9 @@ func TestPulsesEnd(t *testing.T) {
 	h.SetPulses(network("a"), true)
 	beats("again")
 	server.Stop()
-	g.Eventually(h.Connected).ShouldNot(Succeed())
+	g.Eventually(h.ConnectionError).ShouldNot(Succeed())
 	server.Start(t)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	stopped("after a new connection")
 }
 
@@ -136,7 +136,7 @@ func TestPulsesEnd(t *testing.T) {
 func TestCopyLeavesRecords_ALL18(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, _ := connect(t, server.Address(), func(p *connections.Pool) { p.Silence = 90 * time.Millisecond })
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
 	services := func(namespace string) error {
 		_, err := h.EnsureServices(t.Context(), &hostpb.SetServicesRequest{NetworkId: "net", Namespace: namespace, Name: "c"})

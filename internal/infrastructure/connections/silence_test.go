@@ -117,7 +117,7 @@ func TestSilence(t *testing.T) {
 	server := fakehost.New(t, func(h *fakehost.Host) { h.Keepalive = hostpb.Keepalive{Idle: time.Second, Answer: answer} })
 	line, address := newLine(t, server.Address())
 	g, _, h, events := connect(t, address, func(p *connections.Pool) { p.Keepalive.Answer = answer })
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
 	g.Expect(server.Watchers()).To(Equal(1))
 
@@ -127,7 +127,7 @@ func TestSilence(t *testing.T) {
 	connection := Receive(WithTransform(func(e connections.Event) bool { return e.Connection }, BeTrue()))
 	g.Eventually(events).Should(connection)
 	t.Logf("the manager noticed the loss after %s", time.Since(silent).Round(time.Millisecond))
-	g.Expect(h.Connected()).To(MatchError(ContainSubstring("keepalive")))
+	g.Expect(h.ConnectionError()).To(MatchError(ContainSubstring("keepalive")))
 	g.Eventually(server.Watchers).Should(BeZero())
 	g.Expect(h.Machine("id-1")).NotTo(BeNil(), "what was known is kept")
 
@@ -135,7 +135,7 @@ func TestSilence(t *testing.T) {
 	drain(events)
 	line.mend()
 	g.Eventually(events).Should(connection)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	g.Expect(h.Machine("id-1")).To(BeNil())
 }
 
@@ -146,7 +146,7 @@ func TestBadLine(t *testing.T) {
 	line, address := newLine(t, server.Address())
 	line.delay.Store(int64(20 * time.Millisecond))
 	g, _, h, _ := connect(t, address)
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	const machines = 10
 	breaking, stop := context.WithCancel(t.Context())
 	var breaks sync.WaitGroup
@@ -170,7 +170,7 @@ func TestBadLine(t *testing.T) {
 	}
 	stop()
 	breaks.Wait()
-	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(h.ConnectionError).Should(Succeed())
 	g.Eventually(func() bool { return h.Machine("id-0") != nil }).Should(BeTrue(), "machine 0 is not known")
 	line.reset()
 	server.Lose("id-0") // No watch exists at this moment.

@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -66,7 +66,7 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	permissions, err := hostaccess.Permissions(ctx, r.Client, m, capstanCluster, usable)
+	permissions, err := hostselection.Permissions(ctx, r.Client, m, capstanCluster, usable)
 	if err != nil {
 		return err
 	}
@@ -165,9 +165,9 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.CapstanHost, error) {
 	wanted, selectors := s.capstan.Spec.HostName, []*metav1.LabelSelector{capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector}
 	if wanted == "" {
-		return hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, selectors...)
+		return hostselection.Usable(ctx, r.Client, s.capstan.Namespace, selectors...)
 	}
-	usable, err := hostaccess.UsableHost(ctx, r.Client, wanted, s.capstan.Namespace, selectors...)
+	usable, err := hostselection.UsableHost(ctx, r.Client, wanted, s.capstan.Namespace, selectors...)
 	if err == nil && len(usable) == 0 {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
 			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
@@ -184,7 +184,7 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	if err != nil {
 		return nil, err
 	}
-	req, err := hostaccess.Within(ctx, r.Client, r.Pool, capstanCluster)
+	req, err := hostselection.Within(ctx, r.Client, r.Pool, capstanCluster)
 	if err != nil {
 		return nil, err
 	}
@@ -198,8 +198,8 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	req.Disk = diskSize(s.capstan)
 	req.LAN = placement.LANOf(capstanCluster, addresses)
 	req.Namespace, req.Mounts, req.Devices = s.capstan.Namespace, s.capstan.Spec.HostMounts, s.capstan.Spec.Devices
-	candidates := hostaccess.Candidates(usable, r.Pool)
-	permissions, err := hostaccess.Permissions(ctx, r.Client, s.capstan, capstanCluster, usable)
+	candidates := hostselection.Candidates(usable, r.Pool)
+	permissions, err := hostselection.Permissions(ctx, r.Client, s.capstan, capstanCluster, usable)
 	if err != nil {
 		return nil, err
 	}

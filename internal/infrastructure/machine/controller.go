@@ -30,7 +30,7 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -118,8 +118,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster),
 			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), mgr.GetLogger())).
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCapstanCluster),
-			predicate.Or(hostaccess.HostsChosen(), reconciling.Became((*infrav1.CapstanCluster).AllowsBoot))).
-		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), predicate.Or(reconciling.IgnoreStatus(), hostaccess.RebootEnded())).
+			predicate.Or(hostselection.HostsChosen(), reconciling.Became((*infrav1.CapstanCluster).AllowsBoot))).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), predicate.Or(reconciling.IgnoreStatus(), hostselection.RebootEnded())).
 		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(r.ofVolume), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).

@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 )
 
@@ -72,7 +72,7 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 		return err
 	}
 	var errs []error
-	for _, name := range hostaccess.BalancerHosts(capstanCluster) {
+	for _, name := range hostselection.BalancerHosts(capstanCluster) {
 		errs = append(errs, r.keepMembers(ctx, s, capstanCluster, name, members))
 	}
 	return errors.Join(errs...)
@@ -80,8 +80,8 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 
 // keepMembers removes all but the members from the load balancer of one host, if the host is connected and has one.
 func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.CapstanCluster, name string, members []*hostpb.Backend) error {
-	host := r.Pool.Get(name)
-	if host == nil || host.Connected() != nil || !owner.Same(host.LoadBalancer(c.Spec.ID), s.cluster) {
+	host := r.Pool.Connected(name)
+	if host == nil || !owner.Same(host.LoadBalancer(c.Spec.ID), s.cluster) {
 		return nil
 	}
 	h := &infrav1.CapstanHost{}
@@ -120,7 +120,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 // counts as removed: the host was abandoned, or has fenced itself, or has nothing of a namespace that it does not admit.
 func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Host, error) {
 	spec := s.capstan.Spec
-	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
+	if spec.ID == "" || spec.HostName == "" || hostselection.Abandoned(s.capstan) {
 		return nil, nil
 	}
 	h := &infrav1.CapstanHost{}
@@ -131,14 +131,14 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 		return nil, errWaiting
 	case err != nil:
 		return nil, err
-	case hostaccess.Abandoned(h):
+	case hostselection.Abandoned(h):
 		return nil, nil
 	}
-	host := r.Pool.Get(spec.HostName)
-	if host == nil || host.Connected() != nil {
+	host := r.Pool.Connected(spec.HostName)
+	if host == nil {
 		return nil, r.awaitFencing(ctx, s, h)
 	}
-	if why := hostaccess.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
+	if why := hostselection.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
 		blocked(s, "%s", why)
 		return nil, errWaiting
 	}
@@ -163,7 +163,7 @@ func (r *Reconciler) mayBeOn(ctx context.Context, s *scope, h *infrav1.CapstanHo
 	if r.called(s.capstan) {
 		return true, nil
 	}
-	admitting, err := hostaccess.Admitting(ctx, r.Client, s.capstan.Namespace, []infrav1.CapstanHost{*h})
+	admitting, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, []infrav1.CapstanHost{*h})
 	if err != nil {
 		return false, fmt.Errorf("read Namespace %s: %w", s.capstan.Namespace, err)
 	}

@@ -18,7 +18,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/fencing"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -42,7 +42,7 @@ func (r *Reconciler) fenced(ctx context.Context, s *scope, h *infrav1.CapstanHos
 	if conn == nil || conn.Away() == 0 {
 		return false, "", nil
 	}
-	id, err := hostaccess.ManagementCluster(ctx, r.Client)
+	id, err := hostselection.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return false, "", err
 	}
@@ -92,7 +92,7 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 	if err := r.Client.List(ctx, machines, reconciling.OfCluster(client.ObjectKey{Namespace: c.Namespace, Name: cluster}), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	members := hostaccess.BalancerHosts(c)
+	members := hostselection.BalancerHosts(c)
 	for i := range machines.Items {
 		members = append(members, machines.Items[i].Spec.HostName)
 	}
@@ -101,10 +101,10 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 	for i := range others {
 		h := &others[i]
 		out[i] = fencing.Other{
-			Name: h.Name, Abandoned: hostaccess.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
+			Name: h.Name, Abandoned: hostselection.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
 		}
 		if conn := r.Pool.Get(h.Name); conn != nil { // For this process, the others were lost just now.
-			out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
+			out[i].Connected, out[i].Away = conn.ConnectionError() == nil, conn.Away()
 		}
 	}
 	return out, nil
@@ -151,6 +151,6 @@ func contacts(ctx context.Context, conn *connections.Host, name, network string)
 }
 
 func sameBox(a, b *infrav1.CapstanHost, pool *connections.Pool) bool {
-	box := hostaccess.Box(a, pool)
+	box := hostselection.Box(a, pool)
 	return box != "" && box == b.Status.BoxID || a.Spec.TunnelAddress != "" && a.Spec.TunnelAddress == b.Spec.TunnelAddress
 }

@@ -8,7 +8,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
@@ -41,13 +41,13 @@ func (r *Reconciler) network(ctx context.Context, s *scope, c *infrav1.CapstanCl
 	if c.Spec.Network.LAN.Name == "" {
 		return n, nil
 	}
-	permissions, err := hostaccess.Permissions(ctx, r.Client, s.capstan, c, []infrav1.CapstanHost{*host})
+	permissions, err := hostselection.Permissions(ctx, r.Client, s.capstan, c, []infrav1.CapstanHost{*host})
 	if err != nil {
 		return nil, err
 	}
 	allowed, lan := permissions[host.Name], placement.LANOf(c, s.capstan.Spec.Network.Addresses)
 	why := allowed.LANRefusal(s.capstan.Namespace, lan)
-	if why == "" && hostaccess.IgnoresVLAN(r.Pool.Get(host.Name), lan.VLAN) {
+	if why == "" && hostselection.IgnoresVLAN(r.Pool.Get(host.Name), lan.VLAN) {
 		why = placement.OldForVLANs // A machine can name its host itself.
 	}
 	if why != "" {

@@ -23,7 +23,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
@@ -205,11 +205,11 @@ func (r *Reconciler) refuseCopy(ctx context.Context, s *scope) error {
 
 // chosenHost returns the connected host of the machine. It waits while the host is away, or while another host has its name.
 func (r *Reconciler) chosenHost(ctx context.Context, s *scope) (*connections.Host, error) {
-	host := r.Pool.Get(s.capstan.Spec.HostName)
-	if host == nil || host.Connected() != nil {
-		return nil, r.hostUnreachable(ctx, s, host)
+	host := r.Pool.Connected(s.capstan.Spec.HostName)
+	if host == nil {
+		return nil, r.hostUnreachable(ctx, s)
 	}
-	if why := hostaccess.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
+	if why := hostselection.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
 		return nil, errWaiting // A change of the CapstanHost is the event.
 	}
@@ -244,7 +244,7 @@ func (r *Reconciler) claim(ctx context.Context, s *scope, host *connections.Host
 	if observed.GetStatus().GetUnconfirmed() && !s.machine.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	id, err := hostaccess.ManagementCluster(ctx, r.Client)
+	id, err := hostselection.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return err
 	}
@@ -275,10 +275,10 @@ func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *connections
 // hostUnreachable keeps the state of the machine, which may still run. A manager that has just started has no
 // connections. Until it has tried to connect, the previous conditions remain. Otherwise the state of every machine
 // would be unknown for a moment.
-func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *connections.Host) error {
+func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope) error {
 	var err error
-	if host != nil {
-		err = host.Connected()
+	if host := r.Pool.Get(s.capstan.Spec.HostName); host != nil {
+		err = host.ConnectionError()
 	} else if err = r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, &infrav1.CapstanHost{}); err == nil {
 		err = connections.ErrConnecting
 	}
@@ -307,7 +307,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	if spec.Volumes, err = r.ensureVolumes(ctx, s, host); err != nil {
 		return nil, err
 	}
-	managementCluster, err := hostaccess.ManagementCluster(ctx, r.Client)
+	managementCluster, err := hostselection.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return conn.Connected() == nil })
+		waitFor(t, func() bool { return conn.ConnectionError() == nil })
 		if _, err := conn.HostClient.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
 			Id: "m", Namespace: "ns", Name: "m", MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: "v1.36.3",
 			Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},

@@ -40,7 +40,7 @@ func newPlacer(t testing.TB, hosts int, setup ...func(*fakehost.Host)) (*Reconci
 		b.WithObjects(h)
 		conn, err := r.Pool.Connect(t.Context(), h)
 		if err == nil {
-			err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return conn.Connected() == nil, nil })
+			err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return conn.ConnectionError() == nil, nil })
 		}
 		if err != nil {
 			t.Fatal(err)

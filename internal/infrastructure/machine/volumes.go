@@ -25,7 +25,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/infrastructure/volumeplan"
 	"capstan.dev/capstan/internal/reconciling"
@@ -150,7 +150,7 @@ func (r *Reconciler) subtractPending(ctx context.Context, options []volumeplan.O
 	if err != nil {
 		return err
 	}
-	pending, err := volumeplan.PendingBytes(volumes, hostaccess.ByNamespace(ctx, r.Client, hosts.Items))
+	pending, err := volumeplan.PendingBytes(volumes, hostselection.ByNamespace(ctx, r.Client, hosts.Items))
 	for i := range candidates {
 		candidates[i].FreeVolumes -= pending[candidates[i].Name]
 	}
@@ -274,7 +274,7 @@ func (r *Reconciler) ensureVolumes(ctx context.Context, s *scope, host *connecti
 // ensureVolume makes the host create a volume, once: a volume that was created and is not there any more is lost.
 func (r *Reconciler) ensureVolume(ctx context.Context, s *scope, host *connections.Host, v *infrav1.CapstanVolume) error {
 	if v.Spec.HostID != "" {
-		if why := hostaccess.Mismatch(host.Name(), v.Spec.HostID, host.ID()); why != "" {
+		if why := hostselection.Mismatch(host.Name(), v.Spec.HostID, host.ID()); why != "" {
 			set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "CapstanVolume %s: %s", v.Name, why)
 			return errWaiting
 		}

@@ -15,7 +15,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 )
 
 // target is a machine, and a connection to its host. Each stream has a connection of its own, so that a slow client does not
@@ -60,7 +60,7 @@ func (s *Server) find(ctx context.Context, q request) (_ *target, err error) {
 
 // confirm asks the host whether it has the machine of the object.
 func (s *Server) confirm(ctx context.Context, host hostpb.HostClient, machine *infrav1.CapstanMachine) error {
-	ours, err := hostaccess.ManagementCluster(ctx, s.Reader)
+	ours, err := hostselection.ManagementCluster(ctx, s.Reader)
 	if err != nil {
 		return readError(err, machine.Name)
 	}
@@ -68,7 +68,7 @@ func (s *Server) confirm(ctx context.Context, host hostpb.HostClient, machine *i
 	if err != nil {
 		return hostError(machine, err)
 	}
-	if why := hostaccess.Mismatch(machine.Spec.HostName, machine.Spec.HostID, info.GetId()); why != "" {
+	if why := hostselection.Mismatch(machine.Spec.HostName, machine.Spec.HostID, info.GetId()); why != "" {
 		return conflict(machine.Name, "%s", why)
 	}
 	found, err := host.GetMachine(ctx, &hostpb.GetMachineRequest{Id: machine.Spec.ID})

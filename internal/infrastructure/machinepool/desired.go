@@ -24,7 +24,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -101,7 +101,7 @@ func usable(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanHo
 		}
 		selectors = append(selectors, cc.Spec.HostSelector)
 	}
-	return hostaccess.Usable(ctx, c, s.pool.Namespace, selectors...)
+	return hostselection.Usable(ctx, c, s.pool.Namespace, selectors...)
 }
 
 // versions are those that the pool's hosts can run.

@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/annotations"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -120,7 +120,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	before := t.DeepCopyObject().(client.Object)
 	spec, status := r.Kind.parts(t)
-	usable, err := hostaccess.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
+	usable, err := hostselection.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}

@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -45,13 +45,13 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 	s.hosts = map[string]*host{}
 	for i := range list.Items {
 		h := &list.Items[i]
-		if hostaccess.Abandoned(h) {
+		if hostselection.Abandoned(h) {
 			continue
 		}
 		described := permission(h, ns, s.optedIn(), s.publishesPorts())
 		s.hosts[h.Name] = described
 		conn := r.Pool.Get(h.Name)
-		if conn != nil && conn.Answers() == nil {
+		if conn != nil && conn.SilenceError() == nil {
 			described.connected, described.machines = true, machinesOn(conn, s)
 			described.present = len(described.machines) > 0 || owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 			conn.SetPulses(s.network(), s.needsPulses(described))

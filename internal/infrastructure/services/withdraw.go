@@ -16,7 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -44,15 +44,15 @@ func (w withdrawal) setupWithManager(ctx context.Context, mgr ctrl.Manager) erro
 
 // Reconcile implements reconcile.Reconciler for a CapstanHost.
 func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	conn := w.Pool.Get(req.Name)
-	if conn == nil || conn.Connected() != nil {
+	conn := w.Pool.Connected(req.Name)
+	if conn == nil {
 		return ctrl.Result{}, nil // The connection is an event.
 	}
 	lists, err := conn.AllServices(ctx)
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading the Services of host %s: %s", req.Name, connections.Message(err))
 	}
-	id, err := hostaccess.ManagementCluster(ctx, w.Client)
+	id, err := hostselection.ManagementCluster(ctx, w.Client)
 	if err != nil {
 		return ctrl.Result{}, err
 	}

@@ -28,7 +28,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -179,7 +179,7 @@ func (r *Reconciler) retained(ctx context.Context, v *infrav1.CapstanVolume) (bo
 
 // deleteData makes the host delete the volume. It returns whether nothing of it is left, as far as Capstan is responsible.
 func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (gone bool, err error) {
-	if hostaccess.Abandoned(v) {
+	if hostselection.Abandoned(v) {
 		return true, nil
 	}
 	name := v.Spec.HostName
@@ -191,18 +191,18 @@ func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (
 		return false, nil
 	case err != nil:
 		return false, err
-	case hostaccess.Abandoned(h):
+	case hostselection.Abandoned(h):
 		return true, nil
 	}
 	if keep, err := r.retained(ctx, v); err != nil || keep {
 		return false, err
 	}
-	host := r.Pool.Get(name)
-	if host == nil || host.Connected() != nil {
+	host := r.Pool.Connected(name)
+	if host == nil {
 		blocked(v, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
 		return false, nil
 	}
-	if why := hostaccess.Mismatch(name, v.Spec.HostID, host.ID()); why != "" {
+	if why := hostselection.Mismatch(name, v.Spec.HostID, host.ID()); why != "" {
 		blocked(v, "%s", why)
 		return false, nil
 	}

@@ -1,4 +1,4 @@
-package hostaccess
+package hostselection
 
 import (
 	"slices"

@@ -1,7 +1,7 @@
-// Package hostaccess finds the CapstanHosts that a namespace may use.
+// Package hostselection finds the CapstanHosts that a namespace may use.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
-package hostaccess
+package hostselection
 
 import (
 	"cmp"
@@ -243,9 +243,9 @@ func unavailable(h *infrav1.CapstanHost, conn *connections.Host) string {
 		return "is unschedulable"
 	case conn == nil:
 		return "is not connected"
-	case conn.Connected() != nil:
-		return "is not connected: " + conn.Connected().Error()
-	case conn.Answers() != nil:
+	case conn.ConnectionError() != nil:
+		return "is not connected: " + conn.ConnectionError().Error()
+	case conn.SilenceError() != nil:
 		return "does not answer"
 	}
 	return ""
