@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/services"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // claimName is the name of the claim for the load balancer's address.
@@ -25,7 +26,7 @@ func claimName(c *infrav1.CapstanCluster) string { return c.Name + "-endpoint" }
 // claimAddress takes the load balancer's address from its pool, if it names one, and writes it to spec
 // before anything listens on it (IPAM-07). All reads are live: a claim may name an address that the
 // cache does not have yet.
-func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
+func (r *Reconciler) claimAddress(ctx context.Context, s *scope) error {
 	lb := &s.capstan.Spec.LoadBalancer
 	if lb.AddressFromPool == nil {
 		return nil
@@ -46,7 +47,7 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 	if address == nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
 			"%s (from %s %s)", waiting, pool.Kind, pool.Name)
-		return errWaiting // the claim is watched
+		return reconciling.ErrWaiting // the claim is watched
 	}
 	return r.recordClaimed(ctx, s, pool, address.Spec.Address)
 }
@@ -94,7 +95,7 @@ func (r *Reconciler) recordClaimed(ctx context.Context, s *scope, pool capiipamv
 // refuseClaimed reports why an address of a pool cannot be used. Claims and hosts are watched.
 func refuseClaimed(s *scope, pool capiipamv1.IPPoolReference, why string) error {
 	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s %s gave %s", pool.Kind, pool.Name, why)
-	return errWaiting
+	return reconciling.ErrWaiting
 }
 
 // checkOwn returns the reason why an address of the machine network cannot be that of the load balancer.

@@ -74,6 +74,8 @@ type Reconciler struct {
 type scope struct {
 	cluster *clusterv1.Cluster
 	capstan *infrav1.CapstanCluster
+	// usable are the hosts that the cluster may use.
+	usable []infrav1.CapstanHost
 	// patch writes the changes since the object was read or last recorded.
 	patch *reconciling.Patch
 	// leaving is the error of a former host that keeps the load balancer.
@@ -165,7 +167,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, c)) }() // IC-11
 	if deleting {
 		r.turns.done(req.NamespacedName)
-		return r.reconcileDelete(ctx, s)
+		return ctrl.Result{}, r.reconcileDelete(ctx, s)
 	}
 	return r.reconcileNormal(ctx, s)
 }

@@ -27,34 +27,59 @@ import (
 )
 
 // reconcileDelete removes the load balancer and the network from every host, then the claim of its address
-// (IPAM-07), then the finalizer (IC-12). A cluster that never got an id has nothing on any host.
-func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result, error) {
-	if s.capstan.Spec.ID != "" && !hostselection.Abandoned(s.capstan) {
-		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
-			// They are watched: the deletion of the last one triggers this reconcile again.
-			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
-				"%d CapstanMachines of the cluster still exist", left)
-			return ctrl.Result{}, err
+// (IPAM-07), then the finalizer (IC-12).
+func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
+	if err := reconciling.RunSteps(ctx, s, r.leaveHosts, r.releaseAddress); err != nil {
+		if reconciling.IgnoreWaiting(err) != nil {
+			blocked(s, "%s", err)
 		}
-		waiting, err := r.removeFromHosts(ctx, s)
-		if err != nil {
-			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, "%s", err)
-			return ctrl.Result{}, err
-		}
-		if waiting != "" {
-			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
-				"%s", waiting)
-			return ctrl.Result{}, nil
-		}
-	}
-	if gone, err := r.claimGone(ctx, s); err != nil || !gone {
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
-			"Waiting for the deletion of IPAddressClaim %s", claimName(s.capstan))
-		return ctrl.Result{}, err // it is watched
+		return reconciling.IgnoreWaiting(err)
 	}
 	controllerutil.RemoveFinalizer(s.capstan, infrav1.ClusterFinalizer)
 	ctrl.LoggerFrom(ctx).Info("Removed the network and the load balancer")
-	return ctrl.Result{}, nil
+	return nil
+}
+
+func blocked(s *scope, format string, args ...any) {
+	set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, format, args...)
+}
+
+// leaveHosts removes the cluster from its hosts after its last machine. A cluster that never got an id has nothing on any host.
+func (r *Reconciler) leaveHosts(ctx context.Context, s *scope) error {
+	if s.capstan.Spec.ID == "" || hostselection.Abandoned(s.capstan) {
+		return nil
+	}
+	left, err := r.machinesLeft(ctx, s)
+	if err != nil {
+		return err
+	}
+	if left > 0 {
+		blocked(s, "%d CapstanMachines of the cluster still exist", left)
+		return reconciling.ErrWaiting // The deletion of the last one is the event.
+	}
+	waiting, err := r.removeFromHosts(ctx, s)
+	if err != nil {
+		return err
+	}
+	if waiting != "" {
+		blocked(s, "%s", waiting)
+		return reconciling.ErrWaiting // The connection is the event.
+	}
+	return nil
+}
+
+// releaseAddress waits until the claim of the endpoint's address is deleted.
+func (r *Reconciler) releaseAddress(ctx context.Context, s *scope) error {
+	gone, err := r.claimGone(ctx, s)
+	if err != nil {
+		return err
+	}
+	if !gone {
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
+			"Waiting for the deletion of IPAddressClaim %s", claimName(s.capstan))
+		return reconciling.ErrWaiting // The claim is watched.
+	}
+	return nil
 }
 
 func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {

@@ -8,32 +8,30 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"sigs.k8s.io/cluster-api/util/conditions"
-
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // balancerCandidates are the hosts on which the load balancer can be: in a LAN those that offer it and that can have the endpoint.
-func (r *Reconciler) balancerCandidates(ctx context.Context, s *scope, usable []infrav1.CapstanHost) ([]infrav1.CapstanHost, error) {
+func (r *Reconciler) balancerCandidates(ctx context.Context, s *scope) ([]infrav1.CapstanHost, error) {
 	if !loadbalancer.InLAN(s.capstan) {
-		return usable, nil
+		return s.usable, nil
 	}
 	adoptEndpoint(s)
-	serving, err := r.serving(ctx, s, usable)
+	serving, err := r.serving(ctx, s, s.usable)
 	if err != nil || len(serving) > 0 {
 		return serving, err
 	}
 	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason,
 		"No CapstanHost that offers the LAN %s to namespace %s can have the endpoint %sin the network %s: its administrator has to add addresses of the LAN to spec.virtualAddresses; or set loadBalancer.mode to External and use a load balancer of your own",
 		s.capstan.Spec.Network.LAN.Name, s.capstan.Namespace, spaced(s.capstan.Spec.ControlPlaneEndpoint.Host), s.capstan.Spec.Network.MachineCIDR)
-	return nil, errWaiting // A change of a CapstanHost is the event.
+	return nil, reconciling.ErrWaiting // A change of a CapstanHost is the event.
 }
 
 func spaced(word string) string {
@@ -77,78 +75,38 @@ func (r *Reconciler) networkOn(ctx context.Context, s *scope, h *infrav1.Capstan
 	return overlay.WithLAN(n, offer, vlan, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), "", nil
 }
 
-// reconcileLAN keeps the load balancer of a cluster in a LAN on every host with machines of the cluster that can have the endpoint. The
-// message of NetworkReady names the hosts that are not up to date.
-func (r *Reconciler) reconcileLAN(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+// reconcileLAN keeps the load balancer of a cluster in a LAN on every host that can have the endpoint: that of the load balancer, and those
+// with machines. A host without virtual addresses has machines only.
+func (r *Reconciler) reconcileLAN(ctx context.Context, s *scope) error {
 	if !loadbalancer.InLAN(s.capstan) || !begun(s.capstan) || s.capstan.Spec.ControlPlaneEndpoint.Host == "" {
 		return nil
 	}
-	members, trouble, err := r.lanMembers(ctx, s, usable)
-	if err != nil {
-		return err
-	}
-	if err := r.recordMembers(ctx, s, members); err != nil {
-		return err
-	}
-	err = r.ensureLANMembers(ctx, s, members, &trouble)
-	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
-	}
-	return err
-}
-
-// lanMembers returns the hosts that can have the endpoint: that of the load balancer, and those with machines. A host without virtual
-// addresses has machines only.
-func (r *Reconciler) lanMembers(ctx context.Context, s *scope, usable []infrav1.CapstanHost) (out []member, trouble []string, err error) {
 	machines, err := r.machinesOf(ctx, s)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	hosts, err := r.overlayHosts(ctx)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	serving, err := r.serving(ctx, s, usable)
-	recorded := recordedHosts(s.capstan)
-	for _, name := range overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines) {
-		conn := r.Pool.Connected(name)
-		switch {
-		case len(hostselection.Named(serving, name)) == 0 && !hasBalancer(r.Pool.Get(name), s):
-		case conn == nil:
-			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
-		case hostselection.Mismatch(name, recorded[name], conn.ID()) != "":
-			trouble = append(trouble, hostselection.Mismatch(name, recorded[name], conn.ID()))
-		default:
-			out = append(out, member{hosts[name], conn})
-		}
+	serving, err := r.serving(ctx, s, s.usable)
+	if err != nil {
+		return err
 	}
-	return out, trouble, err
-}
-
-// ensureLANMembers brings the load balancers up to date, and adds a reason to trouble for each host that is not.
-func (r *Reconciler) ensureLANMembers(ctx context.Context, s *scope, members []member, trouble *[]string) error {
+	mayHave := func(name string) bool {
+		return len(hostselection.Named(serving, name)) > 0 || hasBalancer(r.Pool.Get(name), s)
+	}
+	members, trouble := r.members(s, machines, hosts, mayHave)
+	if err := r.recordMembers(ctx, s, members); err != nil {
+		return err
+	}
 	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
 	if err != nil {
 		return err
 	}
 	balancers := balancersOf(s, members)
-	others := slices.DeleteFunc(slices.Clone(members), func(m member) bool { return m.Name == s.capstan.Spec.LoadBalancer.HostName })
-	var errs []error
-	for i, err := range atOnce(others, func(m member) error { return r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends) }) {
-		m := others[i]
-		if err != nil {
-			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.PublicMessage(err)))
-		}
-		if err != nil && !errors.Is(err, errWaiting) {
-			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// hasBalancer reports whether a host has the load balancer of the cluster, also after the Cluster is gone.
-func hasBalancer(conn *connections.Host, s *scope) bool {
-	return conn != nil && owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), deletionOf(s))
+	others := slices.DeleteFunc(members, func(m member) bool { return m.Name == s.capstan.Spec.LoadBalancer.HostName })
+	return updateMembers(s, others, trouble, func(m member) error { return r.ensureLANBalancer(ctx, s, m, balancers[m.Name], backends) })
 }
 
 // ensureLANBalancer keeps the load balancer of a host that spec.loadBalancer does not name. Its network comes first: the host may have no
@@ -175,7 +133,7 @@ func waitingFor(why string) error {
 	if why == "" {
 		return nil
 	}
-	return fmt.Errorf("%w: %s", errWaiting, why)
+	return fmt.Errorf("%w: %s", reconciling.ErrWaiting, why)
 }
 
 // withdraw removes the load balancer from a host that must not have the endpoint any more.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,9 +14,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
-	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
@@ -84,7 +80,7 @@ func refuseMTU(c *infrav1.CapstanCluster, host string) error {
 	}
 	set(c, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
 		"spec.network.mtu is for clusters across hosts, and CapstanHost %s of the load balancer has no spec.tunnelAddress: set it, or name another host in spec.loadBalancer.hostName, or remove mtu", host)
-	return errWaiting // A change of the host or of the cluster is the event.
+	return reconciling.ErrWaiting // A change of the host or of the cluster is the event.
 }
 
 // chooseVNI puts a VXLAN network identifier into spec that no CapstanCluster of any namespace has.
@@ -119,7 +115,7 @@ func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
 	// The other cluster may belong to another tenant: its name is not shown.
 	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
 		"spec.network.overlay.vni %d belongs to another CapstanCluster: delete this object, and create it without spec.network.overlay", s.capstan.Spec.Network.Overlay.VNI)
-	return errWaiting // A change of the other cluster is the event.
+	return reconciling.ErrWaiting // A change of the other cluster is the event.
 }
 
 // rivalsOf returns at least the clusters that have the VXLAN network identifier of c.
@@ -171,32 +167,9 @@ func (r *Reconciler) capstanHost(ctx context.Context, name string) (*infrav1.Cap
 	return h, r.Client.Get(ctx, client.ObjectKey{Name: name}, h)
 }
 
-// machinesOf returns the CapstanMachines of the cluster. The caller must not change them: they belong to the cache.
-func (r *Reconciler) machinesOf(ctx context.Context, s *scope) ([]infrav1.CapstanMachine, error) {
-	list := &infrav1.CapstanMachineList{}
-	err := r.Client.List(ctx, list, reconciling.OfCluster(s.key()), client.UnsafeDisableDeepCopy)
-	return list.Items, err
-}
-
-// hostsOf are the names of the hosts that shall have a part of the cluster's network.
-func (r *Reconciler) hostsOf(ctx context.Context, s *scope) ([]string, error) {
-	if !loadbalancer.Moves(s.capstan) {
-		return []string{s.capstan.Spec.LoadBalancer.HostName}, nil
-	}
-	machines, err := r.machinesOf(ctx, s)
-	return overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), err
-}
-
-// member is a host that shall have a part of a cluster's network.
-type member struct {
-	overlay.Host
-	conn *connections.Host
-}
-
 // reconcileOverlay keeps the network, its peers and the load balancer on every host that has machines of the cluster, and
-// on the load balancer's host. The message of NetworkReady names the hosts that are not up to date; the others do not
-// wait for them.
-func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+// on the load balancer's host.
+func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope) error {
 	if !spans(s.capstan) || !begun(s.capstan) || external(s.capstan) ||
 		conditions.GetReason(s.capstan, infrav1.NetworkReadyCondition) == infrav1.NetworkInvalidReason {
 		return nil
@@ -212,170 +185,59 @@ func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope, usable []in
 	if r.Pool.Connected(s.capstan.Spec.LoadBalancer.HostName) == nil {
 		err = r.leaveFormerHosts(ctx, s) // otherwise done before the load balancer was made
 	}
-	members, trouble := r.members(s, overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), hosts, usable)
+	// Conditions of the machines on a host that the cluster must not use report this (ALL-18).
+	mayHave := func(name string) bool {
+		return len(hostselection.Named(s.usable, name)) > 0 || r.isOn(r.Pool.Get(name), s)
+	}
+	members, trouble := r.members(s, machines, hosts, mayHave)
 	if err := r.recordMembers(ctx, s, members); err != nil {
 		return err
 	}
-	err = errors.Join(err, r.ensureMembers(ctx, s, members, machines, hosts, &trouble))
-	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
+	ensure, failed := r.overlayPart(ctx, s, members, machines, hosts)
+	if failed != nil {
+		return errors.Join(err, failed)
 	}
-	return err
+	return errors.Join(err, updateMembers(s, members, trouble, ensure))
 }
 
-// overlayHosts are all hosts by name.
-func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host, error) {
-	list := &infrav1.CapstanHostList{}
-	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, err
+// overlayRefusal returns the reason why a host cannot have a part of the overlay now, or "".
+func overlayRefusal(h, balancer overlay.Host) string {
+	switch {
+	case h.Tunnel == "":
+		return fmt.Sprintf("CapstanHost %s has no spec.tunnelAddress any more: set it again", h.Name)
+	case balancer.Tunnel != "" && h.Encrypted() != balancer.Encrypted():
+		return fmt.Sprintf("Host %s: %s", h.Name, overlay.Disagreement(h.Encrypted()))
 	}
-	out := map[string]overlay.Host{}
-	for i := range list.Items {
-		h := &list.Items[i]
-		out[h.Name] = overlay.Host{Name: h.Name, Box: hostselection.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: hostselection.OverlayKey(h, r.Pool)}
-	}
-	return out, nil
+	return ""
 }
 
-// members returns those of the named hosts that are connected and usable, and a reason for each of the others. It leaves
-// out hosts that the cluster must not use and that have no part of it. Conditions of the machines there report this (ALL-18).
-func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.Host, usable []infrav1.CapstanHost) (out []member, trouble []string) {
-	recorded, balancer := recordedHosts(s.capstan), hosts[s.capstan.Spec.LoadBalancer.HostName]
-	for _, name := range names {
-		h, exists := hosts[name]
-		conn := r.Pool.Connected(name)
-		switch {
-		case !exists || len(hostselection.Named(usable, name)) == 0 && !r.isOn(r.Pool.Get(name), s):
-		case conn == nil:
-			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
-		case hostselection.Mismatch(name, recorded[name], conn.ID()) != "":
-			trouble = append(trouble, hostselection.Mismatch(name, recorded[name], conn.ID()))
-		case h.Tunnel == "":
-			trouble = append(trouble, fmt.Sprintf("CapstanHost %s has no spec.tunnelAddress any more: set it again", name))
-		case balancer.Tunnel != "" && h.Encrypted() != balancer.Encrypted():
-			trouble = append(trouble, fmt.Sprintf("Host %s: %s", name, overlay.Disagreement(h.Encrypted())))
-		default:
-			out = append(out, member{h, conn})
-		}
-	}
-	return out, trouble
-}
-
-// isOn reports whether a host has something of the cluster.
-func (r *Reconciler) isOn(conn *connections.Host, s *scope) bool {
-	if conn == nil {
-		return false
-	}
-	return hasBalancer(conn, s) || slices.ContainsFunc(conn.Machines(), func(m *hostpb.Machine) bool {
-		return m.GetSpec().GetNetwork().GetId() == s.capstan.Spec.ID && owner.Same(m.GetSpec().GetNetwork(), s.cluster)
-	})
-}
-
-// recordMembers records all hosts before anything is made there.
-func (r *Reconciler) recordMembers(ctx context.Context, s *scope, members []member) error {
-	before := s.capstan.DeepCopy()
-	news := false
-	for _, m := range members {
-		news = noteHost(s.capstan, m.Name, m.conn.ID()) || news
-	}
-	if !news {
-		return nil
-	}
-	return r.record(ctx, s, before)
-}
-
-// ensureMembers brings every host up to date, and adds a reason to trouble for each host that is not.
-func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []member, machines []infrav1.CapstanMachine, hosts map[string]overlay.Host, trouble *[]string) error {
+// overlayPart returns the function that brings the network, its peers and the load balancer of one host up to date.
+func (r *Reconciler) overlayPart(ctx context.Context, s *scope, members []member, machines []infrav1.CapstanMachine, hosts map[string]overlay.Host) (func(member) error, error) {
 	networks, err := network.Machines(s.capstan.Spec.Network)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	balancers := balancersOf(s, members)
 	balancerHosts := hostselection.BalancerHosts(s.capstan)
 	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
-	ensure := func(m member) error {
+	return func(m member) error {
 		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, balancerHosts, hosts)
 		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel), peers, tunnels, overlay.Keys(m.Host, names, peers, tunnels, hosts))
 		if err == nil && m.Name != s.capstan.Spec.LoadBalancer.HostName {
 			err = r.ensureBalancer(ctx, s, m, balancers[m.Name], backends)
 		}
 		return err
-	}
-	var errs []error
-	for i, err := range atOnce(members, ensure) {
-		m := members[i]
-		if err != nil {
-			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.PublicMessage(err))+remedy(err, s.capstan))
-		}
-		if err != nil && !errors.Is(err, errWaiting) {
-			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// balancersOf returns the names of the members that have a load balancer, or get one.
-func balancersOf(s *scope, members []member) map[string]bool {
-	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
-	for _, m := range members {
-		all = append(all, m.Host)
-		have[m.Name] = hasBalancer(m.conn, s)
-	}
-	return overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
-}
-
-// atOnce calls f for all members at the same time, so that no host waits for one that does not answer, and returns the results in their
-// order.
-func atOnce(members []member, f func(member) error) []error {
-	out := make([]error, len(members))
-	var all sync.WaitGroup
-	for i, m := range members {
-		all.Go(func() { out[i] = f(m) })
-	}
-	all.Wait()
-	return out
+	}, nil
 }
 
 // remedy returns the advice for a host that has the network with another overlay, because its tunnel address was changed.
 func remedy(err error, c *infrav1.CapstanCluster) string {
-	if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != c.Spec.Network.MachineCIDR {
+	if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != c.Spec.Network.MachineCIDR || !spans(c) {
 		return ""
 	}
 	return " (spec.tunnelAddress of a CapstanHost can change only while the host has no network of a cluster that spans hosts: set it back)"
-}
-
-// ensureBalancer keeps the load balancer of a host that spec.loadBalancer does not name. It removes the load balancer from
-// a host if another host of its box has it.
-func (r *Reconciler) ensureBalancer(ctx context.Context, s *scope, m member, wanted bool, backends []*hostpb.Backend) error {
-	h, err := r.capstanHost(ctx, m.Name)
-	if err != nil {
-		return err
-	}
-	desired := loadbalancer.Desired(s.capstan, s.key(), backends, loadbalancer.Host{Name: m.Name, Tunnel: m.Tunnel, Virtual: r.virtualAddress(s, h, m.conn)})
-	// In a LAN, a load balancer has no other address.
-	if wanted && (desired.GetVirtualAddress() != nil || !loadbalancer.InLAN(s.capstan)) {
-		lb, err := loadbalancer.Ensure(ctx, m.conn, desired)
-		if err == nil && !lb.GetServing() {
-			return fmt.Errorf("%w: the load balancer does not listen: %s", errWaiting, lb.GetMessage()) // A change of the load balancer is the event.
-		}
-		return err
-	}
-	if !owner.Same(m.conn.LoadBalancer(desired.GetId()), s.cluster) {
-		return nil
-	}
-	_, err = m.conn.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: desired.GetId(), Namespace: desired.GetNamespace(), Name: desired.GetName()})
-	return err
-}
-
-// summary returns a message with the first reasons.
-func summary(trouble []string) string {
-	const most = 10
-	if more := len(trouble) - most; more > 0 {
-		trouble = append(trouble[:most:most], fmt.Sprintf("%d more hosts are not up to date", more))
-	}
-	return strings.Join(trouble, "; ")
 }

@@ -229,5 +229,5 @@ func (r *Reconciler) assignOtherAddress(ctx context.Context, s *scope) error {
 	if err := r.record(ctx, s, before); err != nil {
 		return err
 	}
-	return errWaiting
+	return reconciling.ErrWaiting
 }

@@ -148,7 +148,7 @@ func (p *process) reconcile(name string) bool {
 // harmless accepts errors that repeat a reconcile. In a stale cache, the small network can be full.
 func (p *process) harmless(err error) {
 	p.plane.t.Helper()
-	if err != nil && !errors.Is(err, errWaiting) && !apierrors.IsConflict(err) && !strings.Contains(err.Error(), "no address is free") {
+	if err != nil && !errors.Is(err, reconciling.ErrWaiting) && !apierrors.IsConflict(err) && !strings.Contains(err.Error(), "no address is free") {
 		p.plane.t.Fatal(err)
 	}
 }

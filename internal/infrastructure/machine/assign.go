@@ -38,7 +38,7 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 			return err
 		}
 		s.recorded = true
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	if err := r.adoptClaims(ctx, s); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	allowed, lan := permissions[m.Spec.HostName], placement.LANOf(capstanCluster, m.Spec.Network.Addresses)
 	if why := cmp.Or(allowed.LANRefusal(m.Namespace, lan), allowed.Refusal(m.Namespace, m.Spec.HostMounts, m.Spec.Devices)); why != "" {
 		set(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "spec.hostName is CapstanHost %s, which %s", m.Spec.HostName, why)
-		return errWaiting // A change of the CapstanHost is the event.
+		return reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infra
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
 			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
 			wanted, s.capstan.Namespace)
-		return nil, errWaiting // A change of the CapstanHost is the event.
+		return nil, reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return usable, err
 }
@@ -229,7 +229,7 @@ func (r *Reconciler) place(ctx context.Context, s *scope, candidates []placement
 	countPlacement(err)
 	if err != nil {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
-		return "", errWaiting
+		return "", reconciling.ErrWaiting
 	}
 	return name, nil
 }
@@ -240,7 +240,7 @@ func (r *Reconciler) host(ctx context.Context, s *scope) (*infrav1.CapstanHost, 
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, h); err != nil {
 		if apierrors.IsNotFound(err) {
 			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotFoundReason, "CapstanHost %s does not exist", s.capstan.Spec.HostName)
-			return nil, errWaiting
+			return nil, reconciling.ErrWaiting
 		}
 		return nil, err
 	}

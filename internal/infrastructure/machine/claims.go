@@ -16,6 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // claimAddresses claims one address from each of the machine's pools and waits for all of them (IPAM-07,
@@ -45,7 +46,7 @@ func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.In
 		if address == nil {
 			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
 				"%s (from %s %s)", waiting, claim.Spec.PoolRef.Kind, claim.Spec.PoolRef.Name)
-			return nil, errWaiting // the claim is watched
+			return nil, reconciling.ErrWaiting // the claim is watched
 		}
 		out = append(out, infrav1.InterfaceAddress{Address: address.Spec.Address, Prefix: ptr.Deref(address.Spec.Prefix, 0), Gateway: address.Spec.Gateway})
 	}
@@ -73,7 +74,7 @@ func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []inf
 	}
 	if err := fit(cidrs, addresses); err != nil {
 		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s", err)
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	return nil
 }

@@ -23,18 +23,17 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileDelete removes the machine: load balancer, host, volumes, claims, finalizer (IM-06, IM-09). It needs neither
 // Machine nor Cluster. A machine that never got an id has nothing anywhere, but perhaps claims.
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
-	for _, step := range []func(context.Context, *scope) error{r.leaveLoadBalancer, r.deleteMachine, r.releaseVolumes, r.releaseAddresses} {
-		if err := step(ctx, s); errors.Is(err, errWaiting) {
-			return nil
-		} else if err != nil {
+	if err := reconciling.RunSteps(ctx, s, r.leaveLoadBalancer, r.deleteMachine, r.releaseVolumes, r.releaseAddresses); err != nil {
+		if reconciling.IgnoreWaiting(err) != nil {
 			blocked(s, "%s", err)
-			return err
 		}
+		return reconciling.IgnoreWaiting(err)
 	}
 	r.forget(s.capstan)
 	controllerutil.RemoveFinalizer(s.capstan, infrav1.MachineFinalizer)
@@ -128,7 +127,7 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 	case apierrors.IsNotFound(err):
 		blocked(s, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
 			spec.HostName, infrav1.HostAbandonedAnnotation)
-		return nil, errWaiting
+		return nil, reconciling.ErrWaiting
 	case err != nil:
 		return nil, err
 	case hostselection.Abandoned(h):
@@ -140,7 +139,7 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 	}
 	if why := hostselection.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
 		blocked(s, "%s", why)
-		return nil, errWaiting
+		return nil, reconciling.ErrWaiting
 	}
 	if there := host.Machine(spec.ID).GetSpec(); there != nil {
 		if !owner.Same(there, s.capstan) {
@@ -177,7 +176,7 @@ func (r *Reconciler) awaitFencing(ctx context.Context, s *scope, h *infrav1.Caps
 		return err
 	}
 	blockedByLost(s, h.Name, why)
-	return errWaiting
+	return reconciling.ErrWaiting
 }
 
 func blockedByLost(s *scope, host, why string) {
@@ -200,7 +199,7 @@ func (r *Reconciler) removeFrom(ctx context.Context, s *scope, host *connections
 			progress += ": " + message
 		}
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%s", progress)
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	host.Release(id)
 	ctrl.LoggerFrom(ctx).Info("Host removed the machine", "CapstanHost", klog.KRef("", host.Name()), "id", id)
@@ -215,7 +214,7 @@ func (r *Reconciler) releaseAddresses(ctx context.Context, s *scope) error {
 	}
 	if !gone {
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting for the deletion of the IPAddressClaims")
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // checkLANAddresses stops a machine without an address of a pool, or without a gateway, in a cluster in a LAN: the addresses of a
@@ -23,13 +24,13 @@ func checkLANAddresses(s *scope, c *infrav1.CapstanCluster, addresses []infrav1.
 	if len(addresses) == 0 {
 		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
 			"The machines of the cluster are in the LAN %s, where Capstan chooses no addresses: set spec.network.addressesFromPools in the machine template", lan)
-		return errWaiting // The owner of the machine replaces it.
+		return reconciling.ErrWaiting // The owner of the machine replaces it.
 	}
 	for _, a := range addresses {
 		if a.Gateway == "" {
 			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
 				"The address %s has no gateway, and the default route of a machine in the LAN %s leads to the router there: set the gateway of the pool", a.Address, lan)
-			return errWaiting // The owner of the machine replaces it.
+			return reconciling.ErrWaiting // The owner of the machine replaces it.
 		}
 	}
 	return nil
@@ -52,7 +53,7 @@ func (r *Reconciler) network(ctx context.Context, s *scope, c *infrav1.CapstanCl
 	}
 	if why != "" {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "CapstanHost %s %s", host.Name, why)
-		return nil, errWaiting // A change of the CapstanHost is the event.
+		return nil, reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return overlay.WithLAN(n, allowed.Offer(lan), lan.VLAN, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), nil
 }

@@ -13,6 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Space for a volume is promised by its object, until its host has made it. The choice of a host reads the objects of all namespaces from the
@@ -104,7 +106,7 @@ func (r *Reconciler) followVolumes(ctx context.Context, s *scope) error {
 	if err == nil && !contained {
 		ctrl.LoggerFrom(ctx).V(4).Info("The cache does not contain all volumes yet")
 		s.again = followPause
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // volumeCache is a client whose cache shows the given volumes.
@@ -79,7 +80,7 @@ func TestNewVolumesWithAStaleCache(t *testing.T) {
 	refused := func(name string, gib int32) {
 		t.Helper()
 		s, err := place(name, gib)
-		if !errors.Is(err, errWaiting) || conditions.GetReason(s.capstan, infrav1.HostAssignedCondition) != infrav1.NoHostReason {
+		if !errors.Is(err, reconciling.ErrWaiting) || conditions.GetReason(s.capstan, infrav1.HostAssignedCondition) != infrav1.NoHostReason {
 			t.Errorf("machine %s: %v, %v", name, err, s.capstan.Status.Conditions)
 		}
 	}
@@ -105,7 +106,7 @@ func TestNewVolumesWithAStaleCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if s, err := place("one", 60); !errors.Is(err, errWaiting) || s.again != followPause {
+		if s, err := place("one", 60); !errors.Is(err, reconciling.ErrWaiting) || s.again != followPause {
 			t.Fatalf("the cache does not show the volume of an earlier leader: %v, again %s", err, s.again)
 		}
 	}
@@ -130,7 +131,7 @@ func TestNewVolumesWithAStaleCache(t *testing.T) {
 func TestVolumeTurns(t *testing.T) {
 	r, _, place := newVolumePlacer(t)
 	end, _ := r.volumeTurns.TakeTimed("ns")
-	if s, err := place("one", 1); !errors.Is(err, errWaiting) || s.again <= 0 {
+	if s, err := place("one", 1); !errors.Is(err, reconciling.ErrWaiting) || s.again <= 0 {
 		t.Errorf("a second machine chooses volumes: %v, again %s", err, s.again)
 	}
 	end()

@@ -13,6 +13,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // longWait is the time after which a condition shows that a machine waits for its turn. Machines that are made together wait shorter.
@@ -61,7 +63,7 @@ func (r *Reconciler) turn(ctx context.Context, s *scope, host string, show func(
 			show(s, host)
 		}
 		s.again = again
-		return nil, errWaiting
+		return nil, reconciling.ErrWaiting
 	}
 	r.waiting.end(key)
 	return end, nil

@@ -110,7 +110,7 @@ func TestHungHost(t *testing.T) {
 			late := start("hung")
 			select {
 			case err := <-results:
-				if !errors.Is(err, errWaiting) || late.again <= 0 || len(late.capstan.Status.Conditions) > 0 {
+				if !errors.Is(err, reconciling.ErrWaiting) || late.again <= 0 || len(late.capstan.Status.Conditions) > 0 {
 					t.Errorf("expected another attempt, found one after %s, %v", late.again, err)
 				}
 			case <-calls:
@@ -122,7 +122,7 @@ func TestHungHost(t *testing.T) {
 			if method == "ListContacts" {
 				condition, reason = clusterv1.DeletingCondition, infrav1.DeletionBlockedReason
 			}
-			if err := <-results; !errors.Is(err, errWaiting) || conditions.GetReason(longer.capstan, condition) != reason {
+			if err := <-results; !errors.Is(err, reconciling.ErrWaiting) || conditions.GetReason(longer.capstan, condition) != reason {
 				t.Errorf("the conditions after a longer wait are %v, %v", longer.capstan.Status.Conditions, err)
 			}
 			start("other")

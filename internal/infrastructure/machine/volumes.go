@@ -72,7 +72,7 @@ func (r *Reconciler) readVolumes(ctx context.Context, s *scope) (func(), error) 
 	end, again := r.volumeTurns.TakeTimed(s.capstan.Namespace)
 	if end == nil {
 		s.again = again
-		return nil, errWaiting
+		return nil, reconciling.ErrWaiting
 	}
 	if err := r.readVolumeInputs(ctx, s); err != nil {
 		end()
@@ -115,7 +115,7 @@ func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates 
 	if err != nil {
 		s.again = volumePause
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "%s", err)
-		return "", errWaiting
+		return "", reconciling.ErrWaiting
 	}
 	if err := r.subtractPending(ctx, options, candidates); err != nil {
 		return "", err
@@ -165,11 +165,11 @@ func (r *Reconciler) waitForHost(ctx context.Context, s *scope, o volumeplan.Opt
 	}
 	if o.Host == "" {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", why)
-		return errWaiting
+		return reconciling.ErrWaiting
 	}
 	set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
 		"CapstanVolume %s of the machine is on host %s: %s. To start with an empty volume, delete the CapstanVolume, which deletes its data", o.Volume, o.Host, why)
-	return errWaiting
+	return reconciling.ErrWaiting
 }
 
 // bind gives volumes to the machine.
@@ -261,7 +261,7 @@ func (r *Reconciler) ensureVolumes(ctx context.Context, s *scope, host *connecti
 		if !found || v.Spec.HostName != host.Name() {
 			set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
 				"The machine is on host %s and has no CapstanVolume for its volume %s there: delete the Machine to replace it", host.Name(), wanted.Name)
-			return nil, errWaiting
+			return nil, reconciling.ErrWaiting
 		}
 		if err := r.ensureVolume(ctx, s, host, &v); err != nil {
 			return nil, err
@@ -276,7 +276,7 @@ func (r *Reconciler) ensureVolume(ctx context.Context, s *scope, host *connectio
 	if v.Spec.HostID != "" {
 		if why := hostselection.Mismatch(host.Name(), v.Spec.HostID, host.ID()); why != "" {
 			set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "CapstanVolume %s: %s", v.Name, why)
-			return errWaiting
+			return reconciling.ErrWaiting
 		}
 		return nil
 	}

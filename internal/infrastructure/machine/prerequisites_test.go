@@ -74,7 +74,7 @@ func TestMissingInfrastructure_IM05(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := &Reconciler{Options: reconciling.Options{StrictContract: tc.strict}, Client: fake.NewClientBuilder().WithScheme(scheme).Build()}
-			if err := r.waitForPrerequisites(t.Context(), s); !errors.Is(err, errWaiting) {
+			if err := r.waitForPrerequisites(t.Context(), s); !errors.Is(err, reconciling.ErrWaiting) {
 				t.Error(err)
 			}
 			message := conditions.GetMessage(s.capstan, infrav1.MachineRunningCondition)
