@@ -7,7 +7,6 @@ package machine
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,25 +59,9 @@ type Reconciler struct {
 	recorder   events.EventRecorder
 	frame      reconciling.Frame
 	controller capicontroller.Controller
-	// unplaced are the machines, by client.ObjectKey, that ask hosts for room or were refused: room that appears is an event for all
-	// of them. A machine with a chosen host is not among them while it waits for its turn, because there can be thousands.
-	unplaced sync.Map
-	// placing is held while a host is chosen and a part of it promised.
-	placing sync.Mutex
-	// reserved are the addresses that were chosen and that the cache does not show yet.
-	reserved reservations
-	// chosen are the hosts that were chosen and that the cache does not show yet.
-	chosen choices
-	// promises are those of hosts to machines that no host shows yet.
-	promises promises
-	// created are the volumes that this process has created and that the cache does not show yet.
-	created createdVolumes
-	// earlier are the volumes that an earlier manager has created and that the cache does not show yet.
-	earlier earlierVolumes
+	remembered
 	// turns are those of hosts, by their names.
 	turns *reconciling.Turns
-	// waiting are the machines without a turn.
-	waiting turnWaits
 	// volumeTurns are those of namespaces, for the choice of volumes.
 	volumeTurns *reconciling.Turns
 }

@@ -40,7 +40,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// forget drops this process's memory about the machine.
+// forget drops what this process and the cache remember about the machine.
 func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
 	key := client.ObjectKeyFromObject(m)
 	r.drop(key)

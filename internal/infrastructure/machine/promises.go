@@ -75,22 +75,3 @@ func (r *Reconciler) called(m *infrav1.CapstanMachine) bool {
 	p, ok := r.promises.get(client.ObjectKeyFromObject(m))
 	return ok && p == promiseTo(m)
 }
-
-// drop forgets all that this process knows about a machine whose object is gone, and takes back what was promised to it.
-func (r *Reconciler) drop(machine client.ObjectKey) {
-	r.takeBack(machine)
-	r.unplaced.Delete(machine)
-	r.waiting.end(machine)
-	r.reserved.release(machine)
-	r.chosen.release(machine)
-	r.created.release(machine)
-}
-
-// dropPredecessor drops an object that had the name of this one before. The deletion of the one and the creation of the other can be one
-// event.
-func (r *Reconciler) dropPredecessor(m *infrav1.CapstanMachine) {
-	key := client.ObjectKeyFromObject(m)
-	if p, ok := r.promises.get(key); ok && p.uid != m.UID {
-		r.drop(key)
-	}
-}
