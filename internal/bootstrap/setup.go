@@ -67,7 +67,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
 	}
 	// A config is created before its Machine.
-	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
 	if err != nil {
 		return err
 	}

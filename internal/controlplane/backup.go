@@ -156,7 +156,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 // listBackups returns the EtcdBackups of the workload cluster. installed is false while the cluster does not have the kind.
 func listBackups(ctx context.Context, s *scope) (found []etcdv1.EtcdBackup, installed bool, err error) {
 	list := &etcdv1.EtcdBackupList{}
-	err = reconciling.ListFew(ctx, s.client, list)
+	err = reconciling.ListBounded(ctx, s.client, list)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		return nil, false, nil
 	}

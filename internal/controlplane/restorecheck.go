@@ -62,7 +62,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 // readCheck returns the check of the present spec.restore; nil when there is none. It deletes former checks.
 func (r *restores) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
 	list := &etcdv1.EtcdBackupCheckList{}
-	if err := reconciling.ListFew(ctx, s.client, list); err != nil {
+	if err := reconciling.ListBounded(ctx, s.client, list); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {

@@ -76,7 +76,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
 	}
 	// Each step of a rollout waits for the one before it.
-	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func (r *workloads) read(ctx context.Context, s *scope, w *model.Workload) (err 
 
 func readMembers(ctx context.Context, c client.Client) (map[string]etcdv1.EtcdMember, error) {
 	list := &etcdv1.EtcdMemberList{}
-	if err := reconciling.ListFew(ctx, c, list); err != nil {
+	if err := reconciling.ListBounded(ctx, c, list); err != nil {
 		return nil, err
 	}
 	out := map[string]etcdv1.EtcdMember{}
@@ -116,7 +116,7 @@ func (r *workloads) readCare(ctx context.Context, c client.Client, controlPlane 
 
 func (r *workloads) readAPIServers(ctx context.Context, c client.Client, controlPlane client.ObjectKey, now time.Time) (map[string]model.Renewal, error) {
 	list := &coordinationv1.LeaseList{}
-	if err := reconciling.ListFew(ctx, c, list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{apiServerIdentityLabel: apiServerIdentity}); err != nil {
+	if err := reconciling.ListBounded(ctx, c, list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{apiServerIdentityLabel: apiServerIdentity}); err != nil {
 		return nil, err
 	}
 	renewed := r.leases.Observe(model.LeaseSetKey{ControlPlane: controlPlane, Set: model.LeasesOfAPIServers}, list.Items, now)

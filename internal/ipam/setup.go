@@ -216,7 +216,7 @@ func (s *setup) controllerOptions(kind string) controller.Options {
 }
 
 func start(ctx context.Context, b *capicontroller.Builder, r retried) error {
-	if _, err := reconciling.BuildPrompt(ctx, b, reconciling.Traced("IP pools", r)); err != nil {
+	if _, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Traced("IP pools", r)); err != nil {
 		return fmt.Errorf("setting up the controllers of the IPAM provider: %w", err)
 	}
 	return nil

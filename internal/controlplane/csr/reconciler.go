@@ -62,7 +62,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		// Another watch label.
 		Watches(&controlplanev1.CapstanControlPlane{}, handler.EnqueueRequestsFromMapFunc(labelledToCluster), predicate.LabelChangedPredicate{})
 	// A machine that joins waits for each answer.
-	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
 	r.controller = c
 	return err
 }

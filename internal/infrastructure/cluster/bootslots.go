@@ -13,71 +13,71 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// turnLength bounds how long a cluster that does not come up keeps others waiting.
-const turnLength = 15 * time.Second
+// slotLength bounds how long a cluster that does not come up keeps others waiting.
+const slotLength = 15 * time.Second
 
-// turns makes the clusters of a host boot one after the other. It is only in memory: after a restart of the manager all
+// bootSlots makes the clusters of a host boot one after the other. It is only in memory: after a restart of the manager all
 // clusters boot at once, which only costs time.
-type turns struct {
+type bootSlots struct {
 	mu      sync.Mutex
-	booting map[client.ObjectKey]turn
+	booting map[client.ObjectKey]bootSlot
 	waiting map[client.ObjectKey]struct{}
 	wake    chan event.TypedGenericEvent[client.ObjectKey]
 }
 
-// turn is that of a cluster that boots.
-type turn struct {
+// bootSlot is that of a cluster that boots.
+type bootSlot struct {
 	host string
 	ends time.Time
 }
 
-// take gives a cluster its turn on a host that lets so many clusters boot at once. Otherwise it returns
-// how long to wait at most; the cluster is woken when a turn is over.
-func (t *turns) take(key client.ObjectKey, host string, slots int, now time.Time) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.booting == nil {
-		t.booting, t.waiting = map[client.ObjectKey]turn{}, map[client.ObjectKey]struct{}{}
+// acquire gives a cluster a slot on a host that lets so many clusters boot at once. Otherwise it returns
+// how long to wait at most; the cluster is woken when a slot is free.
+func (b *bootSlots) acquire(key client.ObjectKey, host string, slots int, now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.booting == nil {
+		b.booting, b.waiting = map[client.ObjectKey]bootSlot{}, map[client.ObjectKey]struct{}{}
 	}
-	taken, next := 0, turnLength
-	for other, its := range t.booting {
+	taken, next := 0, slotLength
+	for other, its := range b.booting {
 		switch left := its.ends.Sub(now); {
 		case left <= 0:
-			delete(t.booting, other)
+			delete(b.booting, other)
 		case its.host == host && other != key:
 			taken++
 			next = min(next, left)
 		}
 	}
 	if taken >= slots {
-		t.waiting[key] = struct{}{}
+		b.waiting[key] = struct{}{}
 		return next
 	}
-	delete(t.waiting, key)
-	t.booting[key] = turn{host: host, ends: now.Add(turnLength)}
+	delete(b.waiting, key)
+	b.booting[key] = bootSlot{host: host, ends: now.Add(slotLength)}
 	return 0
 }
 
-// done ends the turn of a cluster, if it has one, and wakes those that wait.
-func (t *turns) done(key client.ObjectKey) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.waiting, key)
-	if _, ok := t.booting[key]; !ok {
+// release ends the slot of a cluster, if it has one, and wakes those that wait.
+func (b *bootSlots) release(key client.ObjectKey) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.waiting, key)
+	if _, ok := b.booting[key]; !ok {
 		return
 	}
-	delete(t.booting, key)
-	for waiting := range t.waiting {
+	delete(b.booting, key)
+	for waiting := range b.waiting {
 		select {
-		case t.wake <- event.TypedGenericEvent[client.ObjectKey]{Object: waiting}:
+		case b.wake <- event.TypedGenericEvent[client.ObjectKey]{Object: waiting}:
 		default: // its timer wakes it
 		}
 	}
 }
 
 // source of the wake-ups.
-func (t *turns) source() source.Source {
-	return source.TypedChannel(t.wake, handler.TypedFuncs[client.ObjectKey, reconcile.Request]{
+func (b *bootSlots) source() source.Source {
+	return source.TypedChannel(b.wake, handler.TypedFuncs[client.ObjectKey, reconcile.Request]{
 		GenericFunc: func(_ context.Context, e event.TypedGenericEvent[client.ObjectKey], queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			queue.Add(reconcile.Request{NamespacedName: e.Object})
 		},

@@ -67,7 +67,7 @@ type Reconciler struct {
 	// chooses.
 	reserving sync.Mutex
 	decisions decisions
-	turns     turns
+	slots     bootSlots
 }
 
 // scope contains the objects of one reconcile.
@@ -108,7 +108,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		return err
 	}
 	r.recorder = reconciling.EventRecorder(mgr, "capstancluster-controller")
-	r.turns.wake = make(chan event.TypedGenericEvent[client.ObjectKey], 1000)
+	r.slots.wake = make(chan event.TypedGenericEvent[client.ObjectKey], 1000)
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.ClusterFinalizer,
 		Summary: []string{infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition},
@@ -130,9 +130,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.rivals), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
-		WatchesRawSource(r.turns.source())
+		WatchesRawSource(r.slots.source())
 	// All that a cluster waits for are events, such as a new member of the load balancer.
-	_, err := reconciling.BuildPrompt(ctx, b, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
+	_, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
 	return err
 }
 
@@ -140,7 +140,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	c := &infrav1.CapstanCluster{}
 	if err := r.Client.Get(ctx, req.NamespacedName, c); apierrors.IsNotFound(err) {
-		r.turns.done(req.NamespacedName) // Somebody may have removed its finalizer.
+		r.slots.release(req.NamespacedName) // Somebody may have removed its finalizer.
 		return ctrl.Result{}, nil
 	} else if err != nil {
 		return ctrl.Result{}, err
@@ -166,7 +166,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	s := &scope{cluster: cluster, capstan: c, patch: patch}
 	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, c)) }() // IC-11
 	if deleting {
-		r.turns.done(req.NamespacedName)
+		r.slots.release(req.NamespacedName)
 		return ctrl.Result{}, r.reconcileDelete(ctx, s)
 	}
 	return r.reconcileNormal(ctx, s)

@@ -14,7 +14,7 @@ import (
 )
 
 // ALL-15: the waits are bounded, and apply only to Capstan's own kind of control plane.
-func TestHoldFor_ALL15(t *testing.T) {
+func TestRemaining_ALL15(t *testing.T) {
 	for name, tc := range map[string]struct {
 		kind   string
 		done   bool
@@ -34,8 +34,8 @@ func TestHoldFor_ALL15(t *testing.T) {
 		"provisioned without a control plane does not either": {limit: answerWait},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := holdFor(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.done, tc.waited, tc.limit); got != tc.want {
-				t.Errorf("holdFor: got %s, want %s", got, tc.want)
+			if got := remaining(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.done, tc.waited, tc.limit); got != tc.want {
+				t.Errorf("remaining: got %s, want %s", got, tc.want)
 			}
 		})
 	}
@@ -72,8 +72,8 @@ func TestStrictContractHoldsNothing_ALL15(t *testing.T) {
 	r := &Reconciler{Options: reconciling.Options{StrictContract: true}, Pool: &connections.Pool{}}
 	s := &scope{cluster: &clusterv1.Cluster{}, capstan: &infrav1.CapstanCluster{}}
 	s.cluster.Spec.ControlPlaneRef.Kind = "CapstanControlPlane"
-	if wait, err := r.hold(t.Context(), s); wait != 0 || err != nil {
-		t.Errorf("hold: %s, %v", wait, err)
+	if wait, err := r.provisionDelay(t.Context(), s); wait != 0 || err != nil {
+		t.Errorf("provisionDelay: %s, %v", wait, err)
 	}
 }
 

@@ -40,13 +40,13 @@ const (
 // provision sets initialization.provisioned when the infrastructure exists (IC-02).
 func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, error) {
 	if ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false) {
-		r.turns.done(client.ObjectKeyFromObject(s.capstan))
+		r.slots.release(client.ObjectKeyFromObject(s.capstan))
 	}
 	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
 		return ctrl.Result{}, nil
 	}
 	// What a cluster waits for are events. The timer bounds the wait, because they may never appear.
-	if wait, err := r.hold(ctx, s); err != nil || wait > 0 {
+	if wait, err := r.provisionDelay(ctx, s); err != nil || wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, err
 	}
 	s.capstan.Status.Initialization.Provisioned = ptr.To(true)
@@ -56,21 +56,21 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 	return ctrl.Result{}, nil
 }
 
-// hold returns how much longer provisioned is held back, at most; zero ends it.
-func (r *Reconciler) hold(ctx context.Context, s *scope) (time.Duration, error) {
+// provisionDelay returns how much longer provisioned is held back, at most; zero ends it.
+func (r *Reconciler) provisionDelay(ctx context.Context, s *scope) (time.Duration, error) {
 	answered := answers(s.cluster, r.reported(s))
 	if !answered && !conditions.IsTrue(s.capstan, infrav1.BootAllowedCondition) {
-		if wait, err := r.holdBoot(ctx, s); err != nil || wait > 0 {
+		if wait, err := r.bootDelay(ctx, s); err != nil || wait > 0 {
 			return wait, err
 		}
 	}
 	set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason, "")
 	booting := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.BootAllowedCondition).Time)
-	return holdFor(s.cluster.Spec.ControlPlaneRef, answered || r.StrictContract, booting, answerWait), nil
+	return remaining(s.cluster.Spec.ControlPlaneRef, answered || r.StrictContract, booting, answerWait), nil
 }
 
-// holdBoot returns how much longer no machine may boot, at most.
-func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, error) {
+// bootDelay returns how much longer no machine may boot, at most.
+func (r *Reconciler) bootDelay(ctx context.Context, s *scope) (time.Duration, error) {
 	if r.StrictContract {
 		return 0, nil
 	}
@@ -79,7 +79,7 @@ func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, err
 		return 0, err
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
-	if wait := holdFor(s.cluster.Spec.ControlPlaneRef, prepared, waited, prepareWait); wait > 0 {
+	if wait := remaining(s.cluster.Spec.ControlPlaneRef, prepared, waited, prepareWait); wait > 0 {
 		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
 			"Waiting for the kubeconfig and the bootstrap data of the first control plane machine")
 		return wait, nil
@@ -87,7 +87,7 @@ func (r *Reconciler) holdBoot(ctx context.Context, s *scope) (time.Duration, err
 	if !needsTurn(s.capstan, prepared, waited) {
 		return 0, nil
 	}
-	wait := r.turns.take(client.ObjectKeyFromObject(s.capstan), s.capstan.Spec.LoadBalancer.HostName, r.slots(s), time.Now())
+	wait := r.slots.acquire(client.ObjectKeyFromObject(s.capstan), s.capstan.Spec.LoadBalancer.HostName, r.slotsOf(s), time.Now())
 	if wait > 0 {
 		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.WaitingForOtherClustersReason,
 			"Waiting for other clusters that boot on host %s", s.capstan.Spec.LoadBalancer.HostName)
@@ -100,10 +100,10 @@ func needsTurn(c *infrav1.CapstanCluster, prepared bool, waited time.Duration) b
 	return prepared && waited < turnWait && !external(c)
 }
 
-// holdFor returns how much longer a cluster is held back, with a limit from the start of the wait; zero ends it. CapstanControlPlane
+// remaining returns how much longer a cluster is held back, with a limit from the start of the wait; zero ends it. CapstanControlPlane
 // prepares all that it can as soon as it sees the endpoint, and creates its first machine before `provisioned`. Other control planes may do
 // so later, and are never waited for.
-func holdFor(controlPlane clusterv1.ContractVersionedObjectReference, done bool, waited, limit time.Duration) time.Duration {
+func remaining(controlPlane clusterv1.ContractVersionedObjectReference, done bool, waited, limit time.Duration) time.Duration {
 	if done || controlPlane.Kind != "CapstanControlPlane" {
 		return 0
 	}
@@ -142,9 +142,9 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 	return slices.ContainsFunc(machines.Items, func(m clusterv1.Machine) bool { return isPreparedControlPlane(&m) }), err
 }
 
-// slots returns how many clusters may boot on the load balancer's host at the same time, because an API server needs
+// slotsOf returns how many clusters may boot on the load balancer's host at the same time, because an API server needs
 // two processors to start in time.
-func (r *Reconciler) slots(s *scope) int {
+func (r *Reconciler) slotsOf(s *scope) int {
 	host := r.Pool.Connected(s.capstan.Spec.LoadBalancer.HostName)
 	if host == nil || host.Info() == nil {
 		return 1

@@ -158,7 +158,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		}), selection.NamespaceChanged()).
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent))
-	c, err := reconciling.BuildPrompt(ctx, b, reconciling.Traced("Services", r))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Traced("Services", r))
 	workers := r.For("CapstanCluster").MaxConcurrentReconciles
 	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, reconciling.NewTurns(workers, workers/turnShare)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))

@@ -9,18 +9,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// BuildPrompt builds a controller that serves the next event of an object at once after a success, also if the object was not
+// BuildWithoutDelay builds a controller that serves the next event of an object at once after a success, also if the object was not
 // reconciled because it is paused or came too early. All that its objects wait for are events, and with ReconcilerRateLimiting of
 // Cluster API each step would start up to a second later. CapstanMachines that are ready, and CapstanMachinePools, have a slower pace,
 // which their reconcilers set: each of their many events would be a reconcile.
-func BuildPrompt(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler) (capicontroller.Controller, error) {
-	p := &prompt{Reconciler: r}
+func BuildWithoutDelay(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler) (capicontroller.Controller, error) {
+	p := &withoutDelay{Reconciler: r}
 	c, err := b.Build(ctx, p)
 	p.controller = c
 	return c, err
 }
 
-type prompt struct {
+type withoutDelay struct {
 	reconcile.Reconciler
 	controller interface {
 		DeferNextReconcile(ctrl.Request, time.Time)
@@ -28,10 +28,10 @@ type prompt struct {
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (p *prompt) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	result, err := p.Reconciler.Reconcile(ctx, req)
+func (w *withoutDelay) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := w.Reconciler.Reconcile(ctx, req)
 	if err == nil {
-		p.controller.DeferNextReconcile(req, time.Now())
+		w.controller.DeferNextReconcile(req, time.Now())
 	}
 	return result, err
 }

@@ -23,7 +23,7 @@ func TestPrompt(t *testing.T) {
 	for _, failure := range []error{nil, errors.New("no answer")} {
 		var ended time.Time
 		served := deferred{}
-		p := &prompt{controller: served, Reconciler: reconcile.Func(func(context.Context, ctrl.Request) (ctrl.Result, error) {
+		p := &withoutDelay{controller: served, Reconciler: reconcile.Func(func(context.Context, ctrl.Request) (ctrl.Result, error) {
 			ended = time.Now()
 			return ctrl.Result{RequeueAfter: time.Minute}, failure
 		})}

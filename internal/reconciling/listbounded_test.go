@@ -10,11 +10,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
-func TestListFew(t *testing.T) {
+func TestListBounded(t *testing.T) {
 	c := fake.NewClientBuilder().Build()
-	for n := range maxFew + 1 {
-		if n == maxFew {
-			if err := ListFew(t.Context(), c, &corev1.ConfigMapList{}); err != nil {
+	for n := range maxListed + 1 {
+		if n == maxListed {
+			if err := ListBounded(t.Context(), c, &corev1.ConfigMapList{}); err != nil {
 				t.Fatalf("%d objects: %v", n, err)
 			}
 		}
@@ -22,7 +22,7 @@ func TestListFew(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := ListFew(t.Context(), c, &corev1.ConfigMapList{}); err == nil || !strings.Contains(err.Error(), "found 1001") {
+	if err := ListBounded(t.Context(), c, &corev1.ConfigMapList{}); err == nil || !strings.Contains(err.Error(), "found 1001") {
 		t.Errorf("one object more than allowed: %v", err)
 	}
 }
