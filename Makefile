@@ -164,15 +164,36 @@ tools: ## The code generators: bin/tools/.
 		google.golang.org/protobuf/cmd/protoc-gen-go \
 		google.golang.org/grpc/cmd/protoc-gen-go-grpc
 
-.PHONY: golangci-lint
-golangci-lint:
-	@$(CACHED) golangci-lint $(GOLANGCI_LINT) 'tools/golangci-lint hack/go-install.sh' \
-		hack/go-install.sh tools/golangci-lint $(TOOLS) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+# Programs for checks and tests, and their packages. Each program NAME has a module of its own, tools/NAME.
+TOOL_golangci-lint := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+TOOL_govulncheck := golang.org/x/vuln/cmd/govulncheck
+TOOL_gotestsum := gotest.tools/gotestsum
+TOOL_versitygw := github.com/versity/versitygw/cmd/versitygw # the S3-compatible server for tests of backups
+TOOL_registry := github.com/distribution/distribution/v3/cmd/registry # the image registry for tests of containerd's configuration
+TOOL_kube-state-metrics := k8s.io/kube-state-metrics/v2 # the exporter of metrics of objects
+TOOL_cluster-api-operator := sigs.k8s.io/cluster-api-operator/cmd # the manager that installs providers
+TOOL_helm := helm.sh/helm/v3/cmd/helm # the program that installs the chart
+# The controllers of Flux that fetch manifests and apply them. Those of Argo CD are one program.
+TOOL_flux := github.com/fluxcd/source-controller github.com/fluxcd/kustomize-controller
+TOOL_argo-cd := github.com/argoproj/argo-cd/v3/cmd
+# Programs that are not in bin/tools, because their names say little.
+FOLDER_cluster-api-operator := $(BIN)/cluster-api-operator
+FOLDER_flux := $(BIN)/flux
+FOLDER_argo-cd := $(BIN)/argo-cd
+
+# $(call build_tool,NAME) builds a program of this table. Go names it after the last element of its package that is no version.
+tool_folder = $(or $(FOLDER_$(1)),$(TOOLS))
+build_tool = $(CACHED) $(1) '$(addprefix $(tool_folder)/,$(notdir $(patsubst %/v2,%,$(TOOL_$(1)))))' 'tools/$(1) hack/go-install.sh' \
+	hack/go-install.sh tools/$(1) $(tool_folder) $(TOOL_$(1))
+
+BUILT_TOOLS := golangci-lint gotestsum versitygw registry kube-state-metrics cluster-api-operator helm flux argo-cd
+.PHONY: $(BUILT_TOOLS)
+$(BUILT_TOOLS):
+	@$(call build_tool,$@)
 
 .PHONY: govulncheck
 govulncheck: ## Look for known vulnerabilities in our own code (needs vuln.go.dev).
-	@$(CACHED) govulncheck $(TOOLS)/govulncheck 'tools/govulncheck hack/go-install.sh' \
-		hack/go-install.sh tools/govulncheck $(TOOLS) golang.org/x/vuln/cmd/govulncheck
+	@$(call build_tool,govulncheck)
 	$(TOOLS)/govulncheck ./...
 
 GROUPS_WITH_TYPES := $(patsubst api/%,%,$(wildcard $(API_GROUPS:%=api/%)))
@@ -236,52 +257,6 @@ docs: build-kube build-capi ## Check the documents, and build them as a web site
 ##@ Test
 
 gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum $(1) '$(2)'
-
-.PHONY: gotestsum
-gotestsum:
-	@$(CACHED) gotestsum $(TOOLS)/gotestsum 'tools/gotestsum hack/go-install.sh' \
-		hack/go-install.sh tools/gotestsum $(TOOLS) gotest.tools/gotestsum
-
-# The S3-compatible server for tests of backups.
-.PHONY: versitygw
-versitygw:
-	@$(CACHED) versitygw $(TOOLS)/versitygw 'tools/versitygw hack/go-install.sh' \
-		hack/go-install.sh tools/versitygw $(TOOLS) github.com/versity/versitygw/cmd/versitygw
-
-# The image registry for tests of containerd's configuration.
-.PHONY: registry
-registry:
-	@$(CACHED) registry $(TOOLS)/registry 'tools/registry hack/go-install.sh' \
-		hack/go-install.sh tools/registry $(TOOLS) github.com/distribution/distribution/v3/cmd/registry
-
-# The exporter of metrics of objects.
-.PHONY: kube-state-metrics
-kube-state-metrics:
-	@$(CACHED) kube-state-metrics $(TOOLS)/kube-state-metrics 'tools/kube-state-metrics hack/go-install.sh' \
-		hack/go-install.sh tools/kube-state-metrics $(TOOLS) k8s.io/kube-state-metrics/v2
-
-# The manager that installs providers.
-.PHONY: cluster-api-operator
-cluster-api-operator:
-	@$(CACHED) cluster-api-operator $(BIN)/cluster-api-operator/cmd 'tools/cluster-api-operator hack/go-install.sh' \
-		hack/go-install.sh tools/cluster-api-operator $(BIN)/cluster-api-operator sigs.k8s.io/cluster-api-operator/cmd
-
-# The program that installs the chart.
-.PHONY: helm
-helm:
-	@$(CACHED) helm $(TOOLS)/helm 'tools/helm hack/go-install.sh' hack/go-install.sh tools/helm $(TOOLS) helm.sh/helm/v3/cmd/helm
-
-# The controllers of Flux that fetch manifests and apply them.
-.PHONY: flux
-flux:
-	@$(CACHED) flux '$(addprefix $(BIN)/flux/,source-controller kustomize-controller)' 'tools/flux hack/go-install.sh' \
-		hack/go-install.sh tools/flux $(BIN)/flux github.com/fluxcd/source-controller github.com/fluxcd/kustomize-controller
-
-# The controllers of Argo CD, all in one program.
-.PHONY: argo-cd
-argo-cd:
-	@$(CACHED) argo-cd $(BIN)/argo-cd/cmd 'tools/argo-cd hack/go-install.sh' \
-		hack/go-install.sh tools/argo-cd $(BIN)/argo-cd github.com/argoproj/argo-cd/v3/cmd
 
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
@@ -408,7 +383,6 @@ test-argocd: setup build argo-cd ## Create, scale and remove a cluster with Argo
 	cd tools/argo-cd && go mod tidy -diff
 	hack/isolated.sh argocd go test -tags e2e,gitops ./test/e2e/gitops -run TestArgoCD -count=1 -v -timeout 30m
 
-# SCREENSHOTS=1 replaces the pictures of docs/images.
 .PHONY: test-ssh
 test-ssh: setup build-node build-kube ## Log in to a machine with Debian's SSH server, which is unpacked and not installed (not part of test).
 	@hack/setup.sh openssh-client
@@ -416,6 +390,7 @@ test-ssh: setup build-node build-kube ## Log in to a machine with Debian's SSH s
 	cd $(BIN)/ssh && apt-get -q download openssh-server libwrap0 && for p in *.deb; do dpkg -x $$p .; done
 	CAPSTAN_SSHD=$(CURDIR)/$(BIN)/ssh hack/isolated.sh ssh go test -tags e2e,ssh ./test/e2e/node -run TestSSH -count=1 -v -timeout 20m
 
+# SCREENSHOTS=1 replaces the pictures of docs/images.
 .PHONY: test-dashboard
 test-dashboard: setup build-kube build-capstan ## Test the page of capstan dashboard in a headless Chromium, one minute (not part of test).
 	@hack/setup.sh chromium fonts-inter fonts-jetbrains-mono

@@ -15,6 +15,7 @@ var (
 	block       = regexp.MustCompile("(?ms)^ *```([a-z]*)\n(.*?\n) *```")
 	inline      = regexp.MustCompile("`([^`\n]+)`")
 	makeTarget  = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
+	builtTools  = regexp.MustCompile(`(?m)^BUILT_TOOLS := (.+)$`)
 	assignment  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
 	overwritten = regexp.MustCompile(`(?m)^.*> *"?\$\{?KUBECONFIG.*$`)
 	// commandEnd separates the commands of a line.
@@ -147,6 +148,11 @@ func TestCommands(t *testing.T) {
 	targets := map[string]bool{}
 	for _, found := range makeTarget.FindAllStringSubmatch(string(makefile), -1) {
 		targets[found[1]] = true
+	}
+	for _, found := range builtTools.FindAllStringSubmatch(string(makefile), -1) {
+		for target := range strings.FieldsSeq(found[1]) {
+			targets[target] = true
+		}
 	}
 	programs := map[string]program{"capstan": reference(t, "capstan"), "capstand": reference(t, "capstand"), "manager": reference(t, "manager")}
 	checked := 0
