@@ -164,47 +164,46 @@ func TestInotify(t *testing.T) {
 	}
 }
 
-// TestFolders checks that the table of folders in architecture.md names each package: with its path in the first column, or in the second
-// column of a folder above it, with the path below that folder.
+// TestFolders checks that the tables of architecture.md have a row for each package, in the table of its layer.
 func TestFolders(t *testing.T) {
-	rows := folderRows(t)
+	listed := map[string][]string{}
+	for name := range layers {
+		if name != "test" {
+			listed[name] = packageRows(t, name)
+		}
+	}
 	for _, p := range packages(t) {
-		if len(p.GoFiles) > 0 && layer(p.ImportPath) != "test" && !slices.ContainsFunc(rows, func(r folderRow) bool { return r.names(p.ImportPath) }) {
-			t.Errorf("architecture.md has no row with %s", p.ImportPath)
+		own := layer(p.ImportPath)
+		if len(p.GoFiles) == 0 || own == "test" {
+			continue
+		}
+		if !slices.ContainsFunc(listed[own], func(row string) bool { return matches(row, p.ImportPath) }) {
+			t.Errorf("architecture.md has no row with %s below the heading of the layer %s", p.ImportPath, own)
+		}
+		for other, rows := range listed {
+			if other != own && slices.Contains(rows, p.ImportPath) {
+				t.Errorf("architecture.md has %s in the layer %s, want %s", p.ImportPath, other, own)
+			}
 		}
 	}
 }
 
-// folderRow is a row of the table of folders: the folders of the first column and the code in the second one.
-type folderRow struct{ folders, content []string }
-
-func (r folderRow) names(name string) bool {
-	return slices.ContainsFunc(r.folders, func(folder string) bool {
-		if matches, _ := filepath.Match(folder, name); matches {
-			return true
-		}
-		below, ok := strings.CutPrefix(name, folder+"/")
-		return ok && slices.Contains(r.content, below)
-	})
+func matches(pattern, name string) bool {
+	found, _ := filepath.Match(pattern, name)
+	return found
 }
 
-// folderRows reads the table of folders. A name in the place of a folder, like <group>, becomes *.
-func folderRows(t *testing.T) (rows []folderRow) {
+// packageRows reads the packages of the table of a layer, one in each row. A name in the place of a folder, like <group>, becomes *.
+func packageRows(t *testing.T, layer string) (rows []string) {
 	t.Helper()
 	placeholder := regexp.MustCompile("<[a-z]+>")
-	for _, line := range section(t, "architecture.md", "## Folders") {
-		columns := cells(line)
-		if len(columns) != 2 {
-			continue
+	for _, line := range section(t, "architecture.md", "### Layer "+layer) {
+		if columns := cells(line); len(columns) == 2 && strings.HasPrefix(columns[0], "`") {
+			rows = append(rows, placeholder.ReplaceAllString(strings.Trim(columns[0], "`"), "*"))
 		}
-		var row folderRow
-		for _, found := range inline.FindAllStringSubmatch(columns[0], -1) {
-			row.folders = append(row.folders, choices(placeholder.ReplaceAllString(strings.TrimSuffix(found[1], "/"), "*"))...)
-		}
-		for _, found := range inline.FindAllStringSubmatch(columns[1], -1) {
-			row.content = append(row.content, found[1])
-		}
-		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		t.Errorf("architecture.md has no packages below the heading of the layer %s", layer)
 	}
 	return rows
 }
