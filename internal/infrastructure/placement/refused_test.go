@@ -14,25 +14,25 @@ func TestReasons(t *testing.T) {
 	for _, reason := range placement.Reasons {
 		missing[reason] = true
 	}
-	one := func(change func(*placement.Host)) []placement.Host { return []placement.Host{host("a", change)} }
+	one := func(options ...option) []placement.Host { return []placement.Host{host("a", options...)} }
 	for want, tc := range map[placement.Reason]struct {
 		hosts []placement.Host
 		req   placement.Request
 	}{
 		placement.NotAdmitted:  {},
-		placement.Domain:       {hosts: one(nil), req: placement.Request{FailureDomain: "b"}},
-		placement.Network:      {hosts: one(nil), req: placement.Request{Overlay: true, Tunnel: "198.18.0.1"}},
-		placement.LANAccess:    {hosts: one(nil), req: placement.Request{LAN: placement.LAN{Name: "lab"}}},
-		placement.Unavailable:  {hosts: one(func(h *placement.Host) { h.Unavailable = "is unschedulable" })},
+		placement.Domain:       {hosts: one(), req: placement.Request{FailureDomain: "b"}},
+		placement.Network:      {hosts: one(), req: placement.Request{Overlay: true, Tunnel: "198.18.0.1"}},
+		placement.LANAccess:    {hosts: one(), req: placement.Request{LAN: placement.LAN{Name: "lab"}}},
+		placement.Unavailable:  {hosts: one(unavailable("is unschedulable"))},
 		placement.Taint:        {hosts: one(tainted("gpu:NoSchedule"))},
-		placement.Version:      {hosts: one(nil), req: placement.Request{Version: "v1.0.0"}},
-		placement.Image:        {hosts: one(nil), req: placement.Request{Image: "debian"}},
-		placement.ControlPlane: {hosts: one(func(h *placement.Host) { h.ControlPlane = false }), req: placement.Request{ControlPlane: true}},
-		placement.HostAccess:   {hosts: one(nil), req: placement.Request{Mounts: []infrav1.HostMount{{Source: "/srv"}}}},
-		placement.CPUs:         {hosts: one(nil), req: placement.Request{CPUs: 5}},
-		placement.Memory:       {hosts: one(nil), req: placement.Request{Memory: 9 * gib}},
-		placement.Disk:         {hosts: one(func(h *placement.Host) { h.Disk = gib }), req: placement.Request{Disk: 2 * gib}},
-		placement.Volume:       {hosts: one(nil), req: placement.Request{Host: "b", Volume: "v"}},
+		placement.Version:      {hosts: one(), req: placement.Request{Version: "v1.0.0"}},
+		placement.Image:        {hosts: one(), req: placement.Request{Image: "debian"}},
+		placement.ControlPlane: {hosts: one(workersOnly), req: placement.Request{ControlPlane: true}},
+		placement.HostAccess:   {hosts: one(), req: placement.Request{Mounts: []infrav1.HostMount{{Source: "/srv"}}}},
+		placement.CPUs:         {hosts: one(), req: placement.Request{CPUs: 5}},
+		placement.Memory:       {hosts: one(), req: placement.Request{Memory: 9 * gib}},
+		placement.Disk:         {hosts: one(disk(gib)), req: placement.Request{Disk: 2 * gib}},
+		placement.Volume:       {hosts: one(), req: placement.Request{Host: "b", Volume: "v"}},
 	} {
 		_, err := placement.Choose(tc.hosts, tc.req)
 		var refused *placement.Refused
