@@ -101,108 +101,168 @@ func (h host) sameMachines(before map[string]string, when string) {
 	}
 }
 
+// recovery is a plane whose host is lost with all data, and the plane that is restored from its backup on another host.
+type recovery struct {
+	t               *testing.T
+	lost, found     *installation
+	rack            host
+	backups, backup string
+	// machines of the rack, objects of the backup, and the network of the cluster that was created after it
+	machines         map[string]string
+	objects, network string
+}
+
 // The host of a plane is lost with all data. A plane that is restored from the backup on another host has the same
 // objects, can read the Secrets, connects to the hosts with their credentials, and manages their running machines.
 func TestRecovery(t *testing.T) {
-	lost := newInstallation(t)
-	backups := t.TempDir()
-	lost.capstan("up", "--no-hosts", "--backup-to", backups, "--backup-every", "1h")
-	rack, manifests := startHost(lost)
-	file := filepath.Join(t.TempDir(), "rack-1.yaml")
+	r := &recovery{t: t, lost: newInstallation(t), backups: t.TempDir(), backup: filepath.Join(t.TempDir(), "plane.tar.gz")}
+	r.createPlane()
+	r.backUp()
+	r.changeAfterBackup()
+	r.lost.destroy()
+	r.rack.sameMachines(r.machines, "without a plane")
+	r.restore()
+	r.hasContentOfBackup()
+	id := r.listsUnknownMachine()
+	r.givesAnotherNetwork()
+	r.prunes(id)
+	r.managesMachines()
+}
+
+// createPlane creates a plane with a host on the rack, a cluster and a Secret.
+func (r *recovery) createPlane() {
+	r.t.Helper()
+	r.lost.capstan("up", "--no-hosts", "--backup-to", r.backups, "--backup-every", "1h")
+	var manifests string
+	r.rack, manifests = startHost(r.lost)
+	file := filepath.Join(r.t.TempDir(), "rack-1.yaml")
 	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	lost.kubectl("apply", "-f", file)
-	lost.capstan("create", "cluster", "one", "--workers", "1")
-	lost.kubectl("create", "secret", "generic", "probe", "--from-literal=password=correct-horse")
-	if scheduled := lost.status().BackupStatus; scheduled.Last == nil || scheduled.Error != "" {
-		t.Errorf("the schedule: %+v", scheduled)
-	}
-	if text := lost.capstan("status"); !strings.Contains(text, "every 1h to "+backups) {
-		t.Errorf("capstan status: %s", text)
-	}
-	archive := filepath.Join(t.TempDir(), "plane.tar.gz")
-	lost.capstan("backup", "--file", archive)
-	objects := lost.identities()
-	lost.kubectl("create", "configmap", "after-the-backup")
-	lost.capstan("create", "cluster", "two", "--workers", "0")
-	network := lost.kubectl("get", "capstancluster", "two", "-o", "jsonpath={.spec.network.machineCIDR}")
-	machines := rack.machines()
+	r.lost.kubectl("apply", "-f", file)
+	r.lost.capstan("create", "cluster", "one", "--workers", "1")
+	r.lost.kubectl("create", "secret", "generic", "probe", "--from-literal=password=correct-horse")
+}
 
-	lost.destroy()
-	rack.sameMachines(machines, "without a plane")
+// backUp checks the schedule of backups, and makes a backup.
+func (r *recovery) backUp() {
+	r.t.Helper()
+	if scheduled := r.lost.status().BackupStatus; scheduled.Last == nil || scheduled.Error != "" {
+		r.t.Errorf("the schedule: %+v", scheduled)
+	}
+	if text := r.lost.capstan("status"); !strings.Contains(text, "every 1h to "+r.backups) {
+		r.t.Errorf("capstan status: %s", text)
+	}
+	r.lost.capstan("backup", "--file", r.backup)
+	r.objects = r.lost.identities()
+}
 
-	found := newInstallation(t)
+// changeAfterBackup creates objects that the backup does not contain.
+func (r *recovery) changeAfterBackup() {
+	r.t.Helper()
+	r.lost.kubectl("create", "configmap", "after-the-backup")
+	r.lost.capstan("create", "cluster", "two", "--workers", "0")
+	r.network = r.lost.kubectl("get", "capstancluster", "two", "-o", "jsonpath={.spec.network.machineCIDR}")
+	r.machines = r.rack.machines()
+}
+
+// restore restores the backup into another installation, and starts it.
+func (r *recovery) restore() {
+	r.t.Helper()
+	r.found = newInstallation(r.t)
 	began := time.Now()
-	found.capstan("restore", archive)
-	found.capstan("up")
-	t.Logf("restored and ready in %.1f s", time.Since(began).Seconds())
-	if _, err := found.try("restore", archive); err == nil || !strings.Contains(err.Error(), "--keep-state") {
-		t.Errorf("a restore over a running plane: %v", err)
+	r.found.capstan("restore", r.backup)
+	r.found.capstan("up")
+	r.t.Logf("restored and ready in %.1f s", time.Since(began).Seconds())
+	if _, err := r.found.try("restore", r.backup); err == nil || !strings.Contains(err.Error(), "--keep-state") {
+		r.t.Errorf("a restore over a running plane: %v", err)
 	}
-	if password := found.kubectl("get", "secret", "probe", "-o", "jsonpath={.data.password}"); password != "Y29ycmVjdC1ob3JzZQ==" {
-		t.Errorf("the Secret has %q", password)
+}
+
+// hasContentOfBackup checks the restored Secret and objects, and waits for the host.
+func (r *recovery) hasContentOfBackup() {
+	r.t.Helper()
+	if password := r.found.kubectl("get", "secret", "probe", "-o", "jsonpath={.data.password}"); password != "Y29ycmVjdC1ob3JzZQ==" {
+		r.t.Errorf("the Secret has %q", password)
 	}
-	if left := found.kubectl("get", "configmap", "after-the-backup", "--ignore-not-found", "-o", "name"); left != "" {
-		t.Errorf("created after the backup: %q", left)
+	if left := r.found.kubectl("get", "configmap", "after-the-backup", "--ignore-not-found", "-o", "name"); left != "" {
+		r.t.Errorf("created after the backup: %q", left)
 	}
-	if after := found.identities(); after != objects {
-		t.Errorf("objects:\n%s\nthen:\n%s", objects, after)
+	if after := r.found.identities(); after != r.objects {
+		r.t.Errorf("objects:\n%s\nthen:\n%s", r.objects, after)
 	}
-	eventually(t, "the host is connected", time.Minute, func() bool {
-		return found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
+	eventually(r.t, "the host is connected", time.Minute, func() bool {
+		return r.found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
 	})
-	// The new plane lists the machine of the cluster that was created after the backup. It does not give the network of
-	// this machine to the next cluster. It removes the machine only on request.
-	id := ""
-	eventually(t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
-		id = found.unknown()
+}
+
+// listsUnknownMachine returns the machine of the cluster that was created after the backup: the new plane lists it.
+func (r *recovery) listsUnknownMachine() (id string) {
+	r.t.Helper()
+	eventually(r.t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
+		id = r.found.unknown()
 		return id != ""
 	})
-	if machines[id] == "" {
-		t.Fatalf("status.unknownMachines: %q, machines: %v", id, machines)
+	if r.machines[id] == "" {
+		r.t.Fatalf("status.unknownMachines: %q, machines: %v", id, r.machines)
 	}
-	found.capstan("create", "cluster", "three", "--workers", "0", "--wait=false")
+	return id
+}
+
+// givesAnotherNetwork checks that the next cluster does not get the network of the unknown machine. The host refuses a network
+// that a machine uses, and the cluster then gets another one.
+func (r *recovery) givesAnotherNetwork() {
+	r.t.Helper()
+	r.found.capstan("create", "cluster", "three", "--workers", "0", "--wait=false")
 	given, ready := "", false
-	// The host refuses a network that a machine uses, and the cluster then gets another one.
-	eventually(t, "the network of the next cluster", time.Minute, func() bool {
-		state := found.kubectl("get", "capstancluster", "three", "-o", `jsonpath={.status.conditions[?(@.type=="NetworkReady")].status} {.spec.network.machineCIDR}`)
+	eventually(r.t, "the network of the next cluster", time.Minute, func() bool {
+		state := r.found.kubectl("get", "capstancluster", "three", "-o", `jsonpath={.status.conditions[?(@.type=="NetworkReady")].status} {.spec.network.machineCIDR}`)
 		given, ready = strings.CutPrefix(state, "True ")
 		return ready
 	})
-	if given == network || network == "" {
-		t.Errorf("the next cluster has the network %q, the machine of the lost cluster has %q", given, network)
+	if given == r.network || r.network == "" {
+		r.t.Errorf("the next cluster has the network %q, the machine of the lost cluster has %q", given, r.network)
 	}
-	found.capstan("delete", "cluster", "three")
-	rack.sameMachines(machines, "after the restore")
-	if text := found.capstan("host", "prune", "rack-1"); !strings.Contains(text, id) {
-		t.Errorf("capstan host prune: %s", text)
+	r.found.capstan("delete", "cluster", "three")
+	r.rack.sameMachines(r.machines, "after the restore")
+}
+
+// prunes removes the unknown machine. The plane does this only on request.
+func (r *recovery) prunes(id string) {
+	r.t.Helper()
+	if text := r.found.capstan("host", "prune", "rack-1"); !strings.Contains(text, id) {
+		r.t.Errorf("capstan host prune: %s", text)
 	}
-	found.capstan("host", "prune", "rack-1", id)
-	delete(machines, id)
-	eventually(t, "the machine of the lost cluster is removed", time.Minute, func() bool {
-		asked := found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.metadata.annotations.infrastructure\.capstan\.dev/prune}`)
-		return asked == "" && found.unknown() == ""
+	r.found.capstan("host", "prune", "rack-1", id)
+	delete(r.machines, id)
+	eventually(r.t, "the machine of the lost cluster is removed", time.Minute, func() bool {
+		asked := r.found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.metadata.annotations.infrastructure\.capstan\.dev/prune}`)
+		return asked == "" && r.found.unknown() == ""
 	})
-	rack.sameMachines(machines, "after host prune")
-	rack.networks(1, "after host prune")
-	// The plane manages the machines: another worker is created, and the existing machines stay.
-	found.kubectl("patch", "machinedeployment", found.workers(), "--type=merge", "-p", `{"spec":{"replicas":2}}`)
-	eventually(t, "another worker runs", 3*time.Minute, func() bool {
-		return found.kubectl("get", "machinedeployment", found.workers(), "-o", "jsonpath={.status.readyReplicas}") == "2"
+	r.rack.sameMachines(r.machines, "after host prune")
+	r.rack.networks(1, "after host prune")
+}
+
+// managesMachines creates another worker, while the existing machines stay, and deletes all machines.
+func (r *recovery) managesMachines() {
+	r.t.Helper()
+	workers := r.found.workers()
+	r.found.kubectl("patch", "machinedeployment", workers, "--type=merge", "-p", `{"spec":{"replicas":2}}`)
+	eventually(r.t, "another worker runs", 3*time.Minute, func() bool {
+		return r.found.kubectl("get", "machinedeployment", workers, "-o", "jsonpath={.status.readyReplicas}") == "2"
 	})
-	after := rack.machines()
-	if len(after) != len(machines)+1 {
-		t.Errorf("machines %v, then %v", machines, after)
+	after := r.rack.machines()
+	if len(after) != len(r.machines)+1 {
+		r.t.Errorf("machines %v, then %v", r.machines, after)
 	}
-	for id, started := range machines {
+	for id, started := range r.machines {
 		if after[id] != started {
-			t.Errorf("machine %s was started at %s, then at %s", id, started, after[id])
+			r.t.Errorf("machine %s was started at %s, then at %s", id, started, after[id])
 		}
 	}
-	found.capstan("delete", "cluster", "one")
-	if left := rack.machines(); len(left) > 0 {
-		t.Errorf("machines remain: %v", left)
+	r.found.capstan("delete", "cluster", "one")
+	if left := r.rack.machines(); len(left) > 0 {
+		r.t.Errorf("machines remain: %v", left)
 	}
 }
 
