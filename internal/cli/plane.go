@@ -59,7 +59,7 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().StringVar(&o.HostListenAddress, "host-listen-address", "", "address, host:port, on which the manager accepts hosts that dial it, for 'capstan host join --dial'; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on this port of all addresses of this box, so do not use 6443, the port of load balancers; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
-	c.Flags().StringVar(&o.KubernetesVersion, "kubernetes-version", "", "Kubernetes version of the management plane, of those of this box: not older than its version, and at most one minor version newer (default: unchanged, at first the newest)")
+	c.Flags().StringVar(&o.KubernetesVersion, "kubernetes-version", "", "Kubernetes version of the management plane; it must be installed on this box, must not be older than the current one, and can be one minor version newer (default: the current one; for a new plane the newest one)")
 	_ = c.RegisterFlagCompletionFunc("kubernetes-version", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		versions, _ := a.localVersions() // Completion shows no errors.
 		return versions, cobra.ShellCompDirectiveNoFileComp

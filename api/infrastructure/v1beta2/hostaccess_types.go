@@ -5,9 +5,9 @@ import "strings"
 // AllowedMount is a folder or file of a host that machines of some namespaces can mount.
 type AllowedMount struct {
 	// path is a folder or file of the host. Machines can mount it, and everything below it. It is an absolute path without
-	// symbolic links. Folders of the system cannot be allowed: they are /, /boot, /dev, /etc, /proc, /root, /run, /sys, /usr, /var,
-	// /var/lib, the folders of programs and libraries, and everything below them; of /var and /var/lib, everything below them except
-	// /var/lib/capstan, /var/lib/containerd, /var/lib/etcd, /var/lib/kubelet and /var/run can be allowed.
+	// symbolic links. Not allowed, with everything below them: /bin, /boot, /dev, /etc, /lib, /lib32, /lib64, /libx32, /proc, /root, /run,
+	// /sbin, /sys, /usr, /var/lib/capstan, /var/lib/containerd, /var/lib/etcd, /var/lib/kubelet, /var/run. Not allowed themselves: /, /var,
+	// /var/lib; other folders below /var are allowed.
 	// +required
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=256

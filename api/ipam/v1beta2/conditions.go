@@ -2,9 +2,9 @@ package v1beta2
 
 // Conditions of both kinds of pool.
 const (
-	// ReadyCondition is True when the pool can serve claims. It is False if the spec is invalid, the pool is being
-	// deleted, it overlaps with another pool and one of them refuses that, its addresses are still arriving from a
-	// move, or claims wait because no address is free. A full pool without waiting claims is Ready.
+	// ReadyCondition is True when the pool can serve claims. A full pool without waiting claims is Ready. The condition is False in these
+	// cases: the spec is invalid; the pool is being deleted; the pool overlaps with another one, and one of the two has the setting
+	// `overlap: Refuse`; a move has not yet brought all of its addresses; claims wait because no address is free.
 	ReadyCondition = "Ready"
 
 	// SpecValidCondition is False when the spec is invalid. Admission refuses such a spec, so this occurs only

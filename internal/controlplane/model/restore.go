@@ -180,8 +180,8 @@ func FirstMachineMessage(machines []*clusterv1.Machine, name string, messages ..
 	return strings.TrimSpace(out)
 }
 
-// lostMachines describes that etcd cannot have a majority, because too many Machines do not run by the report of their
-// infrastructure; "" when etcd may have one. It is the only source when no API server answers.
+// lostMachines returns a text if so many Machines are down that etcd has no majority, and "" otherwise. A Machine is down if its
+// infrastructure reports this. When no API server answers, nothing else tells whether etcd has a majority.
 func (f Fleet) lostMachines() string {
 	if !f.Stacked || len(f.Instances) == 0 {
 		return ""

@@ -181,7 +181,7 @@ func notReady(s *scope, n numbers) string {
 		parts = append(parts, fmt.Sprintf("%d are not created yet", s.want.replicas-n.active))
 	}
 	if coming := n.active - n.available - n.failed; coming > 0 {
-		parts = append(parts, fmt.Sprintf("%d are on their way", coming))
+		parts = append(parts, fmt.Sprintf("%d are starting", coming))
 	}
 	if n.failed > 0 {
 		parts = append(parts, fmt.Sprintf("%d failed", n.failed))
