@@ -20,7 +20,7 @@ import (
 func TestBackupTarget(t *testing.T) {
 	schedule := embedded.BackupSchedule{BackupTarget: embedded.BackupTarget{To: "/mnt/backups", Keep: 3}}
 	withSchedule, without := &app{root: t.TempDir()}, &app{root: t.TempDir()}
-	for a, s := range map[*app]embedded.State{withSchedule: {ID: "a", Backup: &schedule}, without: {ID: "b"}} {
+	for a, s := range map[*app]embedded.State{withSchedule: {ID: "a", Settings: embedded.Settings{Backup: &schedule}}, without: {ID: "b"}} {
 		data, err := json.Marshal(s)
 		if err == nil {
 			err = os.WriteFile(a.layout().State(), data, 0o600)
@@ -75,10 +75,10 @@ func TestPrintBackups(t *testing.T) {
 	for want, status := range map[string]embedded.Status{
 		"Backups:  none; configure them with `capstan up --backup-to`\n": {},
 		"Backups:      every 6h to /mnt\nLast backup:  2026-03-01T03:00:00Z /mnt/a\n": {
-			Backup: schedule, BackupStatus: embedded.BackupStatus{Last: &embedded.Backup{Time: at, Location: "/mnt/a"}},
+			Settings: embedded.Settings{Backup: schedule}, BackupStatus: embedded.BackupStatus{Last: &embedded.Backup{Time: at, Location: "/mnt/a"}},
 		},
 		"Backups:       every 6h to /mnt\nLast backup:   none\nBackup error:  no folder (2026-03-01T03:00:00Z; next attempt at 2026-03-01T03:01:00Z)\n": {
-			Backup: schedule, BackupStatus: embedded.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
+			Settings: embedded.Settings{Backup: schedule}, BackupStatus: embedded.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
 		},
 	} {
 		var out bytes.Buffer

@@ -143,7 +143,7 @@ func TestJoinWaitsForCapstand(t *testing.T) {
 // TestJoinServer: other boxes get another URL for the plane of this box than its kubeconfig has, and the same URL for each other plane.
 func TestJoinServer(t *testing.T) {
 	with := embedded.Layout{Root: t.TempDir()}
-	if err := errors.Join(atomicfile.WriteJSON(with.State(), embedded.State{APIAddress: "10.0.0.1:6443"}, 0o600), os.WriteFile(with.AdminKubeconfig(), []byte(twoContexts), 0o600)); err != nil {
+	if err := errors.Join(atomicfile.WriteJSON(with.State(), embedded.State{Settings: embedded.Settings{APIAddress: "10.0.0.1:6443"}}, 0o600), os.WriteFile(with.AdminKubeconfig(), []byte(twoContexts), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {

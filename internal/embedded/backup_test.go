@@ -61,7 +61,7 @@ func newPlain(t *testing.T) *plain {
 	t.Helper()
 	p := &plain{t: t, layout: Layout{Root: newRoot(t)}}
 	assets, version := testKubernetes(t)
-	p.state = State{ID: "abcd1234", Assets: assets, KubernetesVersion: version, Hosts: []string{"local"}}
+	p.state = State{ID: "abcd1234", Assets: assets, Settings: Settings{KubernetesVersion: version, Hosts: []string{"local"}}}
 	var release func()
 	var err error
 	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, portFree)

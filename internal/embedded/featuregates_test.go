@@ -30,7 +30,8 @@ func TestCoreFeatureGates(t *testing.T) {
 		if args := coreManagerComponent(l, s).args; !slices.Contains(args, test.want) {
 			t.Errorf("--core-feature-gates %q: core has %q", test.asked, args)
 		}
-		status := Status{Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion, CoreFeatureGates: before.CoreFeatureGates}
+		status := Status{Settings: s.Settings, Assets: assets, Build: buildOf(s)}
+		status.CoreFeatureGates = before.CoreFeatureGates
 		if served := (Options{CoreFeatureGates: test.asked}).served(status, assets, Layout{}); served != maps.Equal(before.CoreFeatureGates, s.CoreFeatureGates) {
 			t.Errorf("--core-feature-gates %q is accepted by a plane with %v: %v", test.asked, before.CoreFeatureGates, served)
 		}

@@ -130,10 +130,8 @@ func ensurePorts(ctx context.Context, l Layout, state *State) (release func(), e
 func newPlane(l Layout, state State, supervisor Supervisor) *plane {
 	p := &plane{layout: l, state: state, spawner: newSpawner(), logging: supervisor.Logging}
 	p.board = newBoard(Status{
-		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, HostListenAddress: state.HostListenAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
-		Backup: state.Backup,
-		Server: loopback("https", state.port(portAPIServer)),
+		PID: os.Getpid(), Unit: supervisor.Unit, Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
+		Settings: state.Settings, Server: loopback("https", state.port(portAPIServer)),
 	})
 	p.start = p.startComponents
 	return p

@@ -106,7 +106,7 @@ func checkMaintenance(t *testing.T, fails int, shown string) {
 // TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards.
 func TestPartsAfterAnError(t *testing.T) {
 	assets := t.TempDir()
-	state := State{ID: "abcd1234", Assets: assets, KubernetesVersion: "v1.36.3", Hosts: []string{"local", "local-2"}, PortBase: 30000}
+	state := State{ID: "abcd1234", Assets: assets, Settings: Settings{KubernetesVersion: "v1.36.3", Hosts: []string{"local", "local-2"}}, PortBase: 30000}
 	p := newPlane(Layout{Root: newRoot(t)}, state, Supervisor{})
 	must(t, prepareRoot(p.layout))
 	for _, program := range staged(state) {

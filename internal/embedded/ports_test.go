@@ -112,16 +112,16 @@ func TestCheckAPIPort(t *testing.T) {
 		ok     bool
 	}{
 		"loopback only":              {State{PortBase: port - 2}, "", true},
-		"used by a load balancer":    {State{APIAddress: address}, loopback("https", firstPort), false},
-		"used, and no plane runs":    {State{APIAddress: address}, "", false},
-		"used by the own API server": {State{APIAddress: address}, loopback("https", port), true},
+		"used by a load balancer":    {State{Settings: Settings{APIAddress: address}}, loopback("https", firstPort), false},
+		"used, and no plane runs":    {State{Settings: Settings{APIAddress: address}}, "", false},
+		"used by the own API server": {State{Settings: Settings{APIAddress: address}}, loopback("https", port), true},
 	} {
 		if err := checkAPIPort(t.Context(), test.state, test.served, portFree); (err == nil) != test.ok || err != nil && !errors.As(err, &InvalidOptions{}) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	listener.Close()
-	if err := checkAPIPort(t.Context(), State{APIAddress: address}, "", portFree); err != nil {
+	if err := checkAPIPort(t.Context(), State{Settings: Settings{APIAddress: address}}, "", portFree); err != nil {
 		t.Errorf("a free port: %v", err)
 	}
 }

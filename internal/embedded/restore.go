@@ -281,7 +281,7 @@ func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) e
 	if state.KubernetesVersion, err = versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
 		return err
 	}
-	if checkListen(state) != nil || checkListenCertificates(l, state) != nil {
+	if checkListen(state.Settings) != nil || checkListenCertificates(l, state) != nil {
 		state.Listen = ""
 	}
 	return state.save(to)

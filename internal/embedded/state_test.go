@@ -64,7 +64,7 @@ func TestDecideState(t *testing.T) {
 		}
 	}
 	for hosts, want := range map[int]bool{-1: false, 0: true, 1: false, 3: true, 4: false} {
-		running := Status{Hosts: more.Hosts, Assets: more.Assets, Build: buildOf(more), KubernetesVersion: more.KubernetesVersion}
+		running := Status{Settings: more.Settings, Assets: more.Assets, Build: buildOf(more)}
 		if got := (Options{Hosts: hosts}).served(running, more.Assets, l); got != want {
 			t.Errorf("%d hosts: a plane with three hosts is accepted: %v", hosts, got)
 		}
@@ -96,9 +96,9 @@ func TestKubernetesVersion(t *testing.T) {
 			t.Errorf("from %q to %q: %q, %v", test.have, test.asked, got, err)
 		}
 	}
-	s := State{Assets: a.Dir, KubernetesVersion: "v1.36.3"}
+	s := State{Assets: a.Dir, Settings: Settings{KubernetesVersion: "v1.36.3"}}
 	for asked, want := range map[string]bool{"": true, "v1.36.3": true, "v1.36.5": false} {
-		if got := (Options{KubernetesVersion: asked}).served(Status{Assets: s.Assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, s.Assets, Layout{}); got != want {
+		if got := (Options{KubernetesVersion: asked}).served(Status{Settings: s.Settings, Assets: s.Assets, Build: buildOf(s)}, s.Assets, Layout{}); got != want {
 			t.Errorf("%q is served by a plane of v1.36.3: %v", asked, got)
 		}
 	}
@@ -153,7 +153,9 @@ func TestListen(t *testing.T) {
 		if err != nil || s.Listen != test.want {
 			t.Fatalf("--listen %q: %q, %v", test.asked, s.Listen, err)
 		}
-		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets, Layout{})
+		without := Status{Settings: s.Settings, Assets: assets, Build: buildOf(s)}
+		without.Listen = ""
+		served := Options{Listen: test.asked}.served(without, assets, Layout{})
 		if served != (test.asked == "" || test.asked == "none") {
 			t.Errorf("--listen %q is accepted by a plane without listeners: %v", test.asked, served)
 		}

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 // Status is the status of a running plane.
@@ -23,30 +21,22 @@ type Status struct {
 	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
 	// Error is the reason why the last start failed, and whether another attempt waits or is in progress; empty after a start without an error.
-	Error             string           `json:"error,omitempty"`
-	Root              string           `json:"root"`
-	Assets            string           `json:"assets"`
-	Build             string           `json:"build"`
-	Version           string           `json:"version"`
-	KubernetesVersion string           `json:"kubernetesVersion"`
-	Server            string           `json:"server"`
-	Hosts             []string         `json:"hosts"`
-	Listen            string           `json:"listen,omitempty"`
-	Tracing           *collector.Flags `json:"tracing,omitempty"`
-	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
-	APIAddress string `json:"apiAddress,omitempty"`
-	// HostListenAddress is the address on which the manager accepts hosts that dial it; empty for none.
-	HostListenAddress string          `json:"hostListenAddress,omitempty"`
-	CoreFeatureGates  map[string]bool `json:"coreFeatureGates,omitempty"`
-	Installed         bool            `json:"installed"`
-	Components        []ProcessStatus `json:"components"`
+	Error   string `json:"error,omitempty"`
+	Root    string `json:"root"`
+	Assets  string `json:"assets"`
+	Build   string `json:"build"`
+	Version string `json:"version"`
+	// Settings are those that the plane was started with.
+	Settings
+	Server     string          `json:"server"`
+	Installed  bool            `json:"installed"`
+	Components []ProcessStatus `json:"components"`
 	// EtcdAlarms are the active alarms of etcd, for example NOSPACE; empty without alarms.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
 	// CertificatesExpiring lists the files of certificates that are due for renewal, with their expiry.
 	CertificatesExpiring []string `json:"certificatesExpiring,omitempty"`
-	// Backup is the schedule of backups; nil when there is none. BackupStatus is its status.
-	Backup       *BackupSchedule `json:"backup,omitempty"`
-	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
+	// BackupStatus is the status of the scheduled backups.
+	BackupStatus BackupStatus `json:"backupStatus,omitzero"`
 }
 
 // Problem returns the reasons why the plane did not start, and why components do not run; "" without a problem. Another attempt to start

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -17,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
-// Options of `capstan up`.
+// Options of `capstan up`. Settings.with applies them.
 type Options struct {
 	// Root is the folder of all state: an absolute path without symbolic links, because `capstan down` unmounts and removes this folder.
 	Root string
@@ -111,15 +110,8 @@ func afterUpgrade(before, now string, err error) error {
 
 // served reports whether a plane has the requested options and this build.
 func (o Options) served(s Status, assets string, l Layout) bool {
-	schedule, err := scheduleOf(s.Backup, o.Backup, l)
-	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
-	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
-		(o.Hosts == 0 || len(s.Hosts) == max(o.Hosts, 0)) && (o.KubernetesVersion == "" || o.KubernetesVersion == s.KubernetesVersion) && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress) &&
-		s.HostListenAddress == listenOf(s.HostListenAddress, o.HostListenAddress)
-}
-
-func stateOf(s Status) State {
-	return State{Assets: s.Assets, KubernetesVersion: s.KubernetesVersion}
+	next, err := s.with(o, l, Assets{assets})
+	return err == nil && reflect.DeepEqual(next, s.Settings) && s.Error == "" && s.Assets == assets && s.Build == buildOf(State{Assets: assets, Settings: next})
 }
 
 func (o Options) complete() (Layout, string, error) {
