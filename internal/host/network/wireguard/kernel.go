@@ -20,13 +20,17 @@ func (l *Link) startKernel() (control, error) {
 	return kernel{}, kernel{}.configure(wgtypes.Config{PrivateKey: &private, ListenPort: &port})
 }
 
-func (kernel) peers() (all []wgtypes.Key, err error) {
+func (kernel) device() (d *wgtypes.Device, err error) {
 	client, err := wgctrl.New()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	device, err := client.Device(Device)
+	return client.Device(Device)
+}
+
+func (k kernel) peers() (all []wgtypes.Key, err error) {
+	device, err := k.device()
 	if err != nil {
 		return nil, err
 	}

@@ -153,12 +153,13 @@ func keysOf(peers []Peer) (keys []wgtypes.Key) {
 // device returns the control of the device, which it creates if there is none that works.
 func (l *Link) device() (c control, created bool, err error) {
 	link, err := netlink.LinkByName(Device)
+	if err == nil {
+		if c, err = l.working(link); c != nil {
+			return c, false, nil
+		}
+	}
 	switch {
-	case err == nil && link.Type() == "wireguard":
-		return kernel{}, false, nil
-	case err == nil && l.running():
-		return process{l.socket()}, false, nil
-	case err == nil: // Its process has ended, or it belongs to another program.
+	case err == nil: // Its process has ended, or capstand before it had its key, or it belongs to another program.
 		err = netlink.LinkDel(link)
 	case errors.As(err, &netlink.LinkNotFoundError{}):
 		err = nil
@@ -178,6 +179,24 @@ func (l *Link) device() (c control, created bool, err error) {
 	}
 	return c, true, err
 }
+
+// working returns the control of an existing device, or nil if the device has no process, or another key or port than those of the link.
+func (l *Link) working(link netlink.Link) (control, error) {
+	if link.Type() != "wireguard" {
+		if l.running() {
+			return process{l.socket()}, nil
+		}
+		return nil, nil
+	}
+	d, err := kernel{}.device()
+	if err == nil && l.owns(d) {
+		return kernel{}, nil
+	}
+	return nil, err
+}
+
+// owns returns whether a device of the kernel has the key and the port of the link. A device gets them after its creation.
+func (l *Link) owns(d *wgtypes.Device) bool { return d.PublicKey == l.Public && d.ListenPort == Port }
 
 // connect gives the device its address, and sends the packets for all boxes into it.
 func (l *Link) connect(mtu int, keep bool) error {
@@ -209,7 +228,10 @@ func (l *Link) Whole() (bool, error) {
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return false, nil
 	}
-	if err != nil || link.Attrs().Flags&net.FlagUp == 0 || link.Type() != "wireguard" && !l.running() {
+	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		return false, err
+	}
+	if c, err := l.working(link); c == nil {
 		return false, err
 	}
 	addresses, err := netlink.AddrList(link, netlink.FAMILY_V6)

@@ -101,3 +101,23 @@ func TestParsePublic(t *testing.T) {
 		}
 	}
 }
+
+// A device of the kernel without the key or the port of the link is one that capstand did not complete, or that of another program.
+func TestOwns(t *testing.T) {
+	own := Link{Public: key(2)}
+	for name, test := range map[string]struct {
+		have wgtypes.Device
+		want bool
+	}{
+		"complete":                    {wgtypes.Device{PublicKey: key(2), ListenPort: Port}, true},
+		"without a key":               {wgtypes.Device{ListenPort: Port}, false},
+		"without a port":              {wgtypes.Device{PublicKey: key(2)}, false},
+		"as the kernel creates it":    {wgtypes.Device{}, false},
+		"the key of another program":  {wgtypes.Device{PublicKey: key(3), ListenPort: Port}, false},
+		"the port of another program": {wgtypes.Device{PublicKey: key(2), ListenPort: 51820}, false},
+	} {
+		if got := own.owns(&test.have); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
