@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +43,10 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		return nil
 	}
 	unlock, err := lockCommand(ctx, l)
+	if errors.Is(err, fs.ErrNotExist) {
+		step("nothing to do: another command has removed the installation in " + l.Root)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -45,10 +45,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	if err := prepareRoot(l); err != nil {
-		return Restored{}, err
-	}
-	unlock, err := lockCommand(ctx, l)
+	unlock, err := lockRoot(ctx, l)
 	if err != nil {
 		return Restored{}, err
 	}

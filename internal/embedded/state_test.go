@@ -3,16 +3,20 @@ package embedded
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
@@ -258,6 +262,60 @@ func TestCommandLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	second()
+}
+
+// TestCommandLockOfRemovedRoot: `capstan down` removes the folder while `capstan up` and another `capstan down` wait for its lock.
+func TestCommandLockOfRemovedRoot(t *testing.T) {
+	l := Layout{Root: newRoot(t)}
+	first, err := lockRoot(t.Context(), l)
+	must(t, err)
+	inode := inodeOf(t, l.commandLock())
+	up, down := make(chan error, 1), make(chan error, 1)
+	var second func()
+	var step string
+	go func() {
+		var err error
+		second, err = lockRoot(t.Context(), l)
+		up <- err
+	}()
+	waitForLock(t, inode, 1)
+	go func() { down <- Down(t.Context(), Options{Root: l.Root}, false, func(s string) { step = s }) }()
+	waitForLock(t, inode, 2)
+	must(t, removeRoot(l))
+	first()
+	if err := <-down; err != nil || !strings.Contains(step, "nothing to do") {
+		t.Errorf("down: %q, %v", step, err)
+	}
+	must(t, <-up)
+	defer second()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := lockCommand(ctx, l); !errors.Is(err, context.Canceled) {
+		t.Errorf("a third command works at the same time: %v", err)
+	}
+}
+
+func inodeOf(t *testing.T, path string) uint64 {
+	t.Helper()
+	var stat unix.Stat_t
+	must(t, unix.Stat(path, &stat))
+	return stat.Ino
+}
+
+// waitForLock waits until a number of goroutines waits for the lock of a file.
+func waitForLock(t *testing.T, inode uint64, waiting int) {
+	t.Helper()
+	wait := regexp.MustCompile(fmt.Sprintf(`-> FLOCK .*:%d 0 EOF`, inode))
+	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
+		locks, err := os.ReadFile("/proc/locks")
+		must(t, err)
+		if len(wait.FindAll(locks, -1)) >= waiting {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d processes do not wait for the lock:\n%s", waiting, locks)
+		}
+	}
 }
 
 func TestReserved(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -57,10 +58,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if err := prepareRoot(l); err != nil {
-		return Status{}, err
-	}
-	unlock, err := lockCommand(ctx, l)
+	unlock, err := lockRoot(ctx, l)
 	if err != nil {
 		return Status{}, err
 	}
@@ -154,16 +152,44 @@ func prepareRoot(l Layout) error {
 // to be removed, so it identifies a folder of Capstan.
 func (l Layout) commandLock() string { return filepath.Join(l.Root, ".capstan") }
 
+// lockAttempts bounds the attempts of lockRoot.
+const lockAttempts = 10
+
+// lockRoot prepares the root folder and takes its lock. It begins again if `capstan down` removes the folder meanwhile.
+func lockRoot(ctx context.Context, l Layout) (unlock func(), err error) {
+	for range lockAttempts {
+		if err := prepareRoot(l); err != nil {
+			return nil, err
+		}
+		if unlock, err = lockCommand(ctx, l); !errors.Is(err, fs.ErrNotExist) {
+			return unlock, err
+		}
+	}
+	return nil, err
+}
+
+// lockCommand waits for the lock. The error is fs.ErrNotExist if `capstan down` has removed the folder meanwhile.
 func lockCommand(ctx context.Context, l Layout) (unlock func(), err error) {
 	f, err := os.OpenFile(l.commandLock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock(ctx, f); err != nil {
+	err = flock(ctx, f)
+	if err == nil && !isAt(f, l.commandLock()) {
+		err = fmt.Errorf("it has removed the folder: %w", fs.ErrNotExist)
+	}
+	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("another command works on %s: %w", l.Root, err)
 	}
 	return func() { f.Close() }, nil
+}
+
+// isAt returns whether a path leads to an open file.
+func isAt(f *os.File, path string) bool {
+	open, err1 := f.Stat()
+	there, err2 := os.Stat(path)
+	return err1 == nil && err2 == nil && os.SameFile(open, there)
 }
 
 // flock waits for the lock until ctx ends.
