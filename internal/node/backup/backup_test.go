@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -233,6 +234,57 @@ func TestStores(t *testing.T) {
 				t.Errorf("a backup that was removed: %v", err)
 			}
 		})
+	}
+}
+
+// TestPartsOfInterruptedPut: an upload that was killed leaves parts in the bucket. The next Put and Remove of the file remove them, and no parts
+// of other files. A store that refuses to list parts keeps working. The S3 server of the other tests lists none.
+func TestPartsOfInterruptedPut(t *testing.T) {
+	const uploads = `<ListMultipartUploadsResult><Bucket>backups</Bucket>
+		<Upload><Key>default/demo/a.db</Key><UploadId>1</UploadId></Upload>
+		<Upload><Key>default/demo/a.db.json</Key><UploadId>2</UploadId></Upload></ListMultipartUploadsResult>`
+	refuses := false
+	var did []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		_, _ = io.Copy(io.Discard, r.Body)
+		switch {
+		case query.Has("uploads") && refuses:
+			w.WriteHeader(http.StatusForbidden)
+		case query.Has("uploads"):
+			_, _ = w.Write([]byte(uploads))
+		default:
+			did = append(did, r.Method+" "+r.URL.Path+" "+query.Get("uploadId"))
+			if r.Method == http.MethodDelete {
+				w.WriteHeader(http.StatusNoContent)
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	store, err := OpenAnywhere(nodeconfig.BackupStore{Folder: "default/demo", S3: &nodeconfig.S3{
+		Endpoint: server.URL, Bucket: "backups", Region: "us-east-1", AccessKeyID: "a", SecretAccessKey: "b",
+	}})
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, []byte("something"), 0o600))
+	for name, test := range map[string]struct {
+		do   func() error
+		want string
+	}{
+		"Put":    {func() error { return store.Put(t.Context(), "a.db", file) }, "PUT /backups/default/demo/a.db "},
+		"Remove": {func() error { return store.Remove(t.Context(), "a.db") }, "DELETE /backups/default/demo/a.db "},
+	} {
+		for _, refuses = range []bool{false, true} {
+			did = nil
+			must(t, test.do())
+			want := []string{"DELETE /backups/default/demo/a.db 1", test.want}
+			if refuses {
+				want = want[1:]
+			}
+			if !slices.Equal(did, want) {
+				t.Errorf("%s, refuses %v: %q, want %q", name, refuses, did, want)
+			}
+		}
 	}
 }
 

@@ -47,7 +47,7 @@ type Store interface {
 	Put(ctx context.Context, name, file string) error
 	// Get copies a file to a local file, which must not exist.
 	Get(ctx context.Context, name, file string) error
-	// Remove removes a file, and the parts of an interrupted Put. A missing file is no error.
+	// Remove removes a file, and the parts of an interrupted Put, if the credentials allow that. A missing file is no error.
 	Remove(ctx context.Context, name string) error
 	// List returns the names of all complete files, sorted, without those in subfolders.
 	List(ctx context.Context) ([]string, error)
@@ -284,8 +284,15 @@ func (b bucket) Location(name string) string {
 
 // Put implements Store.
 func (b bucket) Put(ctx context.Context, name, file string) error {
+	b.removeParts(ctx, name)
 	_, err := b.client.FPutObject(ctx, b.name, b.key(name), file, minio.PutObjectOptions{ContentType: "application/octet-stream"})
 	return b.explain("writing", name, err)
+}
+
+// removeParts removes the parts of an interrupted Put. An error does not matter: to list such parts is a right in the whole bucket, which the
+// credentials may not have. A rule of the bucket can remove them instead.
+func (b bucket) removeParts(ctx context.Context, name string) {
+	_ = b.client.RemoveIncompleteUpload(ctx, b.name, b.key(name))
 }
 
 // Get implements Store.
@@ -302,6 +309,7 @@ func (b bucket) Get(ctx context.Context, name, file string) error {
 
 // Remove implements Store.
 func (b bucket) Remove(ctx context.Context, name string) error {
+	b.removeParts(ctx, name)
 	err := b.client.RemoveObject(ctx, b.name, b.key(name), minio.RemoveObjectOptions{})
 	if minio.ToErrorResponse(err).Code == minio.NoSuchKey {
 		return nil
