@@ -65,10 +65,15 @@ func MakeBackup(ctx context.Context, l Layout, target BackupTarget) (Backup, err
 // backupScratch is the folder of a backup in progress.
 func (l Layout) backupScratch() string { return filepath.Join(l.Root, "backup.part") }
 
-// interrupted is the file with the name of the backup in progress.
-type interrupted struct{ To, Name string }
+// interrupted is the name of a backup that is not complete in its store.
+type interrupted struct{ Name string }
 
-func (l Layout) interrupted() string { return filepath.Join(l.backupScratch(), "target.json") }
+// interrupted is the record of the last backup to the folder of a target. It exists until that backup is complete, or until its files were
+// removed from the store.
+func (l Layout) interrupted(target BackupTarget) string {
+	folder, _ := target.split()
+	return filepath.Join(l.Root, "backup-"+hash(target.S3.Endpoint+" "+folder)+".part")
+}
 
 func lockBackups(ctx context.Context, l Layout) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(l.Root, "backup.lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -85,7 +90,7 @@ func lockBackups(ctx context.Context, l Layout) (unlock func(), err error) {
 // clearInterrupted removes the files of an interrupted backup, on this box and in the same store.
 func clearInterrupted(ctx context.Context, l Layout, store backup.Store, target BackupTarget) error {
 	var last interrupted
-	if err := atomicfile.ReadJSON(l.interrupted(), &last); err == nil && last.To == target.To {
+	if err := atomicfile.ReadJSON(l.interrupted(target), &last); err == nil {
 		complete, err := store.List(ctx)
 		if err != nil {
 			return err
@@ -96,7 +101,7 @@ func clearInterrupted(ctx context.Context, l Layout, store backup.Store, target 
 			}
 		}
 	}
-	if err := os.RemoveAll(l.backupScratch()); err != nil {
+	if err := errors.Join(atomicfile.Remove(l.interrupted(target)), os.RemoveAll(l.backupScratch())); err != nil {
 		return err
 	}
 	return os.Mkdir(l.backupScratch(), 0o700)
@@ -112,7 +117,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	if err != nil {
 		return Backup{}, err
 	}
-	if err := atomicfile.WriteJSON(l.interrupted(), interrupted{target.To, name}, 0o600); err != nil {
+	if err := atomicfile.WriteJSON(l.interrupted(target), interrupted{name}, 0o600); err != nil {
 		return Backup{}, err
 	}
 	file := filepath.Join(l.backupScratch(), "archive")
@@ -126,6 +131,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	if err := store.Put(ctx, name, file); err != nil {
 		return Backup{}, err
 	}
+	_ = os.Remove(l.interrupted(target)) // With the record, the next backup finds this one complete.
 	made := Backup{Location: store.Location(name), Time: manifest.Time, SizeBytes: info.Size(), Revision: manifest.Revision}
 	if target.Keep > 0 && !target.Exact {
 		made.Removed, err = removeOld(ctx, store, state.ID, target.Keep, name)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/version"
@@ -166,6 +167,9 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	if _, err := os.Stat(p.layout.backupScratch()); err == nil {
 		t.Error("a complete backup leaves files in the root")
+	}
+	if atomicfile.Exists(p.layout.interrupted(BackupTarget{To: dir})) {
+		t.Error("a complete backup counts as interrupted")
 	}
 	checkArchive(t, second.Location, p)
 	if _, err := MakeBackup(t.Context(), p.layout, toFile(second.Location)); err == nil || !strings.Contains(err.Error(), "choose another name") {
@@ -493,6 +497,39 @@ func TestKilledBackup(t *testing.T) {
 		if strings.HasPrefix(e.Name(), ".") {
 			t.Errorf("%s remains", e.Name())
 		}
+	}
+}
+
+// TestClearInterrupted: a backup to another store does not forget the files of an interrupted one. The next backup to the same folder removes
+// them, and nothing if the backup was complete.
+func TestClearInterrupted(t *testing.T) {
+	l, dir := Layout{Root: t.TempDir()}, t.TempDir()
+	part, complete := filepath.Join(dir, ".killed.part"), filepath.Join(dir, "complete")
+	must(t, errors.Join(os.WriteFile(part, nil, 0o600), os.WriteFile(complete, nil, 0o600)))
+	interrupt := func(target BackupTarget, name string) {
+		t.Helper()
+		must(t, atomicfile.WriteJSON(l.interrupted(target), interrupted{name}, 0o600))
+	}
+	clean := func(target BackupTarget) {
+		t.Helper()
+		store, err := target.open()
+		must(t, err)
+		must(t, clearInterrupted(t.Context(), l, store, target))
+	}
+	same := BackupTarget{To: dir}
+	interrupt(same, "killed")
+	clean(BackupTarget{To: t.TempDir()})
+	if !atomicfile.Exists(part) || !atomicfile.Exists(l.interrupted(same)) {
+		t.Error("a backup to another folder forgets the interrupted one")
+	}
+	clean(toFile(filepath.Join(dir, "other")))
+	if atomicfile.Exists(part) || atomicfile.Exists(l.interrupted(same)) {
+		t.Error("a backup to the same folder leaves the files of the interrupted one")
+	}
+	interrupt(toFile(complete), "complete")
+	clean(same)
+	if !atomicfile.Exists(complete) || atomicfile.Exists(l.interrupted(same)) {
+		t.Error("a complete backup was removed")
 	}
 }
 
