@@ -11,18 +11,28 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
+
+// temporary begins the name of a file that is not complete.
+const temporary = ".new-"
 
 // WriteFile replaces path with data: temporary file, fsync, rename, fsync of the folder.
 func WriteFile(path string, data []byte, mode fs.FileMode) error {
+	const own = -1
+	return WriteFileAs(path, data, mode, own, own)
+}
+
+// WriteFileAs is WriteFile for a file of another user. The new file has its owner and mode from the start.
+func WriteFileAs(path string, data []byte, mode fs.FileMode, uid, gid int) error {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".new-*")
+	f, err := os.CreateTemp(dir, temporary+"*")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(f.Name()) }() // fails, as it should, after the rename
 	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	err = errors.Join(err, f.Chown(uid, gid), f.Chmod(mode), f.Sync(), f.Close())
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
@@ -30,6 +40,26 @@ func WriteFile(path string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	return SyncDir(dir)
+}
+
+// RemoveTemporary removes the files that killed calls of WriteFile have left in a folder. An empty one stays: it has no secret, and can be
+// that of another process, which creates a mark at the same time.
+func RemoveTemporary(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return IgnoreMissing(err)
+	}
+	for _, entry := range entries {
+		if !entry.Type().IsRegular() || !strings.HasPrefix(entry.Name(), temporary) {
+			continue
+		}
+		info, e := entry.Info()
+		if e == nil && info.Size() > 0 {
+			e = os.Remove(filepath.Join(dir, entry.Name()))
+		}
+		err = errors.Join(err, IgnoreMissing(e))
+	}
+	return err
 }
 
 // WriteJSON is WriteFile for a value.

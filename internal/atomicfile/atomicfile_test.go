@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"testing"
 )
 
@@ -29,6 +31,48 @@ func TestWriteFile(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left %v", entries)
+	}
+}
+
+// WriteFileAs gives a file its owner.
+func TestWriteFileAs(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	if err := WriteFileAs(path, nil, 0o600, 12, 34); err != nil {
+		t.Fatal(err)
+	}
+	var info syscall.Stat_t
+	if err := syscall.Stat(path, &info); err != nil || info.Uid != 12 || info.Gid != 34 {
+		t.Errorf("owner %d:%d, %v", info.Uid, info.Gid, err)
+	}
+}
+
+// RemoveTemporary removes what WriteFile leaves when it is killed, and nothing else.
+func TestRemoveTemporary(t *testing.T) {
+	dir := t.TempDir()
+	if err := RemoveTemporary(filepath.Join(dir, "none")); err != nil {
+		t.Errorf("a folder that does not exist: %v", err)
+	}
+	f, err := os.CreateTemp(dir, temporary+"*") // as WriteFile does
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString("a secret")
+	for name, content := range map[string]string{"kept": "x", ".newer": "x", temporary + "mark": ""} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	if err = errors.Join(err, f.Close(), os.Mkdir(filepath.Join(dir, temporary+"folder"), 0o700), RemoveTemporary(dir)); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if want := []string{temporary + "folder", temporary + "mark", ".newer", "kept"}; !slices.Equal(names, want) {
+		t.Errorf("left %v, want %v", names, want)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -107,7 +108,7 @@ func makeAuthority(certPath, keyPath, commonName string) error {
 	if err := writeKey(keyPath, key, user{os.Getuid(), os.Getgid()}); err != nil {
 		return err
 	}
-	return writeFile(certPath, pki.EncodeCert(made.Cert), 0o644)
+	return atomicfile.WriteFile(certPath, pki.EncodeCert(made.Cert), 0o644)
 }
 
 // missing reports whether a file with a key has to be created. If etcd has data, a missing key is an error: with a new key the
@@ -156,7 +157,7 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 	if err != nil {
 		return err
 	}
-	return writeFileAs(certPath, pki.EncodeCert(made), 0o644, owner.uid, owner.gid)
+	return atomicfile.WriteFileAs(certPath, pki.EncodeCert(made), 0o644, owner.uid, owner.gid)
 }
 
 // ensureLeafKey returns the key of a leaf certificate. It creates one if there is none or if it is damaged. A renewal keeps the
@@ -189,7 +190,7 @@ func writeKey(path string, key crypto.Signer, owner user) error {
 	if err != nil {
 		return err
 	}
-	return writeFileAs(path, data, 0o600, owner.uid, owner.gid)
+	return atomicfile.WriteFileAs(path, data, 0o600, owner.uid, owner.gid)
 }
 
 // encryptionConfig returns the configuration that makes API servers encrypt Secrets in etcd.
@@ -270,6 +271,18 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		return err
 	}
 	return ensureKubeconfigs(l, s, cluster, owner)
+}
+
+// removeTemporary removes incomplete files of a plane that was killed. Some contain keys. Nothing else writes to these folders while a plane
+// starts.
+func removeTemporary(l Layout) error {
+	found, err := filepath.Glob(l.Component("*"))
+	for _, dir := range append(found, l.PKI(), l.Root) {
+		if isDir(dir) {
+			err = errors.Join(err, atomicfile.RemoveTemporary(dir))
+		}
+	}
+	return err
 }
 
 // leaf is a leaf certificate of a component: its authority, its content, and the owner of its files.
@@ -389,7 +402,7 @@ func ensureContent(path string, data []byte, mode os.FileMode, owner user) error
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil
 	}
-	return writeFileAs(path, data, mode, owner.uid, owner.gid)
+	return atomicfile.WriteFileAs(path, data, mode, owner.uid, owner.gid)
 }
 
 // ensureOnce writes the file of a key if it does not exist and etcd has no data. A damaged file is an error.
@@ -412,5 +425,5 @@ func ensureOnce(l Layout, path string, owner user, check func([]byte) error, gen
 	if err != nil {
 		return err
 	}
-	return writeFileAs(path, data, 0o600, owner.uid, owner.gid)
+	return atomicfile.WriteFileAs(path, data, 0o600, owner.uid, owner.gid)
 }

@@ -199,6 +199,9 @@ func (p *plane) makeComponents(ctx context.Context) (err error) {
 	if p.owner, err = ensureUser(); err != nil {
 		return err
 	}
+	if err := removeTemporary(p.layout); err != nil {
+		return err
+	}
 	var g errgroup.Group
 	g.Go(func() error { return stage(p.layout, p.state) })
 	g.Go(func() error { return ensurePKI(p.layout, p.state, p.owner, time.Now()) })
@@ -344,7 +347,7 @@ func removeOtherVersion(l Layout, s State) error {
 			return err
 		}
 	}
-	return writeFile(record, []byte(s.KubernetesVersion), 0o600)
+	return atomicfile.WriteFile(record, []byte(s.KubernetesVersion), 0o600)
 }
 
 func stageOne(source, target string) error {

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -103,7 +104,8 @@ func checkMaintenance(t *testing.T, fails int, shown string) {
 	}
 }
 
-// TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards.
+// TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards. Incomplete files of
+// a killed plane are removed.
 func TestPartsAfterAnError(t *testing.T) {
 	assets := t.TempDir()
 	state := State{ID: "abcd1234", Assets: assets, Settings: Settings{KubernetesVersion: "v1.36.3", Hosts: []string{"local", "local-2"}}, PortBase: 30000}
@@ -111,6 +113,10 @@ func TestPartsAfterAnError(t *testing.T) {
 	must(t, prepareRoot(p.layout))
 	for _, program := range staged(state) {
 		must(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, nil, 0o755)))
+	}
+	left := []string{filepath.Join(p.layout.Root, ".new-1"), filepath.Join(p.layout.PKI(), ".new-2"), filepath.Join(p.layout.Component(apiServer), ".new-3")}
+	for _, path := range left {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, []byte("a key"), 0o600)))
 	}
 	for _, obstacle := range []string{p.layout.Bin(), filepath.Join(p.layout.Root, "hosts")} {
 		must(t, os.WriteFile(obstacle, nil, 0o600)) // in place of a folder
@@ -126,6 +132,11 @@ func TestPartsAfterAnError(t *testing.T) {
 		must(t, p.makeComponents(t.Context()))
 		if s, _ := p.board.get(); len(p.processes) != 7 || len(s.Components) != 7 || len(p.parts.hosts) != 2 {
 			t.Errorf("%d processes, %d components, %d hosts", len(p.processes), len(s.Components), len(p.parts.hosts))
+		}
+	}
+	for _, path := range left {
+		if atomicfile.Exists(path) {
+			t.Errorf("%s remains", path)
 		}
 	}
 }

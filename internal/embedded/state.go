@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // State contains the persistent decisions of an installation. It is written before a component starts.
@@ -95,29 +97,10 @@ func (s State) save(l Layout) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(l.State(), append(data, '\n'), 0o600)
+	return atomicfile.WriteFile(l.State(), append(data, '\n'), 0o600)
 }
 
 func isDir(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
-}
-
-// writeFile replaces a file atomically. The new file has its final mode from the start.
-func writeFile(path string, data []byte, mode os.FileMode) error {
-	return writeFileAs(path, data, mode, os.Getuid(), os.Getgid())
-}
-
-func writeFileAs(path string, data []byte, mode os.FileMode, uid, gid int) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // gone after the rename
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(mode), f.Chown(uid, gid), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

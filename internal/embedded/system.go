@@ -16,6 +16,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // ensureUser returns the system user, and creates it if it does not exist.
@@ -169,7 +171,7 @@ func trimLogs(dir string, limit int64) error {
 		if err != nil {
 			return err
 		}
-		if err := writeFile(log+".1", data, 0o600); err != nil {
+		if err := atomicfile.WriteFile(log+".1", data, 0o600); err != nil {
 			return err // The log keeps its content, for example while the disk is full.
 		}
 		if err := os.Truncate(log, 0); err != nil {

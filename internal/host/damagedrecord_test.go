@@ -24,7 +24,7 @@ var damages = map[string]string{"truncated": `{"id": "m-`, "garbage": "\x00\xff\
 func reloaded(t *testing.T, h *Host) *Host {
 	t.Helper()
 	again := newHost(&platform{
-		log: h.log, store: h.store, broadcaster: h.broadcaster, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box,
+		log: h.log, store: h.store, broadcaster: h.broadcaster, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box, contacts: h.contacts,
 		runc: runc.Runc{Root: h.store.path("runc")},
 	})
 	if err := again.loadAll(); err != nil {

@@ -221,6 +221,9 @@ func (h *Host) startKeepers() {
 
 // loadAll reads all objects; mu is held. An object that cannot be read does not prevent the others from running.
 func (h *Host) loadAll() error {
+	if err := h.store.removeTemporary(); err != nil {
+		h.log.Error("Incomplete files were not removed", "error", err)
+	}
 	networks, badNetworks, err1 := load(h.store, networksDir, func() *hostpb.Network { return &hostpb.Network{} },
 		func(_ string, n *hostpb.Network) error { return admission.CheckNetwork(n) })
 	machines, badMachines, err2 := load(h.store, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} }, checkRecord)

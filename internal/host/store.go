@@ -103,6 +103,17 @@ func (s store) hostID() (string, error) {
 	return strings.TrimSpace(string(id)), err
 }
 
+// removeTemporary removes the incomplete files of a capstand that was killed. Some contain secrets. No object is in use yet.
+func (s store) removeTemporary() error {
+	err := atomicfile.RemoveTemporary(s.root)
+	for _, kind := range []string{networksDir, balancersDir, machinesDir, volumesDir} {
+		for _, id := range folders(s.path(kind)) {
+			err = errors.Join(err, atomicfile.RemoveTemporary(s.path(kind, id)))
+		}
+	}
+	return err
+}
+
 // create creates an object's folder with its spec and secret files, completely or not at all.
 func (s store) create(kind, id string, spec proto.Message, files map[string][]byte) error {
 	tmp, remove, err := s.unfinished(kind, id)

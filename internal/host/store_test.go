@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/boundedfolder"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -142,5 +143,32 @@ func TestOldTombstonesAreReadOnce(t *testing.T) {
 	remove("m-later")
 	if _, err := os.Stat(h.store.path(tombstonesDir, "old")); !os.IsNotExist(err) {
 		t.Errorf("an old tombstone is kept: %v", err)
+	}
+}
+
+// TestIncompleteFiles: capstand that was killed while it wrote a file leaves it under another name, with its secrets. The next start removes
+// it, and no file of a machine.
+func TestIncompleteFiles(t *testing.T) {
+	h := recorded(t)
+	h.contacts = afterAbsence(t, time.Now(), 0)
+	if err := h.store.create(machinesDir, "m-1", goodSpec(), nil); err != nil {
+		t.Fatal(err)
+	}
+	left := []string{h.store.path(".new-1"), h.store.path(machinesDir, "m-1", ".new-2")}
+	of := h.store.path(machinesDir, "m-1", "rootfs", ".new-3")
+	if err := os.Mkdir(filepath.Dir(of), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range append(left, of) {
+		write(t, path, "secret")
+	}
+	again := reloaded(t, h)
+	for _, path := range left {
+		if atomicfile.Exists(path) {
+			t.Errorf("%s remains", path)
+		}
+	}
+	if !atomicfile.Exists(of) || again.machines.byID["m-1"] == nil {
+		t.Error("a file of the machine, or the machine, is gone")
 	}
 }
