@@ -22,6 +22,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // The data of an update in place is in a Secret of its own, because the bootstrap data never changes (ALL-17). The Secret
@@ -31,7 +32,7 @@ import (
 func (r *Reconciler) reconcileUpdate(ctx context.Context, s *scope) (ctrl.Result, error) {
 	if !updating(s) {
 		conditions.Delete(s.config, bootstrapv1.UpdateDataAvailableCondition)
-		return ctrl.Result{}, r.dropUpdateData(ctx, s)
+		return ctrl.Result{}, r.dropUpdateData(ctx, s, "")
 	}
 	err := r.updateData(ctx, s)
 	if n, ok := asNotYet(err); ok {
@@ -75,10 +76,8 @@ func (r *Reconciler) updateData(ctx context.Context, s *scope) error {
 		return waitFor(bootstrapv1.InvalidConfigReason, "%s", err)
 	}
 	want := updateSecret(s, in.KubernetesVersion, data)
-	if s.config.Status.Update.DataSecretName != want.Name { // A pool has other data for each spec and version.
-		if err := r.dropUpdateData(ctx, s); err != nil {
-			return err
-		}
+	if err := r.dropUpdateData(ctx, s, want.Name); err != nil { // A pool has other data for each spec and version.
+		return err
 	}
 	if err := r.writeUpdateData(ctx, s, want); err != nil {
 		return err
@@ -153,24 +152,38 @@ func (r *Reconciler) writeUpdateData(ctx context.Context, s *scope, want *corev1
 	return r.Client.Patch(ctx, have, client.MergeFrom(before))
 }
 
-// dropUpdateData deletes the data of the last update: it can contain credentials.
-func (r *Reconciler) dropUpdateData(ctx context.Context, s *scope) error {
-	name := s.config.Status.Update.DataSecretName
-	if name == "" {
-		return nil
-	}
-	have := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: name}, have)
-	if client.IgnoreNotFound(err) != nil {
+// dropUpdateData deletes the data of former updates, which can contain credentials, except for the Secret named keep. The status does not
+// name a Secret if the manager ended directly after its creation.
+func (r *Reconciler) dropUpdateData(ctx context.Context, s *scope, keep string) error {
+	secrets, err := r.updateSecrets(ctx, s)
+	if err != nil {
 		return err
 	}
-	if err == nil && isController(have, s.config) && isUpdateData(have) {
-		if err := r.Client.Delete(ctx, have, client.Preconditions{UID: &have.UID}); client.IgnoreNotFound(err) != nil {
+	for i := range secrets {
+		former := &secrets[i]
+		if former.Name == keep || !isController(former, s.config) || !isUpdateData(former) {
+			continue
+		}
+		if err := r.Client.Delete(ctx, former, client.Preconditions{UID: &former.UID}); client.IgnoreNotFound(err) != nil {
 			return errors.Join(errors.New("cannot delete the data of the last update"), err)
 		}
 	}
-	s.config.Status.Update.DataSecretName = ""
+	if s.config.Status.Update.DataSecretName != keep {
+		s.config.Status.Update.DataSecretName = ""
+	}
 	return nil
+}
+
+// updateSecrets returns the Secrets that can have update data of the config. That of a machine always has the same name.
+func (r *Reconciler) updateSecrets(ctx context.Context, s *scope) ([]corev1.Secret, error) {
+	if s.owner.pool != nil {
+		all := &corev1.SecretList{}
+		err := r.SecretClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)))
+		return all.Items, err
+	}
+	one := corev1.Secret{}
+	err := r.SecretClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: bootstrapv1.UpdateSecretName(dataSecretName(s))}, &one)
+	return []corev1.Secret{one}, client.IgnoreNotFound(err)
 }
 
 // isUpdateData reports whether a Secret of a config has the data of an update.

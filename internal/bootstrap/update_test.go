@@ -96,6 +96,16 @@ func TestUpdateData_ALL17(t *testing.T) {
 		return cluster.Secret("worker-update") == nil && config.Status.Update.DataSecretName == "" && config.Status.Update.ID == third &&
 			conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition) == nil
 	})
+	forgotten(cluster, config, "worker-update")
+	becomes(t, cluster, config, "no data that the status does not name", func() bool { return cluster.Secret("worker-update") == nil })
+}
+
+// forgotten creates update data that the status does not name: the manager was killed in between.
+func forgotten(cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig, name string) {
+	s := &corev1.Secret{ObjectMeta: cluster.Meta(name), Type: clusterv1.ClusterSecretType}
+	s.Annotations = map[string]string{bootstrapv1.UpdateIDAnnotation: "x"}
+	s.OwnerReferences = []metav1.OwnerReference{controllerRef(config)}
+	cluster.Create(s)
 }
 
 // TestUpdateDataOfAnother: a Secret that another object has created stays, and the condition names it.
@@ -132,13 +142,14 @@ func TestUpdateDataOfPool(t *testing.T) {
 		return config.Status.Update.DataSecretName == bootstrapv1.UpdateSecretName(config.Status.DataSecretName)
 	})
 	old, former := config.Status.Update.DataSecretName, config.Status.DataSecretName
+	forgotten(cluster, config, "forgotten")
 	cluster.Change(pool, func() {
 		pool.Spec.Template.Spec.Version = "v1.36.4"
 		pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName)
 	})
 	becomes(t, cluster, config, "update data of the new version", func() bool {
 		return config.Status.Update.KubernetesVersion == "v1.36.4" && config.Status.Update.DataSecretName != old &&
-			cluster.Secret(config.Status.Update.DataSecretName) != nil && cluster.Secret(old) == nil
+			cluster.Secret(config.Status.Update.DataSecretName) != nil && cluster.Secret(old) == nil && cluster.Secret("forgotten") == nil
 	})
 	// The pool's former bootstrap data is deleted, and the update data stays.
 	cluster.Change(pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName) })
@@ -148,6 +159,9 @@ func TestUpdateDataOfPool(t *testing.T) {
 		now := cluster.Secret(data.Name)
 		return now != nil && now.UID == data.UID
 	})
+	forgotten(cluster, config, "forgotten")
+	cluster.Change(pool, func() { setUpdating(pool, false) })
+	becomes(t, cluster, config, "no data without an update", func() bool { return cluster.Secret(data.Name) == nil && cluster.Secret("forgotten") == nil })
 }
 
 // Row ALL-17: during an update, admission accepts changes that can be made in place, and refuses others.
