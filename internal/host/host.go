@@ -249,9 +249,7 @@ func (h *Host) loadAll() error {
 		}
 	}
 	h.machines.loadUnreadable(badMachines)
-	if err := h.mendNetworks(badNetworks); err != nil {
-		return err
-	}
+	h.mendNetworks(badNetworks)
 	h.balancers.loadUnreadable(badBalancers)
 	for _, spec := range balancers {
 		listen, err := h.networks.listenAddresses(spec)

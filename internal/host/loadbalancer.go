@@ -132,7 +132,17 @@ func (lb *loadBalancer) renewShared() error {
 }
 
 // startMark exists from the start of a process until its cgroup shows it. If capstand is killed in between, the process may run.
-func (lb *loadBalancer) startMark() string { return filepath.Join(lb.dir, "starting") }
+func (lb *loadBalancer) startMark() string { return filepath.Join(lb.dir, startMarkFile) }
+
+const startMarkFile = "starting"
+
+// removeStartMarks removes those of all balancers.
+func (s store) removeStartMarks() (err error) {
+	for _, id := range folders(s.path(balancersDir)) {
+		err = errors.Join(err, atomicfile.Remove(s.path(balancersDir, id, startMarkFile)))
+	}
+	return err
+}
 
 // removeShared removes the folder of the process. That of a process which an earlier version started is on the disk.
 func (lb *loadBalancer) removeShared() error {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
@@ -61,6 +60,7 @@ func (p *platform) cgroup(name string) cgroup.Group {
 
 // forgetOtherBoot removes the state of runc and the folders that machines share with capstand after a reboot of the host. The process
 // ids of runc are invalid then, and other processes may have them. The terms of endpoints are times of a clock that starts with the boot.
+// No process of a balancer runs.
 func (p *platform) forgetOtherBoot() error {
 	path := p.store.path("boot-id")
 	previous, _ := os.ReadFile(path)
@@ -68,10 +68,21 @@ func (p *platform) forgetOtherBoot() error {
 	if string(previous) == current {
 		return nil
 	}
-	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.removeRunDirs()); err != nil {
+	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.removeRunDirs(), p.store.removeStartMarks()); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(path, []byte(current), 0o644)
+	return overwrite(path, current)
+}
+
+// overwrite changes a small file without the space for another one: capstand must start on a full disk, to empty the trash. If the host crashes
+// meanwhile, the content does not matter, because no other boot has it.
+func overwrite(path, content string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt([]byte(content), 0)
+	return errors.Join(err, file.Truncate(int64(len(content))), file.Close())
 }
 
 // emptyTrash removes discarded folders in the background, until capstand ends: the orderly stop of machines at a shutdown waits for this.

@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/boundedfolder"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/proc"
 )
 
 func newStore(t *testing.T) store {
@@ -170,5 +174,35 @@ func TestIncompleteFiles(t *testing.T) {
 	}
 	if !atomicfile.Exists(of) || again.machines.byID["m-1"] == nil {
 		t.Error("a file of the machine, or the machine, is gone")
+	}
+}
+
+// TestFullDiskAfterReboot: capstand starts after a reboot although the disk is full, because it empties the trash. It also forgets that
+// balancers were about to start.
+func TestFullDiskAfterReboot(t *testing.T) {
+	root := t.TempDir()
+	must(t, unix.Mount("tmpfs", root, "tmpfs", 0, "size=256k"))
+	t.Cleanup(func() { must(t, unix.Unmount(root, 0)) })
+	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{root}, broadcaster: events.New(), ctx: t.Context()})
+	h.contacts = afterAbsence(t, time.Now(), 0)
+	_, err := h.store.open()
+	must(t, err)
+	must(t, h.store.create(machinesDir, "m-1", goodSpec(), nil)) // The record of its network is lost.
+	must(t, h.store.create(balancersDir, "n-1", goodBalancer(), nil))
+	mark := h.store.path(balancersDir, "n-1", startMarkFile)
+	write(t, mark, "")
+	write(t, h.store.path("boot-id"), "another boot")
+	if err := os.WriteFile(filepath.Join(root, "trash", "large"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	for range 2 {
+		again := reloaded(t, h)
+		if again.machines.byID["m-1"] == nil || again.networks.byID[goodSpec().Network.Id] == nil {
+			t.Error("the machine or its network is not loaded")
+		}
+		must(t, again.forgetOtherBoot())
+		if got := read(t, h.store.path("boot-id")); got != proc.BootID() || atomicfile.Exists(mark) {
+			t.Errorf("the boot is %q, the mark exists: %v", got, atomicfile.Exists(mark))
+		}
 	}
 }

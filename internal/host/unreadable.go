@@ -83,8 +83,9 @@ func (ms *machines) identify(id string) *hostpb.MachineSpec {
 }
 
 // mendNetworks restores the missing and unreadable records of networks that machines use. It discards an unused
-// network, because its owner creates it again. mu is held, and the machines are loaded.
-func (h *Host) mendNetworks(unreadable map[string]error) error {
+// network, because its owner creates it again. A record that cannot be written, for example on a full disk, is restored by the next start.
+// mu is held, and the machines are loaded.
+func (h *Host) mendNetworks(unreadable map[string]error) {
 	missing := maps.Clone(unreadable)
 	for _, m := range h.machines.byID {
 		if id := m.spec.Network.Id; id != "" && h.networks.byID[id] == nil && missing[id] == nil {
@@ -95,22 +96,25 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 		n := h.knownNetwork(id)
 		h.log.Error("The record of a network is damaged", "id", id, "error", why, "restored", n != nil)
 		demanded := atomicfile.Exists(h.store.path(networksDir, id, onDemand)) || unreadable[id] == nil
-		if err := h.store.discard(h.store.path(networksDir, id)); err != nil {
-			return err
+		if err := h.replaceNetwork(id, n, demanded); err != nil {
+			h.log.Error("The record of a network was not replaced", "id", id, "error", err)
 		}
-		if n == nil {
-			continue
+		if n != nil {
+			h.networks.byID[id] = n
 		}
-		files := map[string][]byte{}
-		if demanded {
-			files[onDemand] = nil
-		}
-		if err := h.store.create(networksDir, id, n, files); err != nil {
-			return err
-		}
-		h.networks.byID[id] = n
 	}
-	return nil
+}
+
+// replaceNetwork writes the record of a network again, or discards it if n is nil.
+func (h *Host) replaceNetwork(id string, n *hostpb.Network, demanded bool) error {
+	if err := h.store.discard(h.store.path(networksDir, id)); err != nil || n == nil {
+		return err
+	}
+	files := map[string][]byte{}
+	if demanded {
+		files[onDemand] = nil
+	}
+	return h.store.create(networksDir, id, n, files)
 }
 
 // knownNetwork returns the record of a network in the machines, or else in the box, or nil. mu is held.
