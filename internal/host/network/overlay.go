@@ -152,12 +152,13 @@ func (e entries) inOrder() []entry {
 func (b Box) SetPeers(ctx context.Context, networkID string, peers Peers) error {
 	return b.locked(func() error {
 		before, damaged := b.peers(networkID)
+		restore := former(b.peersFile(networkID))
 		if err := atomicfile.WriteJSON(b.peersFile(networkID), peers, 0o644); err != nil {
 			return err
 		}
 		if n, ok := b.Network(networkID); ok && (damaged != nil || !slices.Equal(before.ends(), peers.ends())) {
 			if err := b.rewriteFirewall(ctx, n); err != nil {
-				return err
+				return errors.Join(err, restore())
 			}
 		}
 		return b.syncPeers(networkID)

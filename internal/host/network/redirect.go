@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -66,6 +67,7 @@ func (b Box) Redirect(ctx context.Context, networkID string, want Redirect) erro
 		if !ok {
 			return nil // It has no rules. Ensure writes those of the record.
 		}
+		restore := former(b.redirectFile(networkID))
 		if !want.Endpoint.IsValid() {
 			err = atomicfile.Remove(b.redirectFile(networkID))
 		} else {
@@ -74,8 +76,21 @@ func (b Box) Redirect(ctx context.Context, networkID string, want Redirect) erro
 		if err != nil {
 			return err
 		}
-		return b.rewriteFirewall(ctx, n)
+		if err := b.rewriteFirewall(ctx, n); err != nil {
+			return errors.Join(err, restore())
+		}
+		return nil
 	})
+}
+
+// former reads a record that is about to change. restore restores it after an error of the effect of the change, so that another attempt does
+// not find the change done.
+func former(path string) (restore func() error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return func() error { return atomicfile.Remove(path) }
+	}
+	return func() error { return atomicfile.WriteFile(path, data, 0o644) }
 }
 
 // KeepRedirect ends the redirection to a load balancer of this capstand that is not in the given list. A crash can leave a
