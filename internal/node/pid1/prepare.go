@@ -150,11 +150,27 @@ func writeHosts(m machine.Metadata) error {
 	if err != nil {
 		return err
 	}
-	old, err := os.ReadFile("/etc/hosts")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	old, err := readIfThere("/etc/hosts")
+	if err != nil {
 		return err
 	}
-	return os.WriteFile("/etc/hosts", hostsFile(old, hostname, m), 0o644)
+	return rewrite("/etc/hosts", old, hostsFile(old, hostname, m))
+}
+
+// rewrite gives a file another content than old, which is nil if there is no file. A crash in between leaves one of both. A link stays, and so
+// does a file that is mounted.
+func rewrite(path string, old, content []byte) error {
+	if old != nil && bytes.Equal(old, content) {
+		return nil
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	err := atomicfile.WriteFile(path, content, 0o644)
+	if errors.Is(err, unix.EBUSY) { // A mount cannot be replaced.
+		return os.WriteFile(path, content, 0o644)
+	}
+	return err
 }
 
 // capstan owns the part of a file between these lines.
@@ -190,10 +206,11 @@ func copyResolvConf(from, to string) error {
 	if err != nil {
 		return err
 	}
+	content := old
 	if host != nil {
-		old = resolvConf(old, host)
+		content = resolvConf(old, host)
 	}
-	return os.WriteFile(to, old, 0o644) // Write an empty file too, because the kubelet needs one.
+	return rewrite(to, old, content) // Write an empty file too, because the kubelet needs one.
 }
 
 // readIfThere returns nil for a file that does not exist.

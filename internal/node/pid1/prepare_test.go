@@ -1,9 +1,12 @@
 package pid1
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/node/machine"
 )
@@ -53,6 +56,55 @@ func TestCopyResolvConf(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, tt.want)
 		}
 	}
+}
+
+// TestRewrite: a file is replaced by another one, so that a crash leaves the old or the new content. One that has the content, a link, and a
+// mount stay.
+func TestRewrite(t *testing.T) {
+	for name, test := range map[string]struct {
+		create  func(path string) error
+		content string
+		same    bool
+	}{
+		"no file":  {func(string) error { return nil }, "new", false},
+		"other":    {func(path string) error { return os.WriteFile(path, []byte("old"), 0o644) }, "new", false},
+		"the same": {func(path string) error { return os.WriteFile(path, []byte("new"), 0o644) }, "new", true},
+		"empty":    {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "", true},
+		"a link": {func(path string) error {
+			return errors.Join(os.WriteFile(path+"-target", nil, 0o644), os.Symlink(path+"-target", path))
+		}, "new", true},
+		"a lost link":  {func(path string) error { return os.Symlink(path+"-gone/file", path) }, "new", false},
+		"a mount":      {func(path string) error { return bindFile(t, path) }, "new", true},
+		"nothing, yet": {func(string) error { return nil }, "", false},
+	} {
+		path := filepath.Join(t.TempDir(), "file")
+		if err := test.create(path); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.Lstat(path)
+		old, err := readIfThere(path)
+		if err == nil {
+			err = rewrite(path, old, []byte(test.content))
+		}
+		after, e := os.Lstat(path)
+		if got, _ := os.ReadFile(path); err != nil || e != nil || string(got) != test.content {
+			t.Errorf("%s: %q, %v, %v", name, got, err, e)
+		}
+		if same := os.SameFile(before, after); same != test.same {
+			t.Errorf("%s: the same file: %v, want %v", name, same, test.same)
+		}
+	}
+}
+
+// bindFile mounts a file over another one.
+func bindFile(t *testing.T, path string) error {
+	source := path + "-source"
+	err := errors.Join(os.WriteFile(source, []byte("old"), 0o644), os.WriteFile(path, nil, 0o644))
+	if err == nil {
+		err = unix.Mount(source, path, "", unix.MS_BIND, "")
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, 0) })
+	return err
 }
 
 // On cgroup v2, the machine's processes leave the root, and every controller is enabled below it. On v1, nothing changes.
