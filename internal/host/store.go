@@ -129,7 +129,20 @@ func (s store) create(kind, id string, spec proto.Message, files map[string][]by
 	if err := writeSpec(specFile(tmp), spec); err != nil {
 		return err
 	}
-	return atomicfile.Rename(tmp, s.path(kind, id))
+	return s.publish(tmp, kind, id)
+}
+
+// publish makes a complete folder that of an object. After an error there is no object: a caller would take one for a failure.
+func (s store) publish(dir, kind, id string) error {
+	to := s.path(kind, id)
+	if err := os.Rename(dir, to); err != nil {
+		return err
+	}
+	err := errors.Join(atomicfile.SyncDir(filepath.Dir(dir)), atomicfile.SyncDir(filepath.Dir(to)))
+	if err != nil {
+		return errors.Join(err, s.discard(to))
+	}
+	return nil
 }
 
 // unfinished creates an empty folder that is to become the folder of an object. remove removes it with its content.

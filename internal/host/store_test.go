@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -205,4 +206,32 @@ func TestFullDiskAfterReboot(t *testing.T) {
 			t.Errorf("the boot is %q, the mark exists: %v", got, atomicfile.Exists(mark))
 		}
 	}
+}
+
+// TestUnsyncedObject: an object whose rename may not be durable is discarded, because the caller gets an error. An existing one stays.
+func TestUnsyncedObject(t *testing.T) {
+	s := newStore(t)
+	must(t, s.create(machinesDir, "m-1", goodSpec(), nil))
+	for _, id := range []string{"m-1", "m-2"} {
+		dir, _, err := s.unfinished(machinesDir, id)
+		must(t, err)
+		must(t, writeSpec(specFile(dir), goodSpec()))
+		withoutFiles(t, func() { err = s.publish(dir, machinesDir, id) })
+		if err == nil {
+			t.Errorf("%s: no error", id)
+		}
+	}
+	if got := folders(s.path(machinesDir)); !slices.Equal(got, []string{"m-1"}) {
+		t.Errorf("the objects are %v", got)
+	}
+}
+
+// withoutFiles calls a function while this process cannot open files.
+func withoutFiles(t *testing.T, call func()) {
+	t.Helper()
+	var before unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
+	call()
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 }

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -172,7 +171,7 @@ func (vs *volumes) makeVolume(ctx context.Context, v *hostpb.Volume) error {
 	if err := writeSpec(specFile(dir), v); err != nil {
 		return err
 	}
-	return atomicfile.Rename(dir, vs.store.path(volumesDir, v.Id))
+	return vs.store.publish(dir, volumesDir, v.Id)
 }
 
 // DeleteVolume deletes a volume with its data.
