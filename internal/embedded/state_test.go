@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -262,6 +263,40 @@ func TestCommandLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	second()
+}
+
+// TestPlaneLockAlwaysHasAProcess: a command that reads the lock of a plane while it starts finds a process id.
+func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	must(t, os.WriteFile(l.Lock(), []byte("       123\n"), 0o600))
+	ctx, end := context.WithCancel(t.Context())
+	read := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			data, err := os.ReadFile(l.Lock())
+			if err == nil {
+				_, err = strconv.Atoi(strings.TrimSpace(string(data)))
+			}
+			if err != nil {
+				read <- err
+				return
+			}
+		}
+		read <- nil
+	}()
+	for range 10000 {
+		lock, err := lockPlane(l)
+		must(t, err)
+		must(t, lock.Close())
+	}
+	end()
+	must(t, <-read)
+	lock, err := lockPlane(l)
+	must(t, err)
+	defer lock.Close()
+	if pid, err := planeProcess(l); pid != os.Getpid() || err != nil {
+		t.Errorf("the process is %d, %v", pid, err)
+	}
 }
 
 // TestCommandLockOfRemovedRoot: `capstan down` removes the folder while `capstan up` and another `capstan down` wait for its lock.

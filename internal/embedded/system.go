@@ -54,14 +54,13 @@ func lockPlane(l Layout) (*os.File, error) {
 		}
 		return nil, err
 	}
-	if err := errors.Join(f.Truncate(0), writeAt(f, strconv.Itoa(os.Getpid())+"\n")); err != nil {
+	// All contents have the same length, so that a reader never finds an empty file or a part of a number.
+	if _, err := f.WriteAt(fmt.Appendf(nil, "%10d\n", os.Getpid()), 0); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
-
-func writeAt(f *os.File, s string) error { _, err := f.WriteAt([]byte(s), 0); return err }
 
 // planeProcess returns the process id of the running plane; 0 when none runs.
 func planeProcess(l Layout) (int, error) {
