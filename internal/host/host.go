@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -130,6 +131,10 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	}
 	memory, err := hostMemory()
 	if err != nil {
+		return nil, err
+	}
+	p.runc.Sessions = filepath.Join(config.RunDir, "exec", p.id)
+	if err := os.RemoveAll(p.runc.Sessions); err != nil {
 		return nil, err
 	}
 	p.capacity, p.boxID = max(0, memory-config.ReserveMemory), joining.BoxID("/")

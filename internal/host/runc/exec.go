@@ -61,7 +61,10 @@ const killDelay = 5 * time.Second
 
 // Session starts a command. When ctx ends, the command is killed.
 func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, error) {
-	folder, err := os.MkdirTemp("", "capstan-exec-")
+	if err := os.MkdirAll(r.Sessions, 0o700); err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp(r.Sessions, "")
 	if err != nil {
 		return nil, err
 	}

@@ -30,3 +30,29 @@ func TestKillRecorded(t *testing.T) {
 		t.Error("a command that is gone was killed")
 	}
 }
+
+// TestSessionFolder: a session has its folder below that of all sessions, and nothing is left after its end.
+func TestSessionFolder(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "runc")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec cat\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := Runc{Binary: program, Root: filepath.Join(dir, "root"), Sessions: filepath.Join(dir, "exec", "host")}
+	s, err := r.Session(t.Context(), "m-1", Command{Args: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(r.Sessions); err != nil || len(entries) != 1 {
+		t.Errorf("during the session: %v, %v", entries, err)
+	}
+	if err := s.CloseStdin(); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := s.Wait(); code != 0 || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	if entries, err := os.ReadDir(r.Sessions); err != nil || len(entries) != 0 {
+		t.Errorf("after the session: %v, %v", entries, err)
+	}
+}

@@ -20,6 +20,8 @@ type Runc struct {
 	Binary string
 	// Root holds runc's state of each container.
 	Root string
+	// Sessions holds a folder for each Session. Those of a former capstand are worthless.
+	Sessions string
 }
 
 // State is runc's state of a container.
