@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/updaterecord"
@@ -74,6 +75,24 @@ func TestUpdateIsRecorded(t *testing.T) {
 		if _, err := h.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec}); err != nil {
 			t.Errorf("a client with %d bytes of memory: %v", memory, err)
 		}
+	}
+}
+
+// TestUpdateIsDeliveredInOrder: the machine gets no request for an update whose data it does not have.
+func TestUpdateIsDeliveredInOrder(t *testing.T) {
+	h, req := updatable(t)
+	_, err := h.UpdateMachine(t.Context(), req)
+	must(t, err)
+	m := h.machines.byID["m-1"]
+	must(t, h.store.makeRunDir("m-1", m.metadata(m.spec), nil, nil))
+	obstacle, request := filepath.Join(m.runDir(), machineapi.UpdateDataFile), filepath.Join(m.runDir(), machineapi.UpdateRequestFile)
+	must(t, os.Mkdir(obstacle, 0o700)) // in place of the data
+	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err == nil || atomicfile.Exists(request) {
+		t.Errorf("without the data: %v, the request exists: %v", err, atomicfile.Exists(request))
+	}
+	must(t, os.Remove(obstacle))
+	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err != nil || !atomicfile.Exists(request) {
+		t.Errorf("with the data: %v, the request exists: %v", err, atomicfile.Exists(request))
 	}
 }
 

@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -237,10 +236,20 @@ func (m *machine) deliverUpdate(_ context.Context, u *updaterecord.Record) error
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return errors.Join(
-		foreignfile.Replace(dir, machineapi.MetadataFile, metadata, 0o644),
-		foreignfile.Replace(dir, machineapi.UpdateDataFile, data, 0o600),
-		foreignfile.Replace(dir, machineapi.UpdateRequestFile, request, 0o644))
+	for _, file := range []struct {
+		name    string
+		content []byte
+		mode    os.FileMode
+	}{
+		{machineapi.MetadataFile, metadata, 0o644},
+		{machineapi.UpdateDataFile, data, 0o600},
+		{machineapi.UpdateRequestFile, request, 0o644}, // The machine begins with it.
+	} {
+		if err := foreignfile.Replace(dir, file.name, file.content, file.mode); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // noteUpdate publishes the progress. The record on disk does not need it.

@@ -100,8 +100,11 @@ func Replace(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	_, err = file.Write(data)
-	if err := errors.Join(err, file.Chmod(mode), file.Close()); err != nil {
-		return err
+	if err = errors.Join(err, file.Chmod(mode), file.Close()); err == nil {
+		err = root.Rename(tmp, name)
 	}
-	return root.Rename(tmp, name)
+	if err != nil { // The file takes room that the next attempt needs.
+		return errors.Join(err, atomicfile.IgnoreMissing(root.Remove(tmp)))
+	}
+	return nil
 }

@@ -120,3 +120,33 @@ func TestReplace(t *testing.T) {
 		t.Error("the temporary file is left")
 	}
 }
+
+// TestReplaceWithoutRoom: a new file that is not complete does not stay.
+func TestReplaceWithoutRoom(t *testing.T) {
+	folder := t.TempDir()
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(folder, 0) })
+	dir, err := os.OpenRoot(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	if err := errors.Join(Replace(dir, "data", []byte("old"), 0o600), os.Mkdir(filepath.Join(folder, "folder"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Replace(dir, "data", make([]byte, 1<<17), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("more than fits: %v", err)
+	}
+	if err := Replace(dir, "folder", nil, 0o600); err == nil {
+		t.Error("a folder was replaced")
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil || len(entries) != 2 {
+		t.Errorf("left %v, %v", entries, err)
+	}
+	if got, err := Read(folder, "data", most); err != nil || string(got) != "old" {
+		t.Errorf("the file is %q, %v", got, err)
+	}
+}
