@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +25,6 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/naming"
 	"capstan.dev/capstan/internal/reconciling"
-	"capstan.dev/capstan/internal/stored"
 )
 
 // machines is the step that creates, deletes and updates Machines.
@@ -110,14 +108,15 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 	if left := last.after.Sub(s.Now); left > 0 {
 		return result{blocked: last.why, requeueAfter: left}, nil
 	}
-	machine, parts, err := r.tryMachine(ctx, s, role, &last)
+	tried, err := r.tryMachine(ctx, s, role, last.name)
+	last.name = tried.name
 	missing := missingTemplateError("")
 	switch {
 	case errors.As(err, &missing):
 		return blocked(err.Error()), nil // Its creation is an event.
 	case err == nil:
 		r.trials.forget(client.ObjectKeyFromObject(s.Object))
-		return result{}, r.afterCreation(ctx, s, machine, parts)
+		return result{}, r.afterCreation(ctx, s, tried)
 	case !apierrors.IsConflict(err):
 		last = last.failed(advise(err), s.Now)
 		r.trials.set(s.Object, last)
@@ -125,40 +124,59 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 	return result{}, err
 }
 
+// attempt is what an attempt to create a Machine leaves.
+type attempt struct {
+	// name of the Machine for the next attempt.
+	name string
+	// machine was created, with the other objects.
+	machine *clusterv1.Machine
+	parts   []client.Object
+}
+
 // tryMachine creates a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig is created first and
 // the Machine last. After a crash in between, the config without a Machine is found, and the other objects are created under
-// its name, so that none is left over or created twice.
-func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) (machine *clusterv1.Machine, parts []client.Object, err error) {
+// its name, so that none is left over or created twice. name is that of a failed attempt, or empty.
+func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Role, name string) (attempt, error) {
+	out := attempt{name: name}
 	infraTemplate, err := r.infrastructure.template(ctx, s)
 	if err != nil {
-		return nil, nil, err
+		return out, err
 	}
-	config, err := r.nextConfig(ctx, s, role, last)
+	plan, err := r.planConfig(ctx, s, role, name)
+	if plan.Use == nil {
+		out.name = plan.Name
+	}
 	if err != nil {
-		return nil, nil, err
+		return out, err
+	}
+	config, err := r.makeConfig(ctx, s, role, plan)
+	if err != nil {
+		return out, err
 	}
 	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
 	if err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	if err := r.createInfraMachine(ctx, infraMachine); err != nil {
-		return nil, nil, fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
+		return out, fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
 	}
-	machine = desiredMachine(s, r.freshMachine(s, infraMachine))
+	machine := desiredMachine(s, r.freshMachine(s, infraMachine))
 	if err := r.apply(ctx, machine); err != nil {
-		return nil, nil, fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
+		return out, fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
 	}
 	s.Machines.Insert(machine)
-	return machine, []client.Object{config, infraMachine}, nil
+	out.machine, out.parts = machine, []client.Object{config, infraMachine}
+	return out, nil
 }
 
 // afterCreation does the rest for a Machine that exists. Its errors are no failed creations: the next attempt is for another
 // Machine. Core hands the objects over if this fails, and forgetReplaced ends the remediation.
-func (r *machines) afterCreation(ctx context.Context, s *scope, machine *clusterv1.Machine, parts []client.Object) error {
+func (r *machines) afterCreation(ctx context.Context, s *scope, made attempt) error {
+	machine := made.machine
 	created.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
 	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Created Machine %s", machine.Name)
 	ctrl.LoggerFrom(ctx).Info("Created Machine", "Machine", klog.KObj(machine), "failureDomain", machine.Spec.FailureDomain)
-	return errors.Join(r.handOver(ctx, machine, parts...), r.finishRemediation(ctx, s))
+	return errors.Join(r.handOver(ctx, machine, made.parts...), r.finishRemediation(ctx, s))
 }
 
 // createInfraMachine creates an infrastructure machine, or finds the existing one.
@@ -176,71 +194,51 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 	return nil
 }
 
-// nextConfig returns the CapstanConfig of the next Machine: one without a Machine, or a new one.
-func (r *machines) nextConfig(ctx context.Context, s *scope, role bootstrapv1.Role, last *trial) (*bootstrapv1.CapstanConfig, error) {
+// planConfig chooses the CapstanConfig of the next Machine. It reserves the name of the first one, and changes nothing else. name is that of
+// a failed attempt, or empty. The plan of an error has the name of the attempt.
+func (r *machines) planConfig(ctx context.Context, s *scope, role bootstrapv1.Role, name string) (model.ConfigPlan, error) {
 	unfinished, err := r.unfinishedConfigs(ctx, s)
 	if err != nil {
+		return model.ConfigPlan{Name: name}, err
+	}
+	if s.Machines[name] != nil { // The attempt has created the Machine.
+		name = ""
+	}
+	wanted := desiredConfig(s, name, role).Spec
+	plan := model.ChooseConfig(unfinished, wanted, name, false)
+	if plan.Name == "" {
+		if plan.Name, err = machineName(s); err != nil {
+			return plan, err
+		}
+	}
+	if role != bootstrapv1.RoleInit {
+		return plan, nil
+	}
+	reserved, err := r.reserveFirst(ctx, s, plan.Name)
+	if err != nil {
+		return plan, err
+	}
+	return model.ChooseConfig(unfinished, wanted, reserved, true), r.checkName(ctx, s, reserved)
+}
+
+// makeConfig removes the CapstanConfigs that no Machine gets, and returns that of the next Machine.
+func (r *machines) makeConfig(ctx context.Context, s *scope, role bootstrapv1.Role, plan model.ConfigPlan) (*bootstrapv1.CapstanConfig, error) {
+	for _, config := range plan.Remove {
+		if err := r.removeUnfinished(ctx, s, config); err != nil {
+			return nil, err
+		}
+	}
+	if plan.Use != nil {
+		return plan.Use, nil
+	}
+	if err := r.checkData(ctx, s, plan.Name); err != nil {
 		return nil, err
 	}
-	fits := func(c *bootstrapv1.CapstanConfig) bool {
-		return stored.Equal(c.Spec, desiredConfig(s, c.Name, role).Spec)
-	}
-	var config *bootstrapv1.CapstanConfig
-	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
-		config = unfinished[i]
-	}
-	if config == nil && (last.name == "" || s.Machines[last.name] != nil) { // A failed attempt may have created the Machine.
-		if last.name, err = machineName(s); err != nil {
-			return nil, err
-		}
-	}
-	if role == bootstrapv1.RoleInit {
-		if config, err = r.firstConfig(ctx, s, config, unfinished, last); err != nil {
-			return nil, err
-		}
-	}
-	for _, other := range unfinished {
-		if config != nil && other.Name == config.Name {
-			continue
-		}
-		if err := r.removeUnfinished(ctx, s, other); err != nil {
-			return nil, err
-		}
-	}
-	if config != nil {
-		return config, nil
-	}
-	if err := r.checkData(ctx, s, last.name); err != nil {
-		return nil, err
-	}
-	config = desiredConfig(s, last.name, role)
+	config := desiredConfig(s, plan.Name, role)
 	if err := r.Client.Create(ctx, config); err != nil {
 		return nil, fmt.Errorf("cannot make the CapstanConfig %s: %w", config.Name, err)
 	}
 	return config, nil
-}
-
-// firstConfig returns the CapstanConfig with the name that is reserved for the first Machine, if it matches the spec; nil
-// when it has to be created under last.name.
-func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig, unfinished []*bootstrapv1.CapstanConfig, last *trial) (*bootstrapv1.CapstanConfig, error) {
-	otherwise := last.name
-	if config != nil {
-		otherwise = config.Name
-	}
-	name, err := r.reserveFirst(ctx, s, otherwise)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.checkName(ctx, s, name); err != nil {
-		return nil, err
-	}
-	last.name = name
-	for _, c := range unfinished {
-		if c.Name == name && stored.Equal(c.Spec, desiredConfig(s, name, bootstrapv1.RoleInit).Spec) {
-			return c, nil
-		}
-	}
-	return nil, nil
 }
 
 // unfinishedConfigs returns the CapstanConfigs whose Machines do not exist.
