@@ -44,8 +44,8 @@ func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.Capstan
 				clusterName:  machine.Spec.ClusterName,
 				version:      machine.Spec.Version,
 				controlPlane: util.IsControlPlaneMachine(machine),
-				joined:       machine.Status.NodeRef.IsDefined(),
-				started:      machine.Status.NodeRef.IsDefined() || ptr.Deref(machine.Status.Initialization.InfrastructureProvisioned, false),
+				joined:       joined(machine),
+				started:      started(machine),
 				deleting:     !machine.DeletionTimestamp.IsZero(),
 			}, nil
 		case "MachinePool":
@@ -62,4 +62,10 @@ func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.Capstan
 		}
 	}
 	return nil, nil
+}
+
+func joined(m *clusterv1.Machine) bool { return m.Status.NodeRef.IsDefined() }
+
+func started(m *clusterv1.Machine) bool {
+	return joined(m) || ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
 }

@@ -56,8 +56,8 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
 	b := opts.Controller(mgr, "CapstanConfig").
 		For(&bootstrapv1.CapstanConfig{}).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig)).
-		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig), machineChanged()).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig), reconciling.IgnoreStatus()).
 		// The status of a Cluster changes with each of its machines, and so each would reconcile the configs of all others.
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs),
 			predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.ControlPlaneInitialized())).
@@ -87,6 +87,14 @@ func (r *Reconciler) watchControlPlanes(ctx context.Context, obj *controlplanev1
 
 func isInitialized(c *controlplanev1.CapstanControlPlane) bool {
 	return ptr.Deref(c.Status.Initialization.ControlPlaneInitialized, false)
+}
+
+// machineChanged passes the changes of a Machine that findOwner reads. The status of a Machine is written a dozen times on its way up,
+// and each reconcile of its config decodes the whole bootstrap data.
+func machineChanged() predicate.Predicate {
+	return predicate.Or(reconciling.IgnoreStatus(), reconciling.Changed(func(before, after *clusterv1.Machine) bool {
+		return joined(before) != joined(after) || started(before) != started(after)
+	}))
 }
 
 func machineToConfig(_ context.Context, obj client.Object) []ctrl.Request {
