@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -16,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -66,7 +68,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	b := opts.Controller(mgr, model.Kind).
 		For(&controlplanev1.CapstanControlPlane{}).
 		Owns(&clusterv1.Machine{}).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane), clusterChanged()).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
@@ -86,6 +88,15 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		return nil
 	}
 	return csr.SetupWithManager(ctx, mgr, opts, opts.For(model.Kind))
+}
+
+// clusterChanged passes the changes of a Cluster that the steps read. The status of a Cluster changes with each of its machines, and each
+// reconcile of its control plane connects to the workload cluster.
+func clusterChanged() predicate.Predicate {
+	return predicate.Or(reconciling.IgnoreStatus(), reconciling.Changed(func(before, after *clusterv1.Cluster) bool {
+		return !equality.Semantic.DeepEqual(before.Status.Initialization, after.Status.Initialization) ||
+			!equality.Semantic.DeepEqual(before.Status.FailureDomains, after.Status.FailureDomains)
+	}))
 }
 
 func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request {
