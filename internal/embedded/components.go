@@ -129,6 +129,9 @@ func apiServerComponent(l Layout, s State) component {
 			// object that is written for each of these caches, with a call of a webhook, and keeps all versions of some minutes. A
 			// plane has few watches, so etcd can serve them.
 			"--watch-cache=false",
+			// Without that cache there are no bookmarks, and a watch of a quiet kind stays at the revision of its first list. With the
+			// default of 5 minutes, this revision was gone whenever such a watch ended, and each client listed the kind again.
+			"--etcd-compaction-interval=30m",
 		}, auditArgs(l)...),
 		// With the default of 100, a quarter of the processor time was the collection of garbage.
 		env:   []string{"GOGC=200"},
