@@ -5,6 +5,7 @@
 package atomicfile
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // temporary begins the name of a file that is not complete.
@@ -115,4 +117,16 @@ func IgnoreMissing(err error) error {
 func Exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
+}
+
+// Together runs functions at the same time, waits for all and returns the first error in their order. Files that are written at the same
+// time share the commits of the file system's journal.
+func Together(functions ...func() error) error {
+	errs := make([]error, len(functions))
+	var group sync.WaitGroup
+	for i, function := range functions {
+		group.Go(func() { errs[i] = function() })
+	}
+	group.Wait()
+	return cmp.Or(errs...)
 }

@@ -92,3 +92,20 @@ func TestRemove(t *testing.T) {
 		}
 	}
 }
+
+// The functions run at the same time, and the error does not depend on which one ends first.
+func TestTogether(t *testing.T) {
+	first, second := errors.New("first"), errors.New("second")
+	ended := make(chan struct{})
+	err := Together(
+		func() error { return nil },
+		func() error { <-ended; return first },
+		func() error { defer close(ended); return second },
+	)
+	if err != first { //nolint:errorlint // the error itself
+		t.Error(err)
+	}
+	if err := Together(); err != nil {
+		t.Error(err)
+	}
+}

@@ -141,22 +141,48 @@ func (r *Runner) apply(ctx context.Context) error {
 
 // doSteps does the steps that are not in the record, and reports whether there were any.
 func (r *Runner) doSteps(ctx context.Context, steps []step) (did bool, err error) {
-	for _, step := range steps {
-		if slices.Contains(r.record.Done, step.name) {
-			continue
+	missing := slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return slices.Contains(r.record.Done, s.name) })
+	for left := missing; len(left) > 0; {
+		n := together(left)
+		if err := r.doTogether(ctx, left[:n]); err != nil {
+			return true, err
 		}
-		did = true
-		// Only a log entry, because each report wakes all watchers of the machine.
-		r.Log.Info("bootstrap", "step", step.name)
-		if err := step.do(ctx); err != nil {
-			return did, fmt.Errorf("%s: %w", step.name, err)
-		}
-		if err := r.done(step.name); err != nil {
-			return did, err
-		}
+		left = left[n:]
 	}
-	return did, nil
+	return len(missing) > 0, nil
 }
+
+// mostTogether bounds the files that are open at the same time.
+const mostTogether = 64
+
+// together is the number of steps at the begin of a list that need one record: files that depend on none of those before them.
+func together(steps []step) int {
+	n := 1
+	for steps[0].file != nil && n < min(len(steps), mostTogether) && steps[n].file != nil && independent(steps[n].file) {
+		n++
+	}
+	return n
+}
+
+// independent reports whether no file before this one can matter to it. An owner's name depends on /etc/passwd and /etc/group.
+func independent(f *cloudconfig.File) bool {
+	return !f.Append && slices.Contains([]string{"", "root", "root:root"}, f.Owner)
+}
+
+// doTogether does and records steps that together has selected.
+func (r *Runner) doTogether(ctx context.Context, steps []step) error {
+	if steps[0].file != nil {
+		return r.writeFiles(steps)
+	}
+	r.announce(steps[0])
+	if err := steps[0].do(ctx); err != nil {
+		return fmt.Errorf("%s: %w", steps[0].name, err)
+	}
+	return r.done(steps[0].name)
+}
+
+// announce only writes a log entry, because each report wakes all watchers of the machine.
+func (r *Runner) announce(s step) { r.Log.Info("bootstrap", "step", s.name) }
 
 // awaitSentinel waits for the sentinel and records it before the data is erased. If this PID 1 started nothing that
 // could write the sentinel, and it was not seen before, it will never exist.
@@ -183,7 +209,9 @@ func (r *Runner) sentinelThere() bool {
 
 type step struct {
 	name string
+	// do does the step, unless it writes a file.
 	do   func(context.Context) error
+	file *cloudconfig.File
 }
 
 // steps returns the steps in cloud-init's order: bootcmd, write_files, hostname, users, files with defer, runcmd's
@@ -194,8 +222,7 @@ func (r *Runner) steps(c *cloudconfig.Config) []step {
 		steps = append(steps, r.script("bootcmd", c.BootCommands))
 	}
 	for i, file := range c.Files {
-		name := fmt.Sprintf("write_files[%d] %s", i, file.Path)
-		s := step{name, func(context.Context) error { return r.writeFile(name, file) }}
+		s := step{name: fmt.Sprintf("write_files[%d] %s", i, file.Path), file: &c.Files[i]}
 		if file.Defer {
 			deferred = append(deferred, s)
 		} else {
@@ -203,10 +230,10 @@ func (r *Runner) steps(c *cloudconfig.Config) []step {
 		}
 	}
 	if hostname := c.HostnameToSet(); hostname != "" {
-		steps = append(steps, step{"hostname", func(context.Context) error { return r.SetHostname(hostname) }})
+		steps = append(steps, step{name: "hostname", do: func(context.Context) error { return r.SetHostname(hostname) }})
 	}
 	for _, user := range c.Users {
-		steps = append(steps, step{"users " + user.Name, func(ctx context.Context) error { return r.makeUser(ctx, user) }})
+		steps = append(steps, step{name: "users " + user.Name, do: func(ctx context.Context) error { return r.makeUser(ctx, user) }})
 	}
 	steps = append(steps, deferred...)
 	if len(c.RunCommands) > 0 {
@@ -238,8 +265,8 @@ func (r *Runner) load() error {
 	return nil
 }
 
-func (r *Runner) done(step string) error {
-	r.record.Done = append(r.record.Done, step)
+func (r *Runner) done(steps ...string) error {
+	r.record.Done = append(r.record.Done, steps...)
 	r.record.Sentinel = r.record.Sentinel || r.sentinelThere()
 	return r.save()
 }

@@ -185,7 +185,12 @@ func TestAppendTwice(t *testing.T) {
 	}
 	file := cloudconfig.File{Path: "/a", Content: []byte("new"), Append: true, Mode: 0o600}
 	for range 2 {
-		if err := f.writeFile("step", file); err != nil {
+		step := step{name: "step", file: &file}
+		staged, err := f.stage(step, 0)
+		if err == nil {
+			err = commit([]*newFile{staged})
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		f.again()
@@ -195,6 +200,87 @@ func TestAppendTwice(t *testing.T) {
 	}
 	if got := f.read("a"); got != "old new" {
 		t.Errorf("%q", got)
+	}
+}
+
+// Files have the content that they would have if each were written alone: the last one of a path wins, also through a link, and
+// an append follows the files before it.
+func TestFileOrder(t *testing.T) {
+	f := newFixture(t)
+	for _, folder := range []string{"run", "var"} {
+		if err := os.MkdirAll(f.path(folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("../run", f.path("var/run")); err != nil {
+		t.Fatal(err)
+	}
+	f.give(f.expand(`
+write_files:
+- {path: /a, content: "1"}
+- {path: /a, content: "2"}
+- {path: /var/run/b, content: "1"}
+- {path: /run/b, content: "2"}
+- {path: /a, content: "3", append: true}
+- {path: /new/folder/c, content: "1", permissions: '0640'}
+runcmd:
+` + sentinel))
+	if state, message, _ := f.apply(); state != initapi.Succeeded {
+		t.Fatal(message)
+	}
+	if a, b, c := f.read("a"), f.read("run/b"), f.read("new/folder/c"); a != "23" || b != "2" || c != "1" {
+		t.Errorf("%q, %q, %q", a, b, c)
+	}
+	if info, err := os.Stat(f.path("new/folder/c")); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("%v %v", info, err)
+	}
+	_ = filepath.WalkDir(f.dir, func(path string, _ fs.DirEntry, _ error) error {
+		if strings.Contains(path, ".capstan-tmp") {
+			t.Errorf("%s is left over", path)
+		}
+		return nil
+	})
+}
+
+// The files before one with an error are written and recorded, those after it are not.
+func TestFilesBeforeAnError(t *testing.T) {
+	f := newFixture(t)
+	f.give("write_files: [{path: /a, content: a}, {path: /b, content: b}, {path: /a/c}, {path: /d, content: d}]")
+	if err := os.WriteFile(f.path("a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	state, message, _ := f.apply()
+	if state != initapi.Failed || !strings.HasPrefix(message, "write_files[2] /a/c: ") {
+		t.Errorf("%s: %s", state, message)
+	}
+	if a, b, d := f.read("a"), f.read("b"), f.read("d"); a != "a" || b != "b" || d != "" {
+		t.Errorf("%q, %q, %q", a, b, d)
+	}
+	if want := []string{"write_files[0] /a", "write_files[1] /b"}; !slices.Equal(f.record.Done, want) {
+		t.Errorf("recorded %v", f.record.Done)
+	}
+}
+
+func TestTogether(t *testing.T) {
+	file := func(f cloudconfig.File) step { return step{file: &f} }
+	plain, many := file(cloudconfig.File{}), make([]step, 2*mostTogether)
+	for i := range many {
+		many[i] = plain
+	}
+	for name, tt := range map[string]struct {
+		steps []step
+		want  int
+	}{
+		"no file":                {[]step{{}, plain}, 1},
+		"files":                  {[]step{plain, file(cloudconfig.File{Owner: "root:root"}), {}}, 2},
+		"an append ends them":    {[]step{plain, file(cloudconfig.File{Append: true})}, 1},
+		"an append begins them":  {[]step{file(cloudconfig.File{Append: true}), plain}, 2},
+		"an owner ends them":     {[]step{plain, file(cloudconfig.File{Owner: "etcd"})}, 1},
+		"too many for one batch": {many, mostTogether},
+	} {
+		if got := together(tt.steps); got != tt.want {
+			t.Errorf("%s: %d, want %d", name, got, tt.want)
+		}
 	}
 }
 

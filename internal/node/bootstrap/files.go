@@ -16,69 +16,138 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
-// writeFile writes a file completely or not at all. The recorded length of the file before the step prevents that
-// content is appended twice.
-func (r *Runner) writeFile(step string, f cloudconfig.File) error {
-	uid, gid, err := lookupOwner(f.Owner)
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(r.Root, f.Path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	content := f.Content
-	if f.Append {
-		old, err := os.ReadFile(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+// writeFiles writes and records the files of steps in their order, each completely or not at all. Those before one with an error are
+// written.
+func (r *Runner) writeFiles(steps []step) error {
+	var files []*newFile
+	var names []string
+	var failed error
+	for i, s := range steps {
+		r.announce(s)
+		file, err := r.stage(s, i)
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", s.name, err)
+			break
 		}
-		before, known := r.record.Appended[step]
-		if !known {
-			before = int64(len(old))
-			r.record.Appended[step] = before
-			if err := r.save(); err != nil {
-				return err
-			}
-		}
-		content = append(old[:min(before, int64(len(old)))], content...)
+		files, names = append(files, file), append(names, s.name)
 	}
-	return replaceFile(path, content, f.Mode, uid, gid)
+	if len(files) == 0 {
+		return failed
+	}
+	if err := commit(files); err != nil {
+		return errors.Join(failed, fmt.Errorf("write_files: %w", err))
+	}
+	return errors.Join(failed, r.done(names...))
+}
+
+// stage writes the file of a step beside its path. The recorded length of the file before the step prevents that content is appended twice.
+func (r *Runner) stage(s step, index int) (*newFile, error) {
+	if !s.file.Append {
+		return stage(r.Root, *s.file, index)
+	}
+	old, err := os.ReadFile(filepath.Join(r.Root, s.file.Path))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	before, known := r.record.Appended[s.name]
+	if !known {
+		before = int64(len(old))
+		r.record.Appended[s.name] = before
+		if err := r.save(); err != nil {
+			return nil, err
+		}
+	}
+	file := *s.file
+	file.Content = append(old[:min(before, int64(len(old)))], file.Content...)
+	return stage(r.Root, file, index)
 }
 
 // WriteFile writes a file below root completely or not at all. It does not append.
 func WriteFile(root string, f cloudconfig.File) error {
-	uid, gid, err := lookupOwner(f.Owner)
+	file, err := stage(root, f, 0)
 	if err != nil {
 		return err
+	}
+	return commit([]*newFile{file})
+}
+
+// newFile is a file beside the path that it will have.
+type newFile struct {
+	*os.File
+	path string
+}
+
+// stage writes a file of bootstrap data beside its path below root.
+func stage(root string, f cloudconfig.File, index int) (*newFile, error) {
+	uid, gid, err := lookupOwner(f.Owner)
+	if err != nil {
+		return nil, err
 	}
 	path := filepath.Join(root, f.Path)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+		return nil, err
 	}
-	return replaceFile(path, f.Content, f.Mode, uid, gid)
+	return stageAt(path, index, f.Content, f.Mode, uid, gid)
 }
 
-// replaceFile writes a file beside path and renames it to path. Only root can read it before it has its owner and mode.
-// It is synced to the disk before its step is recorded.
-func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) error {
-	file, err := os.OpenFile(path+".capstan-tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+// stageAt writes a file beside path, with its owner and mode. Only root can read it before it has them. Two files of one commit have
+// different indexes, because a link can make two paths the same.
+func stageAt(path string, index int, content []byte, mode os.FileMode, uid, gid int) (*newFile, error) {
+	file, err := os.OpenFile(fmt.Sprintf("%s.capstan-tmp%d", path, index), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	out := &newFile{file, path}
 	_, err = file.Write(content)
 	if os.Getuid() == 0 {
 		err = errors.Join(err, file.Chown(uid, gid))
 	}
-	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
+	if err = errors.Join(err, file.Chmod(mode)); err != nil {
+		return nil, errors.Join(err, out.discard())
 	}
+	return out, nil
+}
+
+// replaceFile writes a file completely or not at all.
+func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) error {
+	file, err := stageAt(path, 0, content, mode, uid, gid)
 	if err != nil {
-		_ = os.Remove(file.Name())
 		return err
 	}
-	return atomicfile.SyncDir(filepath.Dir(path))
+	return commit([]*newFile{file})
+}
+
+// discard removes the file, unless it has its path.
+func (f *newFile) discard() error {
+	_ = f.Close()
+	return atomicfile.Remove(f.Name())
+}
+
+// commit gives files their paths, in their order, and returns when all are on the disk: then their steps are recorded.
+func commit(files []*newFile) error {
+	defer func() {
+		for _, f := range files {
+			_ = f.discard()
+		}
+	}()
+	var syncs, folders []func() error
+	for _, f := range files {
+		syncs = append(syncs, f.Sync)
+	}
+	if err := atomicfile.Together(syncs...); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, f := range files {
+		if err := os.Rename(f.Name(), f.path); err != nil {
+			return err
+		}
+		if folder := filepath.Dir(f.path); !seen[folder] {
+			seen[folder] = true
+			folders = append(folders, func() error { return atomicfile.SyncDir(folder) })
+		}
+	}
+	return atomicfile.Together(folders...)
 }
 
 // lookupOwner parses "user" or "user:group", as names or numbers. The default is root.

@@ -21,7 +21,7 @@ import (
 // The shell reads the commands from a pipe, so they are neither arguments nor a file. It writes the number of each
 // successful command to another pipe, so no command runs again after a crash.
 func (r *Runner) script(name string, commands []cloudconfig.Command) step {
-	return step{name, func(ctx context.Context) error {
+	return step{name: name, do: func(ctx context.Context) error {
 		if r.firstMissing(name, commands) == len(commands) {
 			return nil
 		}

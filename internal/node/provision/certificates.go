@@ -3,13 +3,14 @@ package provision
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go4.org/netipx"
@@ -176,14 +177,17 @@ func (n *node) algorithm() pki.Algorithm { return pki.Algorithm(n.ControlPlane.E
 // writeCertificates creates or renews all leaves. It also signs the kubelet's first client certificate, because the
 // machine has the CA's key. The kubelet renews that certificate itself.
 func (n *node) writeCertificates() error {
-	if err := errors.Join(writeSigningCA(), copyServiceAccountKey()); err != nil {
-		return err
-	}
+	writes := []func() error{writeSigningCA, copyServiceAccountKey, n.writeKubeletCertificate}
 	for _, leaf := range n.leaves() {
-		if _, err := leaf.Ensure(nodeconfig.PKIDir, n.validity(), time.Now()); err != nil {
+		writes = append(writes, func() error {
+			_, err := leaf.Ensure(nodeconfig.PKIDir, n.validity(), time.Now())
 			return err
-		}
+		})
 	}
+	return atomicfile.Together(writes...)
+}
+
+func (n *node) writeKubeletCertificate() error {
 	if kubeletCertificateValid() {
 		return nil
 	}
@@ -252,12 +256,11 @@ var kubeconfigs = map[string]string{
 }
 
 func (n *node) writeControlPlaneKubeconfigs() error {
-	for name, path := range kubeconfigs {
-		if err := n.writeKubeconfig(name, path); err != nil {
-			return err
-		}
+	writes := []func() error{n.writeKubeletKubeconfig}
+	for _, name := range slices.Sorted(maps.Keys(kubeconfigs)) {
+		writes = append(writes, func() error { return n.writeKubeconfig(name, kubeconfigs[name]) })
 	}
-	return n.writeKubeletKubeconfig()
+	return atomicfile.Together(writes...)
 }
 
 func (n *node) writeKubeconfig(name, path string) error {

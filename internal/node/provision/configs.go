@@ -6,7 +6,9 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki/certfiles"
@@ -73,10 +76,11 @@ func (n *node) writeConfigs() error {
 		files[auditPolicyFile] = auditPolicy
 		files[corefile] = n.corefile(bytes.Contains(resolvConf, []byte("nameserver")))
 	}
-	for path, data := range files {
-		errs = append(errs, certfiles.WriteFile(path, data))
+	var writes []func() error
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		writes = append(writes, func() error { return certfiles.WriteFile(path, files[path]) })
 	}
-	return errors.Join(append(errs, publish(nodeconfig.PKIDir), n.makeComponentFolders())...)
+	return errors.Join(append(errs, atomicfile.Together(writes...), publish(nodeconfig.PKIDir), n.makeComponentFolders())...)
 }
 
 func (n *node) makeComponentFolders() error {

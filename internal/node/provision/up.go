@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/imagearchive"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
@@ -251,9 +252,16 @@ func (n *node) startServices(ctx context.Context, services ...supervisor.Service
 	if err := os.MkdirAll(supervisor.Dir, 0o755); err != nil {
 		return err
 	}
+	var writes []func() error
+	for _, service := range services {
+		writes = append(writes, func() error { return service.Write(supervisor.Dir) })
+	}
+	if err := atomicfile.Together(writes...); err != nil {
+		return err
+	}
 	for _, service := range services {
 		// A file of a service that already runs may have been replaced.
-		if err := errors.Join(service.Write(supervisor.Dir), service.HandOver()); err != nil {
+		if err := service.HandOver(); err != nil {
 			return err
 		}
 	}
