@@ -50,7 +50,7 @@ func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope) error {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 		return reconciling.ErrWaiting
 	}
-	if err := r.chooseOverlay(ctx, s, &hostselection.Named(s.usable, host)[0]); err != nil {
+	if err := r.chooseOverlay(ctx, s, hostselection.Find(s.usable, host)); err != nil {
 		return err
 	}
 	lb := &s.capstan.Spec.LoadBalancer

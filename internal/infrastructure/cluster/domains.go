@@ -34,19 +34,15 @@ func (r *Reconciler) setFailureDomains(ctx context.Context, s *scope) error {
 // would wait for ever in one where every host that may have them takes no more machines, repels them by a taint, or is lost: the replacement of a
 // machine on a lost host must go elsewhere. If all of them are lost, there is no other place.
 func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
-	reached := slices.DeleteFunc(slices.Clone(usable), func(h infrav1.CapstanHost) bool {
-		return conditions.IsFalse(&h, infrav1.HostConnectedCondition)
-	})
-	if !slices.ContainsFunc(reached, takesControlPlane) {
-		reached = usable
+	lost := func(h *infrav1.CapstanHost) bool { return conditions.IsFalse(h, infrav1.HostConnectedCondition) }
+	allLost := true
+	for i := range usable {
+		allLost = allLost && (lost(&usable[i]) || !takesControlPlane(&usable[i]))
 	}
 	byName := map[string]bool{}
 	for i := range usable {
-		byName[placement.FailureDomain(&usable[i])] = false
-	}
-	for i := range reached {
-		name := placement.FailureDomain(&reached[i])
-		byName[name] = byName[name] || takesControlPlane(reached[i])
+		h, name := &usable[i], placement.FailureDomain(&usable[i])
+		byName[name] = byName[name] || takesControlPlane(h) && (allLost || !lost(h))
 	}
 	var out []clusterv1.FailureDomain
 	for name, controlPlane := range byName {
@@ -56,6 +52,6 @@ func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
 	return out[:min(len(out), 100)]
 }
 
-func takesControlPlane(h infrav1.CapstanHost) bool {
-	return placement.Schedulable(&h) && h.DeletionTimestamp.IsZero() && placement.AllowsControlPlane(&h) && !placement.Repels(&h)
+func takesControlPlane(h *infrav1.CapstanHost) bool {
+	return placement.Schedulable(h) && h.DeletionTimestamp.IsZero() && placement.AllowsControlPlane(h) && !placement.Repels(h)
 }

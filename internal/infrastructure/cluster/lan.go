@@ -94,7 +94,7 @@ func (r *Reconciler) reconcileLAN(ctx context.Context, s *scope) error {
 		return err
 	}
 	mayHave := func(name string) bool {
-		return len(hostselection.Named(serving, name)) > 0 || hasBalancer(r.Pool.Get(name), s)
+		return hostselection.Find(serving, name) != nil || hasBalancer(r.Pool.Get(name), s)
 	}
 	members, trouble := r.members(s, machines, hosts, mayHave)
 	if err := r.recordMembers(ctx, s, members); err != nil {

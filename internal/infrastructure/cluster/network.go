@@ -132,7 +132,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope) error {
 	made := hasBalancer(host, s)
 	// The rule applies to any author of the host in spec (ALL-18). A running load balancer stays, even if its host would no longer be
 	// chosen.
-	if !made && len(hostselection.Named(s.usable, host.Name())) == 0 {
+	if !made && hostselection.Find(s.usable, host.Name()) == nil {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
 			"spec.loadBalancer.hostName is CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: set another host, or change its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))

@@ -127,9 +127,14 @@ func HostsChosen() predicate.Predicate {
 	})
 }
 
-// Named is the part of a list that has the name: one host or none.
-func Named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
-	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return h.Name != name })
+// Find returns the host of a list that has the name, or nil.
+func Find(list []infrav1.CapstanHost, name string) *infrav1.CapstanHost {
+	for i := range list {
+		if list[i].Name == name {
+			return &list[i]
+		}
+	}
+	return nil
 }
 
 // Box returns the box of a host in its current or last report, or "" before the first report.
@@ -167,8 +172,8 @@ func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluste
 
 // Reached is the part of a list that the network of a cluster reaches; see Within.
 func Reached(list []infrav1.CapstanHost, pool *connections.Pool, within placement.Request) []infrav1.CapstanHost {
-	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool {
-		return !placement.Reaches(&placement.Host{Box: Box(&h, pool), Tunnel: h.Spec.TunnelAddress, Encrypted: OverlayKey(&h, pool) != ""}, within)
+	return keep(slices.Clone(list), func(h *infrav1.CapstanHost) bool {
+		return placement.Reaches(&placement.Host{Box: Box(h, pool), Tunnel: h.Spec.TunnelAddress, Encrypted: OverlayKey(h, pool) != ""}, within)
 	})
 }
 
