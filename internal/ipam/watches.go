@@ -192,7 +192,7 @@ func (e *claimEvents) ofNamespace(ctx context.Context, obj client.Object) []reco
 func (e *claimEvents) open(ctx context.Context, namespace string, match func(*capiipamv1.IPAddressClaim) bool) []reconcile.Request {
 	return reconciling.RequestsIf(ctx, e.client, &capiipamv1.IPAddressClaimList{}, func(c *capiipamv1.IPAddressClaim) bool {
 		return e.serves(c) && match(c) && (c.Status.AddressRef.Name == "" || !c.DeletionTimestamp.IsZero())
-	}, client.InNamespace(namespace), client.UnsafeDisableDeepCopy)
+	}, client.InNamespace(namespace))
 }
 
 // poolsBeside lists the pools of a kind that are compared with a changed pool, because it may overlap any of them.

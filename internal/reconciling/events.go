@@ -25,8 +25,9 @@ func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts
 }
 
 // RequestsIf returns the requests for the objects of a list that keep accepts. An error of the read is logged, and there are no requests.
+// The objects can belong to the cache, so keep must not change them: only their names are needed.
 func RequestsIf[T client.Object](ctx context.Context, c client.Reader, list client.ObjectList, keep func(T) bool, opts ...client.ListOption) []reconcile.Request {
-	if err := c.List(ctx, list, opts...); err != nil {
+	if err := c.List(ctx, list, append(slices.Clone(opts), client.UnsafeDisableDeepCopy)...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the objects that an event concerns", "list", fmt.Sprintf("%T", list))
 		return nil
 	}

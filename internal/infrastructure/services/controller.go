@@ -172,7 +172,7 @@ func concerned(o client.Object) bool {
 
 // listed returns the requests for the concerned clusters.
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []ctrl.Request {
-	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanClusterList{}, concerned, append(opts, client.UnsafeDisableDeepCopy)...)
+	return reconciling.RequestsIf(ctx, r.Client, &infrav1.CapstanClusterList{}, concerned, opts...)
 }
 
 // ofEvent maps a machine to its cluster, and a connection to all clusters.
