@@ -135,11 +135,16 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 		return false, client.IgnoreNotFound(err)
 	}
 	machines := &clusterv1.MachineList{}
-	err = r.Client.List(ctx, machines, reconciling.OfCluster(s.key()))
+	err = r.Client.List(ctx, machines, reconciling.ControlPlaneOf(s.key()), client.UnsafeDisableDeepCopy)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
-	return slices.ContainsFunc(machines.Items, func(m clusterv1.Machine) bool { return isPreparedControlPlane(&m) }), err
+	for i := range machines.Items {
+		if isPreparedControlPlane(&machines.Items[i]) {
+			return true, nil
+		}
+	}
+	return false, err
 }
 
 // slotsOf returns how many clusters may boot on the load balancer's host at the same time, because an API server needs
