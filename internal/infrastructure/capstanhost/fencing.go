@@ -57,11 +57,13 @@ func (r *Reconciler) reconcileFencing(ctx context.Context, host *infrav1.Capstan
 		return err
 	}
 	inEffect := fencingOf(conn.Info(), id)
-	if first := r.Pool.WithID(conn.ID()); inEffect != wanted && len(first) > 1 && first[0] != host.Name {
-		host.Status.Fencing = infrav1.HostFencing{}
-		showFencing(host, metav1.ConditionFalse, infrav1.HostFencingConflictReason,
-			fmt.Sprintf("CapstanHost %s is the same host, and its spec.fencing is in effect: set both to the same value, or delete one", first[0]))
-		return nil
+	if inEffect != wanted {
+		if first := r.Pool.WithID(conn.ID()); len(first) > 1 && first[0] != host.Name {
+			host.Status.Fencing = infrav1.HostFencing{}
+			showFencing(host, metav1.ConditionFalse, infrav1.HostFencingConflictReason,
+				fmt.Sprintf("CapstanHost %s is the same host, and its spec.fencing is in effect: set both to the same value, or delete one", first[0]))
+			return nil
+		}
 	}
 	switch nextFencing(wanted, recorded, inEffect) {
 	case fencingForget:
