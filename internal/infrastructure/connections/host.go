@@ -88,8 +88,9 @@ type Host struct {
 	spans         map[Network]*span
 	services      map[Network]publication
 	heartbeat     heartbeat
-	forgotten     int  // counts the spans that were forgotten
-	noClaims      bool // the host's capstand is older than claims
+	beat          chan struct{} // has a value after pulses were set
+	forgotten     int           // counts the spans that were forgotten
+	noClaims      bool          // the host's capstand is older than claims
 }
 
 func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *Host, err error) {
@@ -117,6 +118,7 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 		spans:         map[Network]*span{},
 		services:      map[Network]publication{},
 		heartbeat:     newHeartbeat(),
+		beat:          make(chan struct{}, 1),
 	}
 	way.options = append(way.options, grpc.WithChainUnaryInterceptor(h.unlessSilent))
 	if h.conn, err = way.dial(name, p.Keepalive); err != nil {

@@ -49,6 +49,10 @@ func (h *Host) SetPulses(network Network, wanted bool) {
 	case wanted:
 		if len(b.networks) == 0 {
 			b.heard = time.Now()
+			select {
+			case h.beat <- struct{}{}:
+			default: // It was not received yet.
+			}
 		}
 		b.networks[network] = true
 	default:
@@ -103,8 +107,20 @@ func (h *Host) unlessSilent(ctx context.Context, method string, req, reply any, 
 	return err
 }
 
-// sendPulses sends pulses until ctx ends.
+// sendPulses sends pulses until ctx ends. Most hosts get none, and need no timer.
 func (h *Host) sendPulses(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.beat:
+			h.sendWantedPulses(ctx)
+		}
+	}
+}
+
+// sendWantedPulses sends pulses until none are wanted or the connection is lost.
+func (h *Host) sendWantedPulses(ctx context.Context) {
 	ticker := time.NewTicker(h.silence / pulsesPerSilence)
 	defer ticker.Stop()
 	for {
@@ -116,9 +132,10 @@ func (h *Host) sendPulses(ctx context.Context) {
 		h.mu.RLock()
 		due, heard := h.err == nil && len(h.heartbeat.networks) > 0, h.heartbeat.heard
 		h.mu.RUnlock()
-		if due {
-			h.pulse(ctx, heard)
+		if !due {
+			return
 		}
+		h.pulse(ctx, heard)
 	}
 }
 
