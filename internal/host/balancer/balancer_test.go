@@ -18,12 +18,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 var fast = Timing{
-	FirstChecks: 200 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
+	FirstChecks: 200 * time.Millisecond, AnsweredChecks: 20 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
 	Park: patience, Dial: patience, Hello: patience, Drain: patience, CutOff: 500 * time.Millisecond,
 }
 
@@ -157,6 +159,42 @@ func TestParks(t *testing.T) {
 	late.Store(200)
 	if got := <-answer; got != "late<nil>" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// An API server that answers before it is ready is checked sooner than one that does not answer.
+func TestAnsweredChecks(t *testing.T) {
+	timing := fast
+	timing.FirstChecks = time.Hour
+	starting := ready(500)
+	answered := make(chan struct{}, 1)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(int(starting.Load()))
+		select {
+		case answered <- struct{}{}:
+		default:
+		}
+	}))
+	t.Cleanup(server.Close)
+	f := start(t, timing, Backend{Name: "a", Address: server.Listener.Addr().String()})
+	<-answered
+	starting.Store(200)
+	f.awaitHealthy(1)
+
+	refused := &net.OpError{Op: "dial", Err: unix.ECONNREFUSED}
+	for _, tt := range []struct {
+		healthy bool
+		err     error
+		want    time.Duration
+	}{
+		{true, nil, fast.Checks},
+		{true, &notReadyError{}, fast.Checks},
+		{false, &notReadyError{}, fast.AnsweredChecks},
+		{false, refused, fast.FirstChecks},
+	} {
+		if got := fast.pause(tt.healthy, tt.err); got != tt.want {
+			t.Errorf("healthy before %v, %v: %s", tt.healthy, tt.err, got)
+		}
 	}
 }
 

@@ -57,6 +57,9 @@ type Status struct {
 type Timing struct {
 	// FirstChecks is the time between checks of a backend that was never healthy, so that a new control plane is found soon.
 	FirstChecks time.Duration
+	// AnsweredChecks is the time between checks of a backend that was never healthy and answers that it is not ready yet: an API server
+	// is ready a moment after its first answer.
+	AnsweredChecks time.Duration
 	// Checks is the time between checks of a backend that was healthy before.
 	Checks time.Duration
 	// CheckTimeout bounds one check.
@@ -75,14 +78,15 @@ type Timing struct {
 
 // DefaultTiming is the timing in production.
 var DefaultTiming = Timing{
-	FirstChecks:  250 * time.Millisecond,
-	Checks:       time.Second,
-	CheckTimeout: 5 * time.Second,
-	Park:         30 * time.Second,
-	Dial:         2 * time.Second,
-	Hello:        10 * time.Second,
-	Drain:        15 * time.Minute,
-	CutOff:       10 * time.Second,
+	FirstChecks:    250 * time.Millisecond,
+	AnsweredChecks: 100 * time.Millisecond,
+	Checks:         time.Second,
+	CheckTimeout:   5 * time.Second,
+	Park:           30 * time.Second,
+	Dial:           2 * time.Second,
+	Hello:          10 * time.Second,
+	Drain:          15 * time.Minute,
+	CutOff:         10 * time.Second,
 }
 
 // keepAlive sends probes, which detect a vanished peer after a minute. An idle connection, such as a watch, stays as long as the client's

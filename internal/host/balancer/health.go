@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -16,8 +15,8 @@ import (
 // watchHealth checks a backend until it is removed. It polls, because an API server sends no event when it becomes ready.
 func (b *Balancer) watchHealth(backend *backend) {
 	client := healthClient(b.timing)
-	interval, failed := b.timing.FirstChecks, 0
-	var unreached time.Time // since when no attempt to connect was answered
+	healthy, failed := false, 0 // whether it was healthy before
+	var unreached time.Time     // since when no attempt to connect was answered
 	for backend.removed.Err() == nil {
 		began := time.Now()
 		err := check(backend.removed, client, backend.Address)
@@ -33,7 +32,7 @@ func (b *Balancer) watchHealth(backend *backend) {
 			b.pool.cut(backend)
 		}
 		if err == nil {
-			interval, failed = b.timing.Checks, 0
+			healthy, failed = true, 0
 		} else {
 			failed++
 		}
@@ -45,9 +44,21 @@ func (b *Balancer) watchHealth(backend *backend) {
 		}
 		select {
 		case <-backend.removed.Done():
-		case <-time.After(interval):
+		case <-time.After(b.timing.pause(healthy, err)):
 		}
 	}
+}
+
+// pause is the time until the next check of a backend that was healthy before, or never, and whose last check had an error.
+func (t Timing) pause(healthy bool, err error) time.Duration {
+	notReady := (*notReadyError)(nil)
+	switch {
+	case healthy:
+		return t.Checks
+	case errors.As(err, &notReady):
+		return t.AnsweredChecks
+	}
+	return t.FirstChecks
 }
 
 // answers reports whether a backend accepts a connection. The time of a check is too short for a packet that is sent again, or for a slow
@@ -103,5 +114,10 @@ func check(ctx context.Context, client *http.Client, address string) error {
 	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden:
 		return nil
 	}
-	return fmt.Errorf("readyz answered %s", res.Status)
+	return &notReadyError{res.Status}
 }
+
+// notReadyError is the answer of an API server that is not ready.
+type notReadyError struct{ status string }
+
+func (e *notReadyError) Error() string { return "readyz answered " + e.status }
