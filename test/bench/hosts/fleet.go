@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -46,6 +47,7 @@ type fleet struct {
 	o      options
 	n      int
 	root   string // of the plane
+	config *rest.Config
 	client client.Client
 	meter  measure.Meter
 	hosts  []*exec.Cmd
@@ -63,7 +65,7 @@ func newFleet(kubeconfig []byte, root string, o options, n int) (*fleet, error) 
 			return nil, err
 		}
 	}
-	f := &fleet{o: o, n: n, root: root}
+	f := &fleet{o: o, n: n, root: root, config: config}
 	if f.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return nil, err
 	}
@@ -192,9 +194,15 @@ func (f *fleet) createClusters(ctx context.Context) error {
 // createMachines creates the Machines of all clusters and waits until all run on hosts. The same number is on its way with any number of
 // hosts, so that two results differ by their hosts and not by the length of the queue.
 func (f *fleet) createMachines(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	machines, err := f.watchMachines(ctx)
+	if err != nil {
+		return err
+	}
 	n, created := f.n*f.o.machines, 0
 	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
-		running, why, err := f.running(ctx)
+		running, why, err := running(ctx, machines)
 		for ; err == nil && created < min(n, running+f.o.atOnce); created++ {
 			err = f.createMachine(ctx, created)
 		}
@@ -219,10 +227,27 @@ func (f *fleet) createMachine(ctx context.Context, i int) error {
 	return f.client.Create(ctx, capstan)
 }
 
+// watchMachines returns a cache of the CapstanMachines that ends with ctx. A list of thousands of machines every two seconds would cost the
+// API server up to a third of a processor.
+func (f *fleet) watchMachines(ctx context.Context) (client.Reader, error) {
+	machines, err := cache.New(f.config, cache.Options{Scheme: f.client.Scheme()})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := machines.GetInformer(ctx, &infrav1.CapstanMachine{}); err != nil {
+		return nil, err
+	}
+	go func() { _ = machines.Start(ctx) }()
+	if !machines.WaitForCacheSync(ctx) {
+		return nil, errors.New("cannot watch the machines")
+	}
+	return machines, nil
+}
+
 // running returns the number of machines that run on hosts, and why another one does not.
-func (f *fleet) running(ctx context.Context) (n int, why string, err error) {
+func running(ctx context.Context, machines client.Reader) (n int, why string, err error) {
 	list := &infrav1.CapstanMachineList{}
-	err = f.client.List(ctx, list)
+	err = machines.List(ctx, list, client.UnsafeDisableDeepCopy)
 	for i := range list.Items {
 		if m := &list.Items[i]; m.Spec.HostName != "" && conditions.IsTrue(m, infrav1.MachineRunningCondition) {
 			n++
