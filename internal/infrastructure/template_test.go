@@ -64,7 +64,7 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
-	machine := b.template(nil)
+	machine := b.template(func(t *infrav1.CapstanMachineTemplate) { t.Spec.Template.Spec.HostName = "a" })
 	cluster := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("t")}}
 	cluster.Spec.Template.Spec.LoadBalancer.Port = 6443
 	pool := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("t")}}
@@ -77,6 +77,12 @@ func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 			b.get(machine)
 			changed := machine.DeepCopy()
 			changed.Annotations, changed.Spec.Template.Spec.CPUs = annotations, 7
+			return env.Client.Patch(ctx, changed, client.MergeFrom(machine), opts...)
+		},
+		"hostName of a CapstanMachineTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
+			b.get(machine)
+			changed := machine.DeepCopy()
+			changed.Annotations, changed.Spec.Template.Spec.HostName = annotations, "b"
 			return env.Client.Patch(ctx, changed, client.MergeFrom(machine), opts...)
 		},
 		"CapstanClusterTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
