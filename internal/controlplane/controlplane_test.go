@@ -57,24 +57,27 @@ func TestKubeconfigRenewal(t *testing.T) {
 		endpoint clusterv1.APIEndpoint
 		ca       *certs.KeyPair
 		at       time.Time
+		validity int
 		good     bool
 	}{
-		"new":               {here, ca, start, true},
-		"just before half":  {here, ca, start.Add(49 * model.Day), true},
-		"past half":         {here, ca, start.Add(51 * model.Day), false},
-		"not valid yet":     {here, ca, start.Add(-model.Day), false},
-		"expired":           {here, ca, start.Add(101 * model.Day), false},
-		"another endpoint":  {there, ca, start, false},
-		"another authority": {here, other, start, false},
+		"new":               {here, ca, start, 100, true},
+		"just before half":  {here, ca, start.Add(49 * model.Day), 100, true},
+		"past half":         {here, ca, start.Add(51 * model.Day), 100, false},
+		"not valid yet":     {here, ca, start.Add(-model.Day), 100, false},
+		"expired":           {here, ca, start.Add(101 * model.Day), 100, false},
+		"another endpoint":  {there, ca, start, 100, false},
+		"another authority": {here, other, start, 100, false},
+		"a shorter spec":    {here, ca, start, 99, false},
+		"a longer spec":     {here, ca, start, 101, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, _ := kubeconfig.Load(data, c.endpoint)
-			if got := kubeconfigGoodFor(config, c.ca.Cert, 50*model.Day, c.at); (got > 0) != c.good {
+			if got := kubeconfigGoodFor(config, c.ca.Cert, time.Duration(c.validity)*model.Day, 50*model.Day, c.at); (got > 0) != c.good {
 				t.Errorf("got %s", got)
 			}
 		})
 	}
-	if kubeconfigGoodFor(nil, nil, 0, start) != 0 {
+	if kubeconfigGoodFor(nil, nil, model.Day, 0, start) != 0 {
 		t.Error("a refused kubeconfig counts as valid")
 	}
 	for _, c := range []struct {
@@ -102,8 +105,11 @@ func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := kubeconfigGoodFor(config, ca.Cert, 50*365*model.Day, start); got == 0 {
+	if got := kubeconfigGoodFor(config, ca.Cert, 100*365*model.Day, 50*365*model.Day, start); got == 0 {
 		t.Error("each reconcile would renew the kubeconfig")
+	}
+	if got := kubeconfigGoodFor(config, ca.Cert, 365*model.Day, 50*365*model.Day, start); got != 0 {
+		t.Error("a shorter validity in the spec waits for the end of the authority")
 	}
 }
 

@@ -94,7 +94,7 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 		case s.signer == nil:
 			return "", 0, nil // CertificatesAvailable names the authority.
 		}
-		if again := kubeconfigGoodFor(s.access, s.signer.Cert, renewBefore, s.Now); again > 0 {
+		if again := kubeconfigGoodFor(s.access, s.signer.Cert, validity, renewBefore, s.Now); again > 0 {
 			return "", again, nil
 		}
 	}
@@ -130,13 +130,17 @@ func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore 
 	return validity, renewBefore
 }
 
-// kubeconfigGoodFor returns the time until the renewal of a kubeconfig; 0 when it must be created again now.
-func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration, now time.Time) time.Duration {
+// kubeconfigGoodFor returns the time until the renewal of a kubeconfig; 0 when it must be created again now, for example because the spec
+// wants a shorter validity than that of its certificate.
+func kubeconfigGoodFor(config *rest.Config, ca []byte, validity, renewBefore time.Duration, now time.Time) time.Duration {
 	if config == nil || !bytes.Equal(config.CAData, ca) {
 		return 0
 	}
 	cert, err := certs.DecodeCertPEM(config.CertData)
 	if err != nil || now.Before(cert.NotBefore) { // It was created with a clock that was ahead, and is not valid yet.
+		return 0
+	}
+	if pki.Validity(cert) > validity+time.Second { // Certificates have whole seconds.
 		return 0
 	}
 	if caCert, err := certs.DecodeCertPEM(ca); err == nil && !cert.NotAfter.Before(caCert.NotAfter) {
