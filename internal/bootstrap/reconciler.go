@@ -262,7 +262,8 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 	return data, nil
 }
 
-// adopt uses an existing secret, including one that a backup restored without its owner reference.
+// adopt uses an existing secret, including one that a backup restored without its owner reference or its label. The caches that search
+// bootstrap data for tokens contain only Secrets with the label (BC-02).
 func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if existing.Type != clusterv1.ClusterSecretType || len(data) == 0 {
@@ -274,9 +275,10 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
 			"the Secret %s has the name that the bootstrap data needs, but it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
 	}
-	if !util.HasExactOwnerRef(existing.OwnerReferences, ref) {
+	if !util.HasExactOwnerRef(existing.OwnerReferences, ref) || existing.Labels[clusterv1.ClusterNameLabel] != s.cluster.Name {
 		err := reconciling.Change(ctx, r.Client, existing, func() {
 			existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
+			metav1.SetMetaDataLabel(&existing.ObjectMeta, clusterv1.ClusterNameLabel, s.cluster.Name)
 		})
 		if err != nil {
 			return nil, err

@@ -481,17 +481,17 @@ func TestNoOwner(t *testing.T) {
 	}
 }
 
-// TestExistingSecret (BC-04, ALL-17): existing data is kept, also without its owner reference. Deleted data is created again. A
+// TestExistingSecret (BC-02, BC-04, ALL-17): existing data is kept, and gets its owner reference and its label back. Deleted data is created again. A
 // Secret of another owner is not changed, and a condition reports it.
 func TestExistingSecret(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
-	restored := &corev1.Secret{ObjectMeta: cluster.Meta("worker"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("#cloud-config\n{}\n")}}
+	restored := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: "worker"}, Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("#cloud-config\n{}\n")}}
 	cluster.Create(restored)
 	machine, config := cluster.Machine("worker", nil, nil)
 	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
-	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) {
-		t.Errorf("the existing data was replaced or has no owner: %v", s.OwnerReferences)
+	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) || s.Labels[clusterv1.ClusterNameLabel] != cluster.Name {
+		t.Errorf("the existing data was replaced, or lacks its owner or label: %v, %v", s.OwnerReferences, s.Labels)
 	}
 	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed"} })
 	reconciled(t, cluster, config)
