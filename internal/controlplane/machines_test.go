@@ -489,7 +489,12 @@ func TestInPlace(t *testing.T) {
 	deleteMachine(t, w, machine.Name)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](21) })
 	w.until("a new timeout is set on a Machine that is drained", func() bool {
-		return w.cluster.Get(&machine) == nil && *machine.Spec.Deletion.NodeDrainTimeoutSeconds == 21
+		return w.cluster.Get(&machine) == nil && ptr.Deref(machine.Spec.Deletion.NodeDrainTimeoutSeconds, 0) == 21
+	})
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.Deletion = controlplanev1.MachineDeletionSpec{} })
+	w.until("removed timeouts are removed, or have the default of Cluster API", func() bool {
+		err, d := w.cluster.Get(&machine), &machine.Spec.Deletion
+		return err == nil && d.NodeDrainTimeoutSeconds == nil && d.NodeVolumeDetachTimeoutSeconds == nil && ptr.Deref(d.NodeDeletionTimeoutSeconds, 0) == 10
 	})
 	w.until("another Machine joins before the only one is removed", func() bool { return len(w.made) == 2 })
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -163,18 +164,18 @@ func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) cl
 	return out
 }
 
-// propagateToDeleting changes the timeouts of a Machine that is being deleted. Other fields have no effect any more.
+// defaultNodeDeletionTimeoutSeconds is the value that Cluster API's admission gives each Machine without one. A Machine never lacks it, so
+// its removal would be written again in each reconciliation.
+const defaultNodeDeletionTimeoutSeconds = 10
+
+// propagateToDeleting changes the timeouts of a Machine that is being deleted, and removes those that the template lacks. Other fields have
+// no effect any more.
 func (r *propagation) propagateToDeleting(ctx context.Context, s *scope, i *model.Instance) error {
 	machine, after := i.Machine, i.Machine.DeepCopy()
-	template := s.Object.Spec.MachineTemplate.Spec
-	set := func(has **int32, want *int32) {
-		if want != nil {
-			*has = want
-		}
-	}
-	set(&after.Spec.Deletion.NodeDrainTimeoutSeconds, template.Deletion.NodeDrainTimeoutSeconds)
-	set(&after.Spec.Deletion.NodeVolumeDetachTimeoutSeconds, template.Deletion.NodeVolumeDetachTimeoutSeconds)
-	set(&after.Spec.Deletion.NodeDeletionTimeoutSeconds, template.Deletion.NodeDeletionTimeoutSeconds)
+	want := s.Object.Spec.MachineTemplate.Spec.Deletion
+	after.Spec.Deletion.NodeDrainTimeoutSeconds = want.NodeDrainTimeoutSeconds
+	after.Spec.Deletion.NodeVolumeDetachTimeoutSeconds = want.NodeVolumeDetachTimeoutSeconds
+	after.Spec.Deletion.NodeDeletionTimeoutSeconds = ptr.To(ptr.Deref(want.NodeDeletionTimeoutSeconds, defaultNodeDeletionTimeoutSeconds))
 	if stored.Equal(machine.Spec.Deletion, after.Spec.Deletion) {
 		return nil
 	}
