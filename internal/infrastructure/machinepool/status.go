@@ -80,10 +80,12 @@ func setStatus(s *scope, now time.Time) {
 }
 
 // setProvisioned sets ready and provisioned when the pool is complete: together, and for good (MP-05). Machines that failed are not waited
-// for. An annotation records it: a move loses the status, and the pool may lack machines then (ALL-12).
+// for, but a pool whose machines all failed was never complete. An annotation records it: a move loses the status, and the pool may lack
+// machines then (ALL-12).
 func setProvisioned(s *scope, c numbers) {
 	st := &s.pool.Status
-	if s.invalid == nil && c.settled >= s.want.replicas || ptr.Deref(st.Initialization.Provisioned, false) {
+	complete := s.invalid == nil && c.settled >= s.want.replicas && (c.provisioned > 0 || s.want.replicas == 0)
+	if complete || ptr.Deref(st.Initialization.Provisioned, false) {
 		metav1.SetMetaDataAnnotation(&s.pool.ObjectMeta, infrav1.PoolProvisionedAnnotation, "")
 	}
 	_, provisioned := s.pool.Annotations[infrav1.PoolProvisionedAnnotation]

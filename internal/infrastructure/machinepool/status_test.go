@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
@@ -67,11 +68,16 @@ func TestNamesOfMachines_MP02(t *testing.T) {
 // MP-05, ALL-12: ready and provisioned are set when the pool is complete, and stay. A move loses the status, and the pool that arrives may
 // lack machines, or be invalid.
 func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
-	members := func(n int) (out []member) {
+	members := func(n, failed int) (out []member) {
 		for range n {
 			m := member{capstan: &infrav1.CapstanMachine{}}
 			m.capstan.Spec.ProviderID = "capstan://1"
 			m.capstan.Status.Initialization.Provisioned = ptr.To(true)
+			out = append(out, m)
+		}
+		for range failed {
+			m := member{capstan: &infrav1.CapstanMachine{}}
+			conditions.Set(m.capstan, metav1.Condition{Type: infrav1.MachineRunningCondition, Status: metav1.ConditionFalse, Reason: infrav1.MachineFailedReason, Message: "no start"})
 			out = append(out, m)
 		}
 		return out
@@ -81,24 +87,28 @@ func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
 	for name, tc := range map[string]struct {
 		annotations          map[string]string
 		status               bool
-		machines             int
+		machines, failed     int
+		replicas             int
 		invalid              *invalid
 		provisioned, records bool
 	}{
-		"a new pool, not complete":              {machines: 2},
-		"a new pool that is invalid":            {machines: 3, invalid: refused},
-		"complete":                              {machines: 3, provisioned: true, records: true},
-		"after a move, not complete":            {annotations: complete, machines: 2, provisioned: true, records: true},
-		"after a move, without machines":        {annotations: complete, provisioned: true, records: true},
-		"after a move, invalid":                 {annotations: complete, machines: 3, invalid: refused, provisioned: true, records: true},
-		"from a manager without the annotation": {status: true, machines: 2, provisioned: true, records: true},
+		"a new pool, not complete":              {replicas: 3, machines: 2},
+		"a new pool that is invalid":            {replicas: 3, machines: 3, invalid: refused},
+		"complete":                              {replicas: 3, machines: 3, provisioned: true, records: true},
+		"complete, and others failed":           {replicas: 3, machines: 1, failed: 2, provisioned: true, records: true},
+		"all failed":                            {replicas: 3, failed: 3},
+		"no machines are wanted":                {provisioned: true, records: true},
+		"after a move, not complete":            {replicas: 3, annotations: complete, machines: 2, provisioned: true, records: true},
+		"after a move, without machines":        {replicas: 3, annotations: complete, provisioned: true, records: true},
+		"after a move, invalid":                 {replicas: 3, annotations: complete, machines: 3, invalid: refused, provisioned: true, records: true},
+		"from a manager without the annotation": {replicas: 3, status: true, machines: 2, provisioned: true, records: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: tc.annotations}}
 			if tc.status {
 				pool.Status.Initialization.Provisioned = ptr.To(true)
 			}
-			setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, members: members(tc.machines), want: desired{replicas: 3}, invalid: tc.invalid}, time.Now())
+			setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, members: members(tc.machines, tc.failed), want: desired{replicas: tc.replicas}, invalid: tc.invalid}, time.Now())
 			ready, provisioned := ptr.Deref(pool.Status.Ready, !tc.provisioned), ptr.Deref(pool.Status.Initialization.Provisioned, false)
 			if ready != tc.provisioned || provisioned != tc.provisioned {
 				t.Errorf("ready %v, provisioned %v, want %v", ready, provisioned, tc.provisioned)
