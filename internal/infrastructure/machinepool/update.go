@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -335,9 +336,10 @@ func (r *Reconciler) recordConfig(ctx context.Context, s *scope) error {
 	})
 }
 
-// setUpdating shows the progress of updates in place. A pool that has never allowed any has no condition.
+// setUpdating shows the progress of updates in place. A pool that allows none has no condition.
 func setUpdating(s *scope, p updatePlan, instances []instance) {
 	if !s.want.updating.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) {
+		conditions.Delete(s.pool, infrav1.UpdatingCondition)
 		return
 	}
 	remaining, current := 0, ""

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/inplace"
@@ -164,5 +165,26 @@ func TestAnnotations(t *testing.T) {
 	want.updating.config = inplace.Fixed{"preCommands": "a"}
 	if got := want.annotations()[infrav1.MachineConfigAnnotation]; got != want.updating.config.String() {
 		t.Errorf("the record is %q", got)
+	}
+}
+
+// MP-07: the condition Updating goes when the policy no longer allows updates in place, but not before the last one has ended.
+func TestUpdatingCondition_MP07(t *testing.T) {
+	running := aMember(func(m *infrav1.CapstanMachine) { m.Annotations[clusterv1.UpdateInProgressAnnotation] = "" })
+	for name, tc := range map[string]struct {
+		policy  infrav1.InPlacePolicy
+		members []member
+		shown   bool
+	}{
+		"allowed":                  {infrav1.InPlaceOnly, nil, true},
+		"not allowed":              {infrav1.InPlaceNever, nil, false},
+		"no longer, and one is on": {infrav1.InPlaceNever, []member{running}, true},
+	} {
+		s := &scope{pool: &infrav1.CapstanMachinePool{}, members: tc.members, want: desired{updating: updating{policy: tc.policy}}}
+		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "1 of 1 machines remain")
+		setUpdating(s, updatePlan{}, nil)
+		if got := conditions.Has(s.pool, infrav1.UpdatingCondition); got != tc.shown {
+			t.Errorf("%s: shown %v, want %v", name, got, tc.shown)
+		}
 	}
 }
