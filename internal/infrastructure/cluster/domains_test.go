@@ -26,6 +26,14 @@ func TestFailureDomains_IC04(t *testing.T) {
 	lost := func(h *infrav1.CapstanHost) {
 		h.Status.Conditions = []metav1.Condition{{Type: infrav1.HostConnectedCondition, Status: metav1.ConditionFalse, Reason: infrav1.HostUnreachableReason}}
 	}
+	var many []infrav1.CapstanHost
+	var kept []string
+	for n := range 101 {
+		many = append(many, host(fmt.Sprintf("h%03d", n), "", workersOnly))
+		kept = append(kept, fmt.Sprintf("h%03d false", n))
+	}
+	many[100].Spec.ControlPlane = nil
+	kept = append(kept[:99], "h100 true")
 	drained := func(h *infrav1.CapstanHost) { h.Spec.Drain = ptr.To(true) }
 	for name, tc := range map[string]struct {
 		hosts []infrav1.CapstanHost
@@ -41,6 +49,7 @@ func TestFailureDomains_IC04(t *testing.T) {
 		"one of a domain is lost":    {[]infrav1.CapstanHost{host("a", "r", lost), host("b", "r", nil)}, []string{"r true"}},
 		"all are lost":               {[]infrav1.CapstanHost{host("a", "r", lost), host("b", "s", lost)}, []string{"r true", "s true"}},
 		"the others take no more":    {[]infrav1.CapstanHost{host("a", "r", lost), host("b", "s", full)}, []string{"r true", "s false"}},
+		"too many":                   {many, kept},
 		"the only one takes no more": {[]infrav1.CapstanHost{host("a", "", full)}, []string{"a false"}},
 	} {
 		var got []string
