@@ -60,6 +60,25 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 	b.unchanged(sized, whole)
 }
 
+// IM-07: a template of a Cluster describes machines on the hosts that its CapstanCluster selects.
+func TestTemplateOfACluster_IM07(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	b.addHost(nil)
+	_, large := b.addHost(func(h *infrav1.CapstanHost) { h.Labels = map[string]string{"size": "large"} })
+	large.SetInfo(func(i *hostpb.HostInfo) { i.Cpus = 8 })
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Spec.HostSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"size": "large"}}
+	})
+	machine := b.template(nil)
+	b.create(machine)
+	b.own(machine, b.cluster, "Cluster")
+	cpus := func() int64 { b.get(machine); return machine.Status.Capacity.Cpu().Value() }
+	b.Eventually(cpus).Should(BeEquivalentTo(8))
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = nil })
+	b.Eventually(cpus).Should(BeEquivalentTo(4), "the smallest of all hosts")
+}
+
 // ALL-10, MP-10: templates cannot be changed, except in a dry run of the topology controller.
 func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -40,6 +42,18 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 	usable, err := usableOf(ctx, c, namespace, list.Items, selectors)
 	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
 	return usable, err
+}
+
+// UsableIn is Usable for the machines of a Cluster: the hosts match the selector of its CapstanCluster too. Templates of no Cluster pass nil.
+func UsableIn(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, namespace string, selector *metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
+	capstanCluster := &infrav1.CapstanCluster{}
+	if cluster != nil && cluster.Spec.InfrastructureRef.Kind == "CapstanCluster" {
+		key := client.ObjectKey{Namespace: cluster.Namespace, Name: cluster.Spec.InfrastructureRef.Name}
+		if err := c.Get(ctx, key, capstanCluster); client.IgnoreNotFound(err) != nil {
+			return nil, err
+		}
+	}
+	return Usable(ctx, c, namespace, capstanCluster.Spec.HostSelector, selector)
 }
 
 // UsableHost returns the host of a name if Usable would list it, else an empty list. It reads no other host.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/utils/ptr"
@@ -93,15 +92,7 @@ func replicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) int {
 
 // usable are the hosts that machines of the pool may be placed on.
 func usable(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanHost, error) {
-	selectors := []*metav1.LabelSelector{s.pool.Spec.MachineTemplate.Spec.HostSelector}
-	if ref := s.cluster.Spec.InfrastructureRef; ref.Kind == "CapstanCluster" {
-		cc := &infrav1.CapstanCluster{}
-		if err := c.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: ref.Name}, cc); client.IgnoreNotFound(err) != nil {
-			return nil, err
-		}
-		selectors = append(selectors, cc.Spec.HostSelector)
-	}
-	return hostselection.Usable(ctx, c, s.pool.Namespace, selectors...)
+	return hostselection.UsableIn(ctx, c, s.cluster, s.pool.Namespace, s.pool.Spec.MachineTemplate.Spec.HostSelector)
 }
 
 // versions are those that the pool's hosts can run.

@@ -31,7 +31,7 @@ import (
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates;capstanmachinepooltemplates,verbs=get;list;watch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status;capstanmachinepooltemplates/status,verbs=patch
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanclusters,verbs=get;list;watch
 
 // Kind is a kind of template.
 type Kind struct {
@@ -78,6 +78,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), sizeChanged)).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
 		Complete(ctx, reconciling.Traced(r.Kind.name, r))
 }
 
@@ -95,7 +96,8 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 	return r.listed(ctx, client.InNamespace(o.GetName()))
 }
 
-// ofCluster maps a Cluster, which may have been paused or resumed, to the templates of its namespace.
+// ofCluster maps a Cluster, which may have been paused or resumed, or a CapstanCluster, which may select other hosts, to the templates of
+// its namespace.
 func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.listed(ctx, client.InNamespace(o.GetNamespace()))
 }
@@ -120,7 +122,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	before := t.DeepCopyObject().(client.Object)
 	spec, status := r.Kind.parts(t)
-	usable, err := hostselection.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
+	usable, err := hostselection.UsableIn(ctx, r.Client, cluster, t.GetNamespace(), spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
