@@ -61,7 +61,7 @@ func TestHostInUse(t *testing.T) {
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
 	b.delete(b.host)
-	b.Expect(b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")).To(ContainSubstring("1 CapstanMachines and the load balancers of 1 CapstanClusters"))
+	b.Expect(b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")).To(Equal("The host has 1 CapstanMachines and the load balancers of 1 CapstanClusters: delete them first. If the host is permanently lost, annotate it with infrastructure.capstan.dev/abandoned"))
 	b.condition(b.host, "Ready", metav1.ConditionFalse, "InUse")
 	_, other := b.addMachine(nil, nil)
 	b.Expect(b.condition(other, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("is being deleted"))

@@ -189,7 +189,7 @@ func TestVolumeOutlivesCluster(t *testing.T) {
 	b.Expect(b.fake.Volume(v.Spec.ID)).NotTo(BeNil())
 
 	b.delete(b.host)
-	b.Expect(b.condition(b.host, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.HostDeletingInUseReason)).To(ContainSubstring("1 CapstanVolumes"))
+	b.Expect(b.condition(b.host, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.HostDeletingInUseReason)).To(Equal("The host has 1 CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with infrastructure.capstan.dev/abandoned"))
 	b.delete(v)
 	b.gone(v)
 	b.Expect(b.fake.Volume(v.Spec.ID)).To(BeNil())

@@ -53,7 +53,7 @@ const (
 	// HostDrainingReason: machines are being replaced. The message contains their number and the causes of delays.
 	HostDrainingReason = "Draining"
 
-	// HostDeletingInUseReason: the host still has machines, networks or load balancers.
+	// HostDeletingInUseReason: the host still has machines, networks, load balancers or volumes.
 	HostDeletingInUseReason = "InUse"
 )
 
@@ -273,13 +273,13 @@ const (
 )
 
 const (
-	// HostFinalizer keeps a CapstanHost while machines, networks or load balancers are on it.
+	// HostFinalizer keeps a CapstanHost while machines, networks, load balancers or volumes are on it.
 	HostFinalizer = "infrastructure.capstan.dev/capstanhost"
 
 	// VolumeDeleteDataAnnotation on a CapstanVolume with the policy Retain permits the deletion of its data together with its namespace.
 	VolumeDeleteDataAnnotation = "infrastructure.capstan.dev/delete-data"
-	// HostAbandonedAnnotation on a CapstanHost states that the host is permanently lost. Its machines, networks
-	// and load balancers count as removed: their deletion does not wait for the host, and nothing new is placed on
+	// HostAbandonedAnnotation on a CapstanHost states that the host is permanently lost. Its machines, networks,
+	// load balancers and volumes count as removed: their deletion does not wait for the host, and nothing new is placed on
 	// it. Set it only if the host will not return. Processes that still run there become orphans.
 	HostAbandonedAnnotation = "infrastructure.capstan.dev/abandoned"
 

@@ -6,38 +6,24 @@ package capstanhost
 import (
 	"context"
 	"errors"
-	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util"
-	"sigs.k8s.io/cluster-api/util/conditions"
-
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
-	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
-	"capstan.dev/capstan/internal/shorten"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
@@ -193,254 +179,4 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		again = drainPause
 	}
 	return ctrl.Result{RequeueAfter: again}, errors.Join(err, errDrain, errReboot)
-}
-
-// reconcileConnection connects to the host and reports its state. It returns the time until the next check of the
-// certificates.
-func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) (time.Duration, error) {
-	if err := r.ownCredentials(ctx, host); err != nil {
-		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
-		return 0, err
-	}
-	conn, err := r.Pool.Connect(ctx, host)
-	if err != nil {
-		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
-		return 0, err
-	}
-	switch err := conn.ConnectionError(); {
-	case err == nil:
-		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
-	case errors.Is(err, connections.ErrConnecting):
-		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection attempt is in progress")
-	case errors.As(err, &connections.IncompatibleError{}):
-		setConnected(host, metav1.ConditionFalse, infrav1.HostIncompatibleVersionReason, err.Error())
-	default:
-		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason, unreachable(host, err))
-	}
-	if info := conn.Info(); info != nil {
-		setStatus(&host.Status, info)
-	}
-	if err := r.reconcileFencing(ctx, host, conn); err != nil {
-		return 0, err
-	}
-	res := r.reconcileCertificates(ctx, host, conn)
-	if conn.ConnectionError() != nil {
-		return res, nil
-	}
-	return res, r.reconcileUnknown(ctx, host, conn)
-}
-
-// unreachable is the message of a host without a connection.
-func unreachable(host *infrav1.CapstanHost, err error) string {
-	if host.Dials() {
-		return fmt.Sprintf("no connection from the host: %s", err)
-	}
-	return fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err)
-}
-
-func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {
-	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
-}
-
-func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
-	cpu := *resource.NewQuantity(int64(info.GetCpus()), resource.DecimalSI)
-	s.Capacity = corev1.ResourceList{
-		corev1.ResourceCPU:    cpu,
-		corev1.ResourceMemory: *resource.NewQuantity(info.GetMemoryBytes(), resource.BinarySI),
-	}
-	s.Allocatable = corev1.ResourceList{
-		corev1.ResourceCPU:    cpu,
-		corev1.ResourceMemory: *resource.NewQuantity(max(0, info.GetMemoryBytes()-info.GetAllocatedMemoryBytes()), resource.BinarySI),
-	}
-	if disk := info.GetDiskBytes(); disk > 0 {
-		s.Capacity[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(disk, resource.BinarySI)
-		s.Allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, disk-info.GetAllocatedDiskBytes()), resource.BinarySI)
-	}
-	setDevices(s, info)
-	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
-	s.LocalVolumeSizes = infrav1.LocalVolumeSizes(info.GetLocalVolumeSizes())
-	s.Machines = ptr.To(info.GetMachines())
-	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
-	s.ContainerImages = containerImages(info)
-	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
-	s.System = infrav1.HostSystem{
-		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
-	}
-	if v := info.GetCgroupVersion(); v == 1 || v == 2 {
-		s.System.CgroupVersion = ptr.To(v)
-	}
-	s.BoxID = info.GetBoxId()
-	s.OverlayPublicKey = info.GetOverlayPublicKey()
-}
-
-// maxImages and maxDigest are limits of the API.
-const (
-	maxImages = 64
-	maxDigest = 71
-)
-
-// images returns the images of a host that the API accepts.
-func images(info *hostpb.HostInfo) (out []infrav1.HostImage) {
-	names := map[string]bool{}
-	for _, i := range info.GetMachineImages() {
-		name := i.GetName()
-		if len(out) == maxImages || names[name] || len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 || len(name) > validation.DNS1123LabelMaxLength || len(i.GetDigest()) > maxDigest {
-			continue
-		}
-		names[name] = true
-		out = append(out, infrav1.HostImage{Name: name, Digest: i.GetDigest(), Problem: limited(i.GetProblem())})
-	}
-	return out
-}
-
-// Limits of the API, and of the names of container images in one status: etcd stores at most 60 KB of a host that reports nonsense.
-const (
-	maxArchives     = 64
-	maxArchiveName  = 255
-	maxArchiveNames = 16
-	maxImageNames   = 64
-	maxImageName    = 256
-)
-
-// printable matches names of archives and images: administrators read them on terminals.
-var printable = regexp.MustCompile(`^[[:graph:]]+$`)
-
-// containerImages returns the archives of a host that the API accepts.
-func containerImages(info *hostpb.HostInfo) (out []infrav1.HostContainerImages) {
-	seen, left := map[string]bool{}, maxImageNames
-	for _, a := range info.GetContainerArchives() {
-		name := a.GetName()
-		if len(out) == maxArchives {
-			break
-		}
-		if seen[name] || len(name) > maxArchiveName || !printable.MatchString(name) {
-			continue
-		}
-		seen[name] = true
-		archive := infrav1.HostContainerImages{Archive: name, Problem: limited(a.GetProblem())}
-		for _, image := range a.GetImages() {
-			if len(archive.Names) < min(maxArchiveNames, left) && len(image) <= maxImageName && printable.MatchString(image) {
-				archive.Names = append(archive.Names, image)
-			}
-		}
-		left -= len(archive.Names)
-		out = append(out, archive)
-	}
-	return out
-}
-
-// limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.
-func limited(text string) string { return shorten.To(text, 256) }
-
-// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
-func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
-	ref := host.Spec.CredentialsRef
-	if ref.Name == "" || !host.DeletionTimestamp.IsZero() {
-		return nil
-	}
-	secret := &corev1.Secret{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
-		return fmt.Errorf("cannot read the Secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
-	}
-	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
-	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
-		return nil
-	}
-	before := secret.DeepCopy()
-	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
-	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
-	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("expected the Secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this Secret with a Role: %w", ref.Namespace, err)
-	}
-	return err
-}
-
-// reconcileDelete keeps the host until nothing of this management plane is on it.
-func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
-	if !hostselection.Abandoned(host) {
-		of := r.residentsOf(ctx, host)
-		machines, clusters, err := r.users(ctx, host.Name, of)
-		if err != nil {
-			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, and to read Namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
-				err, infrav1.HostAbandonedAnnotation)
-			return err
-		}
-		if machines+clusters > 0 {
-			setInUse(host, "The host has %d CapstanMachines and the load balancers of %d CapstanClusters: delete them first. If the host is permanently lost, annotate it with %s",
-				machines, clusters, infrav1.HostAbandonedAnnotation)
-			return nil
-		}
-		volumes, err := r.volumes(ctx, host.Name, of)
-		if err != nil {
-			setInUse(host, "The CapstanVolumes on the host are unknown: %s. Allow this manager to list CapstanVolumes of all namespaces, and to read Namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
-				err, infrav1.HostAbandonedAnnotation)
-			return err
-		}
-		if volumes > 0 {
-			setInUse(host, "The host has %d CapstanVolumes, whose data would be lost: delete them first. If the host is permanently lost, annotate it with %s", volumes, infrav1.HostAbandonedAnnotation)
-			return nil
-		}
-	}
-	if err := r.endTokens(ctx, host); err != nil {
-		return err
-	}
-	r.Pool.Disconnect(host.Name)
-	ctrl.LoggerFrom(ctx).Info("Disconnected from the deleted host")
-	controllerutil.RemoveFinalizer(host, infrav1.HostFinalizer)
-	return nil
-}
-
-func setInUse(host *infrav1.CapstanHost, format string, args ...any) {
-	conditions.Set(host, metav1.Condition{
-		Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason, Message: fmt.Sprintf(format, args...),
-	})
-}
-
-// users counts the objects on a host. Several managers may share it (ALL-07), each with a cache of its own namespace.
-// Only the API server has the objects of the others and the newest ones.
-func (r *Reconciler) users(ctx context.Context, name string, of residents) (machines, clusters int, err error) {
-	if r.WatchNamespace == "" {
-		machines, clusters, err = count(ctx, r.Client, name, of, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
-		if err != nil || machines+clusters > 0 {
-			return machines, clusters, err
-		}
-	}
-	return count(ctx, r.LiveClient, name, of, client.MatchingFields{}, client.MatchingFields{})
-}
-
-// volumes counts the CapstanVolumes on a host, of all namespaces.
-func (r *Reconciler) volumes(ctx context.Context, name string, of residents) (int, error) {
-	list := &infrav1.CapstanVolumeList{}
-	if err := r.LiveClient.List(ctx, list); err != nil {
-		return 0, err
-	}
-	return countIf(list.Items, func(v *infrav1.CapstanVolume) bool { return v.Spec.HostName == name }, of.volume)
-}
-
-func count(ctx context.Context, c client.Reader, name string, of residents, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {
-	machineList, clusterList := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
-	if err := errors.Join(c.List(ctx, machineList, ofMachine), c.List(ctx, clusterList, ofCluster)); err != nil {
-		return 0, 0, err
-	}
-	machines, errMachines := countIf(machineList.Items, func(m *infrav1.CapstanMachine) bool { return m.Spec.HostName == name }, of.machine)
-	clusters, errClusters := countIf(clusterList.Items, func(c *infrav1.CapstanCluster) bool { return slices.Contains(hostselection.BalancerHosts(c), name) }, of.cluster)
-	return machines, clusters, errors.Join(errMachines, errClusters)
-}
-
-// countIf counts the objects that name a host and count as its own.
-func countIf[T any](list []T, names func(*T) bool, counts func(*T) (bool, error)) (n int, err error) {
-	for i := range list {
-		if !names(&list[i]) {
-			continue
-		}
-		ok, err := counts(&list[i])
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			n++
-		}
-	}
-	return n, nil
 }

@@ -1,0 +1,90 @@
+package capstanhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+)
+
+// reconcileConnection connects to the host and reports its state. It returns the time until the next check of the
+// certificates.
+func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) (time.Duration, error) {
+	if err := r.ownCredentials(ctx, host); err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return 0, err
+	}
+	conn, err := r.Pool.Connect(ctx, host)
+	if err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return 0, err
+	}
+	switch err := conn.ConnectionError(); {
+	case err == nil:
+		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
+	case errors.Is(err, connections.ErrConnecting):
+		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection attempt is in progress")
+	case errors.As(err, &connections.IncompatibleError{}):
+		setConnected(host, metav1.ConditionFalse, infrav1.HostIncompatibleVersionReason, err.Error())
+	default:
+		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason, unreachable(host, err))
+	}
+	if info := conn.Info(); info != nil {
+		setStatus(&host.Status, info)
+	}
+	if err := r.reconcileFencing(ctx, host, conn); err != nil {
+		return 0, err
+	}
+	res := r.reconcileCertificates(ctx, host, conn)
+	if conn.ConnectionError() != nil {
+		return res, nil
+	}
+	return res, r.reconcileUnknown(ctx, host, conn)
+}
+
+// unreachable is the message of a host without a connection.
+func unreachable(host *infrav1.CapstanHost, err error) string {
+	if host.Dials() {
+		return fmt.Sprintf("no connection from the host: %s", err)
+	}
+	return fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err)
+}
+
+func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {
+	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
+}
+
+// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
+func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
+	ref := host.Spec.CredentialsRef
+	if ref.Name == "" || !host.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	secret := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return fmt.Errorf("cannot read the Secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
+	}
+	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
+	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
+		return nil
+	}
+	before := secret.DeepCopy()
+	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
+	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
+	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("expected the Secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this Secret with a Role: %w", ref.Namespace, err)
+	}
+	return err
+}

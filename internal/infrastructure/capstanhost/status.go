@@ -1,0 +1,106 @@
+package capstanhost
+
+import (
+	"regexp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/shorten"
+)
+
+// setStatus copies the report of a host about itself.
+func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
+	cpu := *resource.NewQuantity(int64(info.GetCpus()), resource.DecimalSI)
+	s.Capacity = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(info.GetMemoryBytes(), resource.BinarySI),
+	}
+	s.Allocatable = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(max(0, info.GetMemoryBytes()-info.GetAllocatedMemoryBytes()), resource.BinarySI),
+	}
+	if disk := info.GetDiskBytes(); disk > 0 {
+		s.Capacity[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(disk, resource.BinarySI)
+		s.Allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, disk-info.GetAllocatedDiskBytes()), resource.BinarySI)
+	}
+	setDevices(s, info)
+	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
+	s.LocalVolumeSizes = infrav1.LocalVolumeSizes(info.GetLocalVolumeSizes())
+	s.Machines = ptr.To(info.GetMachines())
+	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
+	s.ContainerImages = containerImages(info)
+	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+	s.System = infrav1.HostSystem{
+		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
+	}
+	if v := info.GetCgroupVersion(); v == 1 || v == 2 {
+		s.System.CgroupVersion = ptr.To(v)
+	}
+	s.BoxID = info.GetBoxId()
+	s.OverlayPublicKey = info.GetOverlayPublicKey()
+}
+
+// maxImages and maxDigest are limits of the API.
+const (
+	maxImages = 64
+	maxDigest = 71
+)
+
+// images returns the images of a host that the API accepts.
+func images(info *hostpb.HostInfo) (out []infrav1.HostImage) {
+	names := map[string]bool{}
+	for _, i := range info.GetMachineImages() {
+		name := i.GetName()
+		if len(out) == maxImages || names[name] || len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 || len(name) > validation.DNS1123LabelMaxLength || len(i.GetDigest()) > maxDigest {
+			continue
+		}
+		names[name] = true
+		out = append(out, infrav1.HostImage{Name: name, Digest: i.GetDigest(), Problem: limited(i.GetProblem())})
+	}
+	return out
+}
+
+// Limits of the API, and of the names of container images in one status: etcd stores at most 60 KB of a host that reports nonsense.
+const (
+	maxArchives     = 64
+	maxArchiveName  = 255
+	maxArchiveNames = 16
+	maxImageNames   = 64
+	maxImageName    = 256
+)
+
+// printable matches names of archives and images: administrators read them on terminals.
+var printable = regexp.MustCompile(`^[[:graph:]]+$`)
+
+// containerImages returns the archives of a host that the API accepts.
+func containerImages(info *hostpb.HostInfo) (out []infrav1.HostContainerImages) {
+	seen, left := map[string]bool{}, maxImageNames
+	for _, a := range info.GetContainerArchives() {
+		name := a.GetName()
+		if len(out) == maxArchives {
+			break
+		}
+		if seen[name] || len(name) > maxArchiveName || !printable.MatchString(name) {
+			continue
+		}
+		seen[name] = true
+		archive := infrav1.HostContainerImages{Archive: name, Problem: limited(a.GetProblem())}
+		for _, image := range a.GetImages() {
+			if len(archive.Names) < min(maxArchiveNames, left) && len(image) <= maxImageName && printable.MatchString(image) {
+				archive.Names = append(archive.Names, image)
+			}
+		}
+		left -= len(archive.Names)
+		out = append(out, archive)
+	}
+	return out
+}
+
+// limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.
+func limited(text string) string { return shorten.To(text, 256) }
