@@ -65,18 +65,23 @@ func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reas
 	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
 }
 
-// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
+// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both. It reads the Secret only if the cache
+// does not show this yet.
 func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
 	ref := host.Spec.CredentialsRef
 	if ref.Name == "" || !host.DeletionTimestamp.IsZero() {
 		return nil
 	}
+	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
+	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
+	if cached := secretMetadata(); r.secrets.Get(ctx, key, cached) == nil && ownedBy(cached, owner) {
+		return nil
+	}
 	secret := &corev1.Secret{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+	if err := r.LiveClient.Get(ctx, key, secret); err != nil {
 		return fmt.Errorf("cannot read the Secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
 	}
-	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
-	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
+	if ownedBy(secret, owner) {
 		return nil
 	}
 	before := secret.DeepCopy()
@@ -87,4 +92,10 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 		return fmt.Errorf("expected the Secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this Secret with a Role: %w", ref.Namespace, err)
 	}
 	return err
+}
+
+// ownedBy reports whether a Secret has the owner and the label of credentials.
+func ownedBy(secret client.Object, owner metav1.OwnerReference) bool {
+	_, labelled := secret.GetLabels()[infrav1.HostCredentialsLabel]
+	return labelled && util.HasExactOwnerRef(secret.GetOwnerReferences(), owner)
 }

@@ -59,6 +59,8 @@ type Reconciler struct {
 
 	frame    reconciling.Frame
 	recorder events.EventRecorder
+	// secrets reads the metadata of Secrets that have an owner; see addSecrets.
+	secrets client.Reader
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package.
@@ -66,10 +68,11 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err := addIndexes(ctx, mgr); err != nil {
 		return err
 	}
-	secrets, err := addSecrets(mgr)
+	secrets, changes, err := addSecrets(mgr)
 	if err != nil {
 		return err
 	}
+	r.secrets = secrets
 	r.recorder = reconciling.EventRecorder(mgr, "capstanhost-controller")
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,
@@ -84,7 +87,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		// A namespace that is not admitted any more can let such a host go, too.
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.deletedOfNamespace), selection.NamespaceChanged()).
 		// Credentials that were renewed are used at once.
-		WatchesRawSource(secrets).
+		WatchesRawSource(changes).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
 			if !e.Connection && !e.Claimed {
 				return nil

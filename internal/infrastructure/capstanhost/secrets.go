@@ -22,25 +22,30 @@ import (
 )
 
 // addSecrets adds a cache of the metadata of the hosts' Secrets, which the manager's own cache leaves out, and
-// returns the source of their changes. The label comes with the ownership.
-func addSecrets(mgr ctrl.Manager) (source.Source, error) {
+// returns it with the source of their changes. The label comes with the ownership.
+func addSecrets(mgr ctrl.Manager) (client.Reader, source.Source, error) {
 	labelled, err := labels.NewRequirement(infrav1.HostCredentialsLabel, selection.Exists, nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	secret := &metav1.PartialObjectMetadata{}
-	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	secret := secretMetadata()
 	secrets, err := cache.New(mgr.GetConfig(), cache.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 		ByObject: map[client.Object]cache.ByObject{secret: {Label: labels.NewSelector().Add(*labelled)}},
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := mgr.Add(secrets); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return source.Kind[client.Object](secrets, secret, handler.EnqueueRequestsFromMapFunc(hostsOfSecret)), nil
+	return secrets, source.Kind[client.Object](secrets, secret, handler.EnqueueRequestsFromMapFunc(hostsOfSecret)), nil
+}
+
+func secretMetadata() *metav1.PartialObjectMetadata {
+	secret := &metav1.PartialObjectMetadata{}
+	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	return secret
 }
 
 func hostsOfSecret(_ context.Context, o client.Object) []reconcile.Request {
