@@ -302,7 +302,9 @@ func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
 // TestCommandLockOfRemovedRoot: `capstan down` removes the folder while `capstan up` and another `capstan down` wait for its lock.
 func TestCommandLockOfRemovedRoot(t *testing.T) {
 	l := Layout{Root: newRoot(t)}
-	first, err := lockRoot(t.Context(), l)
+	patient, end := context.WithTimeout(t.Context(), testenv.Patience)
+	defer end()
+	first, err := lockRoot(patient, l)
 	must(t, err)
 	inode := inodeOf(t, l.commandLock())
 	up, down := make(chan error, 1), make(chan error, 1)
@@ -310,11 +312,11 @@ func TestCommandLockOfRemovedRoot(t *testing.T) {
 	var step string
 	go func() {
 		var err error
-		second, err = lockRoot(t.Context(), l)
+		second, err = lockRoot(patient, l)
 		up <- err
 	}()
 	waitForLock(t, inode, 1)
-	go func() { down <- Down(t.Context(), Options{Root: l.Root}, false, func(s string) { step = s }) }()
+	go func() { down <- Down(patient, Options{Root: l.Root}, false, func(s string) { step = s }) }()
 	waitForLock(t, inode, 2)
 	must(t, removeRoot(l))
 	first()
