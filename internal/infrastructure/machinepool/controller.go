@@ -61,16 +61,27 @@ type scope struct {
 	cluster     *clusterv1.Cluster
 	machinePool *clusterv1.MachinePool
 	pool        *infrav1.CapstanMachinePool
-	members     []member
-	// want is the desired state of the pool.
-	want    desired
-	invalid *invalid
+	observed
+	// next are the last steps that were decided; nil before a decision.
+	next *actions
 	// draining is the reason why the drain of a Node waits; "" without a drain.
 	draining string
 	// trouble contains the errors of the pool's machines in this reconcile.
 	trouble error
 	// patch writes the changes since the pool was read or last recorded.
 	patch *reconciling.Patch
+}
+
+// observed is what the steps of a pool are decided from.
+type observed struct {
+	members []member
+	// orphans are Machines whose CapstanMachine was deleted.
+	orphans []clusterv1.Machine
+	// hosts are those that machines of the pool may be placed on.
+	hosts []infrav1.CapstanHost
+	// want is the desired state of the pool.
+	want    desired
+	invalid *invalid
 }
 
 // SetupWithManager adds the reconciler of pools (ALL-13).

@@ -35,7 +35,7 @@ type invalid struct{ reason, message string }
 
 // desire computes the desired state of the pool. If a part of the spec is invalid, s.invalid contains the reason and
 // the pool is frozen: it only deletes surplus machines.
-func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) error {
+func (r *Reconciler) desire(ctx context.Context, s *scope) error {
 	mp, pool := s.machinePool, s.pool
 	s.want = desired{
 		replicas: replicas(mp, pool),
@@ -52,8 +52,7 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	if err := r.desireUpdates(ctx, s); err != nil {
 		return err
 	}
-	candidates, err := usable(ctx, c, s)
-	if err != nil {
+	if s.hosts, err = hostselection.UsableIn(ctx, r.Client, s.cluster, pool.Namespace, pool.Spec.MachineTemplate.Spec.HostSelector); err != nil {
 		return err
 	}
 	stale, err := r.checkData(ctx, s)
@@ -61,7 +60,7 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 		return err
 	}
 	controlPlane := &clusterv1.MachineList{}
-	if err := c.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster))); err != nil {
+	if err := r.Client.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster))); err != nil {
 		return err
 	}
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
@@ -69,7 +68,7 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 		s.want.budget = s.want.budget.withVolumes()
 	}
 	for _, check := range []*invalid{
-		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(candidates)),
+		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(s.hosts)),
 		checkSkew(mp, controlPlane.Items), stale,
 	} {
 		if s.invalid == nil {
@@ -88,11 +87,6 @@ func replicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) int {
 		n = ptr.Deref(pool.Spec.Replicas, n)
 	}
 	return int(n)
-}
-
-// usable are the hosts that machines of the pool may be placed on.
-func usable(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanHost, error) {
-	return hostselection.UsableIn(ctx, c, s.cluster, s.pool.Namespace, s.pool.Spec.MachineTemplate.Spec.HostSelector)
 }
 
 // versions are those that the pool's hosts can run.

@@ -28,45 +28,50 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	if err := r.shareReplicas(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	members, orphans, err := find(ctx, r.Client, s)
-	if err != nil {
+	if err := r.observe(ctx, r.Client, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	s.members = members
-	if err := r.desire(ctx, r.Client, s); err != nil {
-		return ctrl.Result{}, err
+	again, err := r.follow(ctx, s)
+	setStatus(s, time.Now())
+	return ctrl.Result{RequeueAfter: again}, err
+}
+
+// observe reads the machines of the pool with c, and computes its desired state.
+func (r *Reconciler) observe(ctx context.Context, c client.Reader, s *scope) (err error) {
+	if s.members, s.orphans, err = find(ctx, c, s); err != nil {
+		return err
 	}
-	defer func() { setStatus(s, time.Now()) }()
-	if err := r.describe(ctx, s); err != nil {
-		return ctrl.Result{}, err
-	}
+	return r.desire(ctx, s)
+}
+
+// follow takes the next steps towards the desired state. It returns the time until others are due without an event; zero if none are.
+func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error) {
 	if why := waitsFor(s); why != nil {
 		s.invalid = why
-		return ctrl.Result{}, nil // Cluster and MachinePool are watched.
+		return 0, nil // Cluster and MachinePool are watched.
 	}
 	// Metadata that the API server refuses holds nothing else back.
 	s.trouble = errors.Join(r.propagateMetadata(ctx, s), r.recordConfig(ctx, s))
-	now, next := instances(s.members, s.want, time.Now())
-	updates := planUpdates(s.want, now)
-	defer func() { setUpdating(s, updates, now) }()
-	acts := !makePlan(s.want, now).empty() || !updates.empty() || len(orphans) > 0 || len(strays(s.members)) > 0
+	s.next = decide(s.observed, time.Now())
+	acts := !s.next.empty()
 	if acts {
 		s.trouble = errors.Join(s.trouble, r.act(ctx, s))
 	}
 	if s.trouble != nil {
-		return ctrl.Result{}, s.trouble
+		return 0, s.trouble
 	}
 	updating := slices.ContainsFunc(s.members, member.isUpdating)
 	if !acts { // s.members does not contain the updates that act has begun.
 		if err := r.announce(ctx, s, updating); err != nil {
-			return ctrl.Result{}, err
+			return 0, err
 		}
 	}
-	if (updating || s.draining != "") && (next == 0 || next > updateRetry) {
-		next = updateRetry
-	}
 	// Only time makes a Node that is ready one that has been ready for long enough.
-	return ctrl.Result{RequeueAfter: next}, nil
+	again := s.next.again
+	if (updating || s.draining != "") && (again == 0 || again > updateRetry) {
+		again = updateRetry
+	}
+	return again, nil
 }
 
 // identify writes the pool's id before its first machine is made (MP-03).
@@ -129,9 +134,8 @@ func waitsFor(s *scope) *invalid {
 	return nil
 }
 
-// act executes a plan that is based on the objects in the API server, because the cache may lack the writes of the last
-// reconcile or of a killed manager. Machines are deleted before new ones are created, so that a full host has room. The
-// next plan contains the actions that failed.
+// act repeats the decision with the objects in the API server, because the cache may lack the writes of the last reconcile or of a killed
+// manager, and carries it out.
 func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	live := &scope{pool: &infrav1.CapstanMachinePool{}}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.pool), live.pool); err != nil {
@@ -143,32 +147,55 @@ func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	if live.machinePool == nil || live.cluster == nil || !live.pool.DeletionTimestamp.IsZero() || annotations.IsPaused(live.cluster, live.pool) {
 		return nil // The change is an event.
 	}
-	var orphans []clusterv1.Machine
-	var err error
-	if live.members, orphans, err = find(ctx, r.LiveClient, live); err != nil {
+	if err := r.observe(ctx, r.LiveClient, live); err != nil {
 		return err
 	}
-	if err := r.desire(ctx, r.Client, live); err != nil {
-		return err
-	}
-	s.members, s.want, s.invalid = live.members, live.want, live.invalid
+	s.observed = live.observed
 	if waitsFor(live) != nil {
 		return nil
 	}
-	in, _ := instances(live.members, live.want, time.Now())
-	p := makePlan(live.want, in)
-	if err := r.deleteMachines(ctx, append(orphans, strays(live.members)...)); err != nil {
-		return err
-	}
-	if err := r.deleteMembers(ctx, live, p.remove, p.causes.String()); err != nil {
-		return err
-	}
-	if err := r.createMembers(ctx, live, p.create); err != nil {
-		return err
-	}
-	err = r.update(ctx, live, planUpdates(live.want, in))
+	s.next = decide(live.observed, time.Now())
+	err := r.carryOut(ctx, live, s.next)
 	s.draining = live.draining
 	return err
+}
+
+// actions are the next steps of a pool. The next decision contains those that failed.
+type actions struct {
+	// machines are Machines to delete because of their CapstanMachines: orphans and strays.
+	machines []clusterv1.Machine
+	plan     plan
+	updates  updatePlan
+	// instances are those that the plans are about.
+	instances []instance
+	// again is the time until the passing of time alone changes an instance; zero if it does not.
+	again time.Duration
+}
+
+// decide returns the next steps. It depends only on its arguments.
+func decide(o observed, now time.Time) *actions {
+	out := &actions{machines: append(slices.Clone(o.orphans), strays(o.members)...)}
+	out.instances, out.again = instances(o.members, o.want, now)
+	out.plan, out.updates = makePlan(o.want, out.instances), planUpdates(o.want, out.instances)
+	return out
+}
+
+func (a *actions) empty() bool {
+	return len(a.machines) == 0 && a.plan.empty() && a.updates.empty()
+}
+
+// carryOut takes the steps. Machines are deleted before new ones are created, so that a full host has room.
+func (r *Reconciler) carryOut(ctx context.Context, s *scope, a *actions) error {
+	if err := r.deleteMachines(ctx, a.machines); err != nil {
+		return err
+	}
+	if err := r.deleteMembers(ctx, s, a.plan.remove, a.plan.causes.String()); err != nil {
+		return err
+	}
+	if err := r.createMembers(ctx, s, a.plan.create); err != nil {
+		return err
+	}
+	return r.update(ctx, s, a.updates)
 }
 
 // strays returns Machines whose CapstanMachine is being deleted, for example by hand, while they are not. They are

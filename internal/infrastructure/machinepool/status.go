@@ -1,7 +1,6 @@
 package machinepool
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,15 +19,10 @@ import (
 	"capstan.dev/capstan/internal/shorten"
 )
 
-// describe returns the resources of a machine of the pool, for autoscalers that scale from zero.
-func (r *Reconciler) describe(ctx context.Context, s *scope) error {
-	candidates, err := usable(ctx, r.Client, s)
-	if err != nil {
-		return err
-	}
-	described := machinetemplate.Describe(s.pool.Spec.MachineTemplate.Spec, candidates)
+// describe shows the resources of a machine of the pool, for autoscalers that scale from zero.
+func describe(s *scope) {
+	described := machinetemplate.Describe(s.pool.Spec.MachineTemplate.Spec, s.hosts)
 	s.pool.Status.Capacity, s.pool.Status.NodeInfo = described.Capacity, described.NodeInfo
-	return nil
 }
 
 // observeMembers sets the fields that the contract requires for each machine: providerIDList (MP-04), replicas (MP-08),
@@ -66,6 +60,7 @@ func describeInstance(m member, minReady time.Duration) infrav1.CapstanMachinePo
 
 // setStatus fills in the status from the machines that were observed.
 func setStatus(s *scope, now time.Time) {
+	describe(s)
 	observeMembers(s)
 	c := census(s.members, s.want, now)
 	st := &s.pool.Status
@@ -77,6 +72,9 @@ func setStatus(s *scope, now time.Time) {
 	st.ReadyReplicas, st.UpToDateReplicas = ptr.To(int32(c.available)), ptr.To(int32(c.active-c.outdated))
 	setProvisioned(s, c)
 	setConditions(s, c)
+	if s.next != nil {
+		setUpdating(s, s.next.updates, s.next.instances)
+	}
 }
 
 // setProvisioned sets ready and provisioned when the pool is complete: together, and for good (MP-05). Machines that failed are not waited

@@ -108,7 +108,7 @@ func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
 			if tc.status {
 				pool.Status.Initialization.Provisioned = ptr.To(true)
 			}
-			setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, members: members(tc.machines, tc.failed), want: desired{replicas: tc.replicas}, invalid: tc.invalid}, time.Now())
+			setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, observed: observed{members: members(tc.machines, tc.failed), want: desired{replicas: tc.replicas}, invalid: tc.invalid}}, time.Now())
 			ready, provisioned := ptr.Deref(pool.Status.Ready, !tc.provisioned), ptr.Deref(pool.Status.Initialization.Provisioned, false)
 			if ready != tc.provisioned || provisioned != tc.provisioned {
 				t.Errorf("ready %v, provisioned %v, want %v", ready, provisioned, tc.provisioned)

@@ -180,7 +180,7 @@ func TestUpdatingCondition_MP07(t *testing.T) {
 		"not allowed":              {infrav1.InPlaceNever, nil, false},
 		"no longer, and one is on": {infrav1.InPlaceNever, []member{running}, true},
 	} {
-		s := &scope{pool: &infrav1.CapstanMachinePool{}, members: tc.members, want: desired{updating: updating{policy: tc.policy}}}
+		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{members: tc.members, want: desired{updating: updating{policy: tc.policy}}}}
 		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "1 of 1 machines remain")
 		setUpdating(s, updatePlan{}, nil)
 		if got := conditions.Has(s.pool, infrav1.UpdatingCondition); got != tc.shown {

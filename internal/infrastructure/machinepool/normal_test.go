@@ -1,0 +1,68 @@
+package machinepool
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// TestDecide: the steps that follow from the machines of a pool and its desired state.
+func TestDecide(t *testing.T) {
+	const minReady = time.Minute
+	deleted := &metav1.Time{Time: epoch}
+	// made returns a machine whose Node has been ready for some time.
+	made := func(name string, ready time.Duration, change ...func(*member)) member {
+		m := member{capstan: &infrav1.CapstanMachine{}, machine: &clusterv1.Machine{}}
+		m.capstan.Name, m.machine.Name = name, name
+		m.capstan.Annotations = map[string]string{infrav1.MachineSpecHashAnnotation: "h"}
+		m.machine.Status.NodeRef.Name = name
+		m.machine.Status.Conditions = []metav1.Condition{{Type: clusterv1.ReadyCondition, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(epoch.Add(-ready))}}
+		for _, f := range change {
+			f(&m)
+		}
+		return m
+	}
+	a, b := made("a", time.Hour), made("b", time.Hour)
+	updated := made("a", time.Hour, func(m *member) {
+		m.capstan.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
+		m.capstan.Status.Update.Phase, m.capstan.Status.Update.ConfigUpdateID = infrav1.UpdateSucceeded, "u"
+	})
+	for name, test := range map[string]struct {
+		replicas        int
+		members         []member
+		orphans         []clusterv1.Machine
+		machines        string
+		create          int
+		remove, updated string
+		again           time.Duration
+		empty           bool
+	}{
+		"complete":             {replicas: 2, members: []member{a, b}, empty: true},
+		"one is missing":       {replicas: 2, members: []member{a}, create: 1},
+		"one is too many":      {replicas: 1, members: []member{a, b}, remove: "a"},
+		"ready for too short":  {replicas: 2, members: []member{a, made("b", 20*time.Second)}, again: 40 * time.Second, empty: true},
+		"an update has ended":  {replicas: 1, members: []member{updated}, updated: "a"},
+		"a Machine is left":    {replicas: 2, members: []member{a, b}, orphans: []clusterv1.Machine{{ObjectMeta: metav1.ObjectMeta{Name: "c"}}}, machines: "c"},
+		"a machine is deleted": {replicas: 1, members: []member{a, made("b", time.Hour, func(m *member) { m.capstan.DeletionTimestamp = deleted })}, machines: "b"},
+		"both are deleted": {replicas: 1, members: []member{a, made("b", time.Hour, func(m *member) {
+			m.capstan.DeletionTimestamp, m.machine.DeletionTimestamp = deleted, deleted
+		})}, empty: true},
+	} {
+		want := desired{replicas: test.replicas, hash: "h", minReady: minReady, budget: budget{maxSurge: 1}}
+		want.updating = updating{policy: infrav1.InPlacePrefer, id: "u"}
+		got := decide(observed{members: test.members, orphans: test.orphans, want: want}, epoch)
+		var machines []string
+		for _, m := range got.machines {
+			machines = append(machines, m.Name)
+		}
+		if strings.Join(machines, " ") != test.machines || len(got.plan.create) != test.create || strings.Join(got.plan.remove, " ") != test.remove ||
+			strings.Join(got.updates.finish, " ") != test.updated || got.again != test.again || got.empty() != test.empty || len(got.instances) != len(test.members) {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
