@@ -67,7 +67,7 @@ func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 		return nil
 	}
 	secrets := &corev1.SecretList{}
-	if err := r.SecretClient.List(ctx, secrets, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster))); err != nil {
+	if err := r.SecretClient.List(ctx, secrets, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	for i := range secrets.Items {

@@ -174,11 +174,11 @@ func (r *Reconciler) dropUpdateData(ctx context.Context, s *scope, keep string) 
 	return nil
 }
 
-// updateSecrets returns the Secrets that can have update data of the config. That of a machine always has the same name.
+// updateSecrets returns the Secrets that can have update data of the config. The caller must not change them: they belong to the cache. That of a machine always has the same name.
 func (r *Reconciler) updateSecrets(ctx context.Context, s *scope) ([]corev1.Secret, error) {
 	if s.owner.pool != nil {
 		all := &corev1.SecretList{}
-		err := r.SecretClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)))
+		err := r.SecretClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy)
 		return all.Items, err
 	}
 	one := corev1.Secret{}

@@ -276,10 +276,14 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 // removeTemporary removes incomplete files of a plane that was killed. Some contain keys. Nothing else writes to these folders while a plane
 // starts.
 func removeTemporary(l Layout) error {
-	found, err := filepath.Glob(l.Component("*"))
-	for _, dir := range append(found, l.PKI(), l.Root) {
-		if isDir(dir) {
-			err = errors.Join(err, atomicfile.RemoveTemporary(dir))
+	components, err := os.ReadDir(l.PKI())
+	if err := atomicfile.IgnoreMissing(err); err != nil {
+		return err
+	}
+	err = errors.Join(atomicfile.RemoveTemporary(l.Root), atomicfile.RemoveTemporary(l.PKI()))
+	for _, c := range components {
+		if c.IsDir() {
+			err = errors.Join(err, atomicfile.RemoveTemporary(l.Component(c.Name())))
 		}
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/testenv/testnetns"
@@ -90,6 +91,7 @@ func TestNotRecorded(t *testing.T) {
 	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
 		t.Fatal(err)
 	}
+	restoresNetwork(t, h, spec.Network)
 	if err := ensure(spec); err == nil || len(leases(t, h)) > 0 {
 		t.Errorf("a machine: %v, %v", err, leases(t, h))
 	}
@@ -105,6 +107,23 @@ func TestNotRecorded(t *testing.T) {
 		t.Errorf("a load balancer: %v, %v", err, leases(t, h))
 	}
 	end()
+}
+
+// restoresNetwork checks that a network whose record was lost, and could not be written again at the start, gets its record later and stays
+// until then.
+func restoresNetwork(t *testing.T, h *Host, n *hostpb.Network) {
+	t.Helper()
+	if err := os.RemoveAll(h.store.path(networksDir, n.Id)); err != nil {
+		t.Fatal(err)
+	}
+	end := unrecordable(t, h, networksDir, n.Id)
+	if _, err := h.EnsureNetwork(t.Context(), n); err == nil || len(networksOf(t, h)) != 1 {
+		t.Errorf("without a new record: %v, %v", err, networksOf(t, h))
+	}
+	end()
+	if _, err := h.EnsureNetwork(t.Context(), n); err != nil || !atomicfile.Exists(specFile(h.store.path(networksDir, n.Id))) {
+		t.Errorf("the record was not written again: %v", err)
+	}
 }
 
 // The deletion of a machine without a record releases its lease and no other lease.

@@ -103,7 +103,8 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		}
 		return networkError(err)
 	}
-	if ns.byID[n.Id] != nil {
+	known := ns.byID[n.Id] != nil
+	if known && atomicfile.Exists(specFile(ns.store.path(networksDir, n.Id))) {
 		if !demanded {
 			return atomicfile.Remove(ns.store.path(networksDir, n.Id, onDemand))
 		}
@@ -115,7 +116,9 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		files[onDemand] = nil
 	}
 	if err := ns.store.create(networksDir, n.Id, n, files); err != nil {
-		err = errors.Join(err, ns.abandon(ctx, n.Id))
+		if !known { // Machines may use a network whose damaged record could not be restored.
+			err = errors.Join(err, ns.abandon(ctx, n.Id))
+		}
 		return status.Errorf(codes.Internal, "recording network: %v", err)
 	}
 	ns.byID[n.Id] = n

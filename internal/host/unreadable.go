@@ -83,8 +83,8 @@ func (ms *machines) identify(id string) *hostpb.MachineSpec {
 }
 
 // mendNetworks restores the missing and unreadable records of networks that machines use. It discards an unused
-// network, because its owner creates it again. A record that cannot be written, for example on a full disk, is restored by the next start.
-// mu is held, and the machines are loaded.
+// network, because its owner creates it again. A record that cannot be written, for example on a full disk, is restored when the network is
+// demanded again. mu is held, and the machines are loaded.
 func (h *Host) mendNetworks(unreadable map[string]error) {
 	missing := maps.Clone(unreadable)
 	for _, m := range h.machines.byID {

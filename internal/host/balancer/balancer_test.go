@@ -183,17 +183,19 @@ func TestAnsweredChecks(t *testing.T) {
 
 	refused := &net.OpError{Op: "dial", Err: unix.ECONNREFUSED}
 	for _, tt := range []struct {
-		healthy bool
-		err     error
-		want    time.Duration
+		healthy  bool
+		err      error
+		answered int
+		want     time.Duration
 	}{
-		{true, nil, fast.Checks},
-		{true, &notReadyError{}, fast.Checks},
-		{false, &notReadyError{}, fast.AnsweredChecks},
-		{false, refused, fast.FirstChecks},
+		{true, nil, 0, fast.Checks},
+		{true, &notReadyError{}, 1, fast.Checks},
+		{false, &notReadyError{}, mostAnswered, fast.AnsweredChecks},
+		{false, &notReadyError{}, mostAnswered + 1, fast.FirstChecks},
+		{false, refused, 1, fast.FirstChecks},
 	} {
-		if got := fast.pause(tt.healthy, tt.err); got != tt.want {
-			t.Errorf("healthy before %v, %v: %s", tt.healthy, tt.err, got)
+		if got := fast.pause(tt.healthy, tt.err, tt.answered); got != tt.want {
+			t.Errorf("healthy before %v, %v, answered %d times: %s", tt.healthy, tt.err, tt.answered, got)
 		}
 	}
 }

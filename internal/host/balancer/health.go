@@ -16,6 +16,7 @@ import (
 func (b *Balancer) watchHealth(backend *backend) {
 	client := healthClient(b.timing)
 	healthy, failed := false, 0 // whether it was healthy before
+	answered := 0               // how often it answered that it is not ready
 	var unreached time.Time     // since when no attempt to connect was answered
 	for backend.removed.Err() == nil {
 		began := time.Now()
@@ -36,6 +37,9 @@ func (b *Balancer) watchHealth(backend *backend) {
 		} else {
 			failed++
 		}
+		if isNotReady(err) {
+			answered++
+		}
 		if err == nil || failed >= failures || errors.Is(err, unix.ECONNREFUSED) {
 			if b.pool.setHealth(backend, err == nil) {
 				b.log.Info("The health of a backend changed", "name", backend.Name, "address", backend.Address, "healthy", err == nil, "error", err)
@@ -44,18 +48,22 @@ func (b *Balancer) watchHealth(backend *backend) {
 		}
 		select {
 		case <-backend.removed.Done():
-		case <-time.After(b.timing.pause(healthy, err)):
+		case <-time.After(b.timing.pause(healthy, err, answered)):
 		}
 	}
 }
 
-// pause is the time until the next check of a backend that was healthy before, or never, and whose last check had an error.
-func (t Timing) pause(healthy bool, err error) time.Duration {
-	notReady := (*notReadyError)(nil)
+// mostAnswered bounds the frequent checks of a backend that never becomes ready, for example of an API server without etcd: each check is a
+// TLS handshake.
+const mostAnswered = 600
+
+// pause is the time until the next check of a backend that was healthy before, or never, and whose last check had an error. answered is how
+// often it has answered that it is not ready.
+func (t Timing) pause(healthy bool, err error, answered int) time.Duration {
 	switch {
 	case healthy:
 		return t.Checks
-	case errors.As(err, &notReady):
+	case isNotReady(err) && answered <= mostAnswered:
 		return t.AnsweredChecks
 	}
 	return t.FirstChecks
@@ -119,5 +127,10 @@ func check(ctx context.Context, client *http.Client, address string) error {
 
 // notReadyError is the answer of an API server that is not ready.
 type notReadyError struct{ status string }
+
+func isNotReady(err error) bool {
+	notReady := (*notReadyError)(nil)
+	return errors.As(err, &notReady)
+}
 
 func (e *notReadyError) Error() string { return "readyz answered " + e.status }

@@ -45,7 +45,8 @@ func (p Peers) ends() (all []netip.Addr) {
 }
 
 // syncLink gives the link the boxes of all encrypted networks as its peers, and removes it without such a network. While a folder is
-// damaged, its network may need the link and any of its peers: they stay.
+// damaged, its network may need the link and any of its peers: they stay. A network with another key belongs to another capstand of this
+// box, and so does the link then.
 func (b Box) syncLink() error {
 	if b.Link == nil {
 		return nil
@@ -55,9 +56,13 @@ func (b Box) syncLink() error {
 		return err
 	}
 	var peers []wireguard.Peer
-	mtu := 0
+	mtu, foreign := 0, false
 	for _, n := range networks {
 		if !n.Overlay.encrypted() {
+			continue
+		}
+		if n.Overlay.Key != b.Link.Public.String() {
+			foreign = true
 			continue
 		}
 		mtu = max(mtu, n.Overlay.MTU+overhead.VXLANIPv6)
@@ -70,7 +75,7 @@ func (b Box) syncLink() error {
 	switch {
 	case mtu > 0:
 		return b.Link.Ensure(mtu, unique(peers), damage != nil)
-	case damage != nil:
+	case damage != nil || foreign:
 		return nil
 	}
 	return b.Link.Remove()

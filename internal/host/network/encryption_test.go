@@ -86,6 +86,30 @@ func encryptedBoxes(t *testing.T, ipv6 bool) (r *rack, a, b *rackBox, onA, onB n
 	return r, a, b, onA, onB
 }
 
+// The link of a box belongs to the capstand that has encrypted networks. Another capstand of the box, with another key, leaves it alone.
+func TestLinkOfAnotherCapstand(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	r, a, _, onA, onB := encryptedBoxes(t, false)
+	file := filepath.Join(t.TempDir(), "wireguard.key")
+	private, err := wireguard.EnsureKey(file)
+	r.must(err)
+	other := a.Box
+	other.Link = &wireguard.Link{KeyFile: file, Public: private.PublicKey(), Dir: a.Link.Dir, UID: a.Link.UID}
+	r.must(in(a.ns, other.syncLink))
+	for key, link := range map[bool]*wireguard.Link{true: a.Link, false: other.Link} {
+		r.must(in(a.ns, func() error {
+			if whole, err := link.Whole(); err != nil || whole != key {
+				return fmt.Errorf("expected the link to have the key of its capstand %v, found %v, %w", key, whole, err)
+			}
+			return nil
+		}))
+	}
+	r.serve(onB, ":80", "greeting of b")
+	r.reaches("the other box", onA, "10.231.7.20:80", "greeting of b")
+}
+
 // Machines of one cluster on two boxes reach each other, and the cable between the boxes carries WireGuard only.
 func TestEncryptedOverlay(t *testing.T) {
 	if !testnetns.Run(t) {

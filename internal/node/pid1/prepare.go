@@ -157,8 +157,8 @@ func writeHosts(m machine.Metadata) error {
 	return rewrite("/etc/hosts", old, hostsFile(old, hostname, m))
 }
 
-// rewrite gives a file another content than old, which is nil if there is no file. A crash in between leaves one of both. A link stays, and so
-// does a file that is mounted.
+// rewrite gives a file another content than old, which is nil if there is no file. A crash in between leaves one of both. A link to a file
+// stays, and so does a file that is mounted.
 func rewrite(path string, old, content []byte) error {
 	if old != nil && bytes.Equal(old, content) {
 		return nil
@@ -167,10 +167,22 @@ func rewrite(path string, old, content []byte) error {
 		path = target
 	}
 	err := atomicfile.WriteFile(path, content, 0o644)
-	if errors.Is(err, unix.EBUSY) { // A mount cannot be replaced.
-		return os.WriteFile(path, content, 0o644)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOSPC) { // A mount cannot be replaced, and a full disk has no place for two files.
+		return overwrite(path, content)
 	}
 	return err
+}
+
+// overwrite writes a file in its place, with the blocks that it has.
+func overwrite(path string, content []byte) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err = file.WriteAt(content, 0); err == nil {
+		err = file.Truncate(int64(len(content)))
+	}
+	return errors.Join(err, file.Close())
 }
 
 // capstan owns the part of a file between these lines.
