@@ -198,6 +198,10 @@ func TestForeignName(t *testing.T) {
 	if err := cluster.Get(worker); err != nil || worker.ResourceVersion != before {
 		t.Errorf("the worker was changed: %v", err)
 	}
+	cluster.Change(cp, func() { delete(cp.Annotations, controlplanev1.FirstMachineAnnotation) })
+	testcluster.Eventually(t, "without the annotation, the first Machine has another name", func() bool {
+		return len(machinesOf(t, cluster)) == 1
+	})
 }
 
 // TestFormerData: a first Machine that is created again waits until the garbage collector has deleted the bootstrap data of the former one.

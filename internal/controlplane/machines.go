@@ -195,7 +195,7 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 }
 
 // planConfig chooses the CapstanConfig of the next Machine. It reserves the name of the first one, and changes nothing else. name is that of
-// a failed attempt, or empty. The plan of an error has the name of the attempt.
+// a failed attempt, or empty. The plan of an error has the name for the next attempt.
 func (r *machines) planConfig(ctx context.Context, s *scope, role bootstrapv1.Role, name string) (model.ConfigPlan, error) {
 	unfinished, err := r.unfinishedConfigs(ctx, s)
 	if err != nil {
@@ -218,7 +218,10 @@ func (r *machines) planConfig(ctx context.Context, s *scope, role bootstrapv1.Ro
 	if err != nil {
 		return plan, err
 	}
-	return model.ChooseConfig(unfinished, wanted, reserved, true), r.checkName(ctx, s, reserved)
+	if err := r.checkName(ctx, s, reserved); err != nil {
+		return plan, err // The next attempt must not insist on this name: the user can remove its reservation.
+	}
+	return model.ChooseConfig(unfinished, wanted, reserved, true), nil
 }
 
 // makeConfig removes the CapstanConfigs that no Machine gets, and returns that of the next Machine.

@@ -20,16 +20,25 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// loadCredentials reads the Secret of a host. They are empty for a unix socket, whose file permissions control access.
-func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (credentials.Client, error) {
+// readSecret reads the Secret with the credentials of a host. There is none for a unix socket, whose file permissions control access.
+func readSecret(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (*corev1.Secret, error) {
+	secret := &corev1.Secret{}
+	if local(host.Spec.Address) {
+		return secret, nil
+	}
+	ref := host.Spec.CredentialsRef
+	if err := secrets.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return nil, fmt.Errorf("cannot read the credentials of host %s: %w", host.Name, err)
+	}
+	return secret, nil
+}
+
+// credentialsOf returns the credentials of a host in its Secret. They are empty for a unix socket.
+func credentialsOf(secret *corev1.Secret, host *infrav1.CapstanHost) (credentials.Client, error) {
 	if local(host.Spec.Address) {
 		return credentials.Client{}, nil
 	}
 	ref := host.Spec.CredentialsRef
-	secret := &corev1.Secret{}
-	if err := secrets.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
-		return credentials.Client{}, fmt.Errorf("cannot read the credentials of host %s: %w", host.Name, err)
-	}
 	c, err := credentials.FromSecret(secret.Data)
 	if err == nil {
 		_, err = c.Transport(time.Now(), nil)
@@ -38,6 +47,14 @@ func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.C
 		return credentials.Client{}, fmt.Errorf("the Secret %s/%s with the credentials of host %s: %w", ref.Namespace, ref.Name, host.Name, err)
 	}
 	return c, nil
+}
+
+func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (credentials.Client, error) {
+	secret, err := readSecret(ctx, secrets, host)
+	if err != nil {
+		return credentials.Client{}, err
+	}
+	return credentialsOf(secret, host)
 }
 
 func local(address string) bool { return strings.HasPrefix(address, "unix:") }

@@ -18,10 +18,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -154,7 +156,14 @@ func TestMutualTLS(t *testing.T) {
 		"ca.crt": ca.pem, "tls.crt": cert, "tls.key": key,
 	}}
 	secrets := fake.NewClientBuilder().WithObjects(secret).Build()
-	pool := connections.NewPool(t.Context(), secrets)
+	unread := false
+	reader := interceptor.NewClient(secrets, interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+		if unread {
+			return apierrors.NewTimeoutError("no answer", 1)
+		}
+		return c.Get(ctx, key, obj, opts...)
+	}})
+	pool := connections.NewPool(t.Context(), reader)
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "h"}, Spec: infrav1.CapstanHostSpec{
 		Address: l.Addr().String(), CredentialsRef: infrav1.SecretReference{Namespace: "ns", Name: "creds"},
 	}}
@@ -164,6 +173,12 @@ func TestMutualTLS(t *testing.T) {
 	same, err := pool.Connect(t.Context(), host)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(same).To(BeIdenticalTo(h), "a connection is kept")
+
+	unread = true
+	_, err = pool.Connect(t.Context(), host)
+	g.Expect(err).To(MatchError(ContainSubstring("no answer")))
+	g.Expect(pool.Get("h")).To(BeIdenticalTo(h), "a failed read ends no connection")
+	unread = false
 
 	// A certificate of another authority is refused, and the new credentials are used.
 	cert, key = newCA(t).issue(t, "manager")

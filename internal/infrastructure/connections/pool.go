@@ -74,9 +74,13 @@ func (p *Pool) managementCluster(ctx context.Context) (string, error) {
 }
 
 // Connect makes sure that there is a connection to the host and returns it. It does not wait until the
-// host answers. An error means that the credentials are missing or unusable.
+// host answers. An error means that the credentials are missing or unusable. A failed read ends no connection: the host may be healthy.
 func (p *Pool) Connect(ctx context.Context, host *infrav1.CapstanHost) (*Host, error) {
-	creds, err := loadCredentials(ctx, p.secrets, host)
+	secret, err := readSecret(ctx, p.secrets, host)
+	if err != nil {
+		return nil, err
+	}
+	creds, err := credentialsOf(secret, host)
 	if err != nil {
 		p.Disconnect(host.Name)
 		return nil, err

@@ -157,8 +157,8 @@ func writeHosts(m machine.Metadata) error {
 	return rewrite("/etc/hosts", old, hostsFile(old, hostname, m))
 }
 
-// rewrite gives a file another content than old, which is nil if there is no file. A crash in between leaves one of both. A link to a file
-// stays, and so does a file that is mounted.
+// rewrite gives a file another content than old, which is nil if there is no file. A crash in between leaves one of both, unless the disk is
+// full or the file is mounted: such a file changes in its place. A link to a file stays.
 func rewrite(path string, old, content []byte) error {
 	if old != nil && bytes.Equal(old, content) {
 		return nil
@@ -173,13 +173,19 @@ func rewrite(path string, old, content []byte) error {
 	return err
 }
 
-// overwrite writes a file in its place, with the blocks that it has.
+// overwrite writes a file in its place. If the disk has no room for a longer content, the file stays as it is.
 func overwrite(path string, content []byte) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	if _, err = file.WriteAt(content, 0); err == nil {
+	if err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(1, len(content)))); errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	if err == nil {
+		_, err = file.WriteAt(content, 0)
+	}
+	if err == nil {
 		err = file.Truncate(int64(len(content)))
 	}
 	return errors.Join(err, file.Close())
