@@ -17,6 +17,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr"
+	ctrl "sigs.k8s.io/controller-runtime"
+
 	"capstan.dev/capstan/test/bench/measure"
 )
 
@@ -30,6 +33,7 @@ type options struct {
 }
 
 func main() {
+	ctrl.SetLogger(logr.Discard())
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
 	flag.StringVar(&o.version, "version", "v1.36.3", "Kubernetes version of the machines")
