@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/host/events"
@@ -71,18 +72,9 @@ func (p *platform) forgetOtherBoot() error {
 	if err := errors.Join(os.RemoveAll(p.runc.Root), p.store.removeRunDirs(), p.store.removeStartMarks()); err != nil {
 		return err
 	}
-	return overwrite(path, current)
-}
-
-// overwrite changes a small file without the space for another one: capstand must start on a full disk, to empty the trash. If the host crashes
-// meanwhile, the content does not matter, because no other boot has it.
-func overwrite(path, content string) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = file.WriteAt([]byte(content), 0)
-	return errors.Join(err, file.Truncate(int64(len(content))), file.Close())
+	// capstand must start on a full disk, to empty the trash. The content after a crash of the host does not matter, because no other boot
+	// has it.
+	return atomicfile.Overwrite(path, []byte(current), 0o644)
 }
 
 // emptyTrash removes discarded folders in the background, until capstand ends: the orderly stop of machines at a shutdown waits for this.

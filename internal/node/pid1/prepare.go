@@ -168,27 +168,9 @@ func rewrite(path string, old, content []byte) error {
 	}
 	err := atomicfile.WriteFile(path, content, 0o644)
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOSPC) { // A mount cannot be replaced, and a full disk has no place for two files.
-		return overwrite(path, content)
+		return atomicfile.Overwrite(path, content, 0o644)
 	}
 	return err
-}
-
-// overwrite writes a file in its place. If the disk has no room for a longer content, the file stays as it is.
-func overwrite(path string, content []byte) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	if err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(1, len(content)))); errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil
-	}
-	if err == nil {
-		_, err = file.WriteAt(content, 0)
-	}
-	if err == nil {
-		err = file.Truncate(int64(len(content)))
-	}
-	return errors.Join(err, file.Close())
 }
 
 // capstan owns the part of a file between these lines.

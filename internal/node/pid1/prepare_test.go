@@ -96,6 +96,35 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
+// TestRewriteOnAFullDisk: a file gets a content that fits into its place. Without room for the content, it keeps the former one.
+func TestRewriteOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	path, old, content := filepath.Join(dir, "file"), []byte("a longer content"), []byte("new")
+	if err := os.WriteFile(path, old, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 1<<20), 0o644); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	if err := rewrite(path, old, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := rewrite(path, content, make([]byte, 6000)); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a content without room: %v", err)
+	}
+	if got, err := os.ReadFile(path); string(got) != string(content) || err != nil {
+		t.Errorf("the file has %.40q, %v", got, err)
+	}
+}
+
 // bindFile mounts a file over another one.
 func bindFile(t *testing.T, path string) error {
 	source := path + "-source"
