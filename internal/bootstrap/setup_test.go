@@ -8,6 +8,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func TestMachineChanged(t *testing.T) {
@@ -28,11 +30,7 @@ func TestMachineChanged(t *testing.T) {
 		"resync": {change: func(m *clusterv1.Machine) { m.ResourceVersion = "1" }, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
-			after := before.DeepCopy()
-			after.ResourceVersion = "2"
-			tc.change(after)
-			if got := machineChanged().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+			if got := testenv.Passes(machineChanged(), &clusterv1.Machine{}, tc.change); got != tc.want {
 				t.Errorf("passes: %v", got)
 			}
 		})

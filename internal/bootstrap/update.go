@@ -174,7 +174,8 @@ func (r *Reconciler) dropUpdateData(ctx context.Context, s *scope, keep string) 
 	return nil
 }
 
-// updateSecrets returns the Secrets that can have update data of the config. The caller must not change them: they belong to the cache. That of a machine always has the same name.
+// updateSecrets returns the Secrets that can have update data of the config. The one of a machine always has the same name. The caller must
+// not change the Secrets: they belong to the cache.
 func (r *Reconciler) updateSecrets(ctx context.Context, s *scope) ([]corev1.Secret, error) {
 	if s.owner.pool != nil {
 		all := &corev1.SecretList{}

@@ -7,7 +7,8 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
-	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func TestClusterChanged(t *testing.T) {
@@ -30,11 +31,7 @@ func TestClusterChanged(t *testing.T) {
 		"resync": {change: func(c *clusterv1.Cluster) { c.ResourceVersion = "1" }, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1"}}
-			after := before.DeepCopy()
-			after.ResourceVersion = "2"
-			tc.change(after)
-			if got := clusterChanged().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+			if got := testenv.Passes(clusterChanged(), &clusterv1.Cluster{}, tc.change); got != tc.want {
 				t.Errorf("passes: %v", got)
 			}
 		})

@@ -27,7 +27,7 @@ type Settings struct {
 	APIAddress string `json:"apiAddress,omitempty"`
 	// HostListenAddress is the address, host:port, on which the manager accepts hosts that dial it; empty for none.
 	HostListenAddress string `json:"hostListenAddress,omitempty"`
-	// Backup is the schedule of backups; nil when there is none.
+	// Backup is the schedule of backups. Nil means that no backups are scheduled.
 	Backup *BackupSchedule `json:"backup,omitempty"`
 	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
 	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`

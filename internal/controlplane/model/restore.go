@@ -181,7 +181,7 @@ func FirstMachineMessage(machines []*clusterv1.Machine, name string, messages ..
 }
 
 // lostMachines returns a text if so many Machines are down that etcd has no majority, and "" otherwise. A Machine is down if its
-// infrastructure reports this. When no API server answers, nothing else tells whether etcd has a majority.
+// infrastructure reports this. While no API server answers, this report is the only evidence about the majority.
 func (f Fleet) lostMachines() string {
 	if !f.Stacked || len(f.Instances) == 0 {
 		return ""

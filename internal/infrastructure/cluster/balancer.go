@@ -18,7 +18,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// balancerHost returns the connection to the load balancer's host, or why there is none.
+// balancerHost returns the connection to the load balancer's host. Without one, it returns the reason and the message of a condition.
 func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.Host, reason, why string) {
 	lb := c.Spec.LoadBalancer
 	host = r.Pool.Connected(lb.HostName)

@@ -54,7 +54,7 @@ func TestTurnsSlots(t *testing.T) {
 	}
 }
 
-// Somebody can remove the finalizer of a cluster. The cluster is then gone without its deletion: it has no slot, and does not wait for one.
+// A user can remove the finalizer of a CapstanCluster. The reconciler then finds no object: it releases the slot, and the place in the queue.
 func TestTurnsOfRemovedCluster(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := infrav1.AddToScheme(scheme); err != nil {

@@ -93,7 +93,7 @@ func refusalOf(s *scope, h, balancer overlay.Host, recorded string, conn *connec
 }
 
 // isOn reports whether a host has something of the cluster.
-func (r *Reconciler) isOn(conn *connections.Host, s *scope) bool {
+func isOn(conn *connections.Host, s *scope) bool {
 	if conn == nil {
 		return false
 	}

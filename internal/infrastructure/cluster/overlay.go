@@ -187,7 +187,7 @@ func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope) error {
 	}
 	// Conditions of the machines on a host that the cluster must not use report this (ALL-18).
 	mayHave := func(name string) bool {
-		return hostselection.Find(s.usable, name) != nil || r.isOn(r.Pool.Get(name), s)
+		return hostselection.Find(s.usable, name) != nil || isOn(r.Pool.Get(name), s)
 	}
 	members, trouble := r.members(s, machines, hosts, mayHave)
 	if err := r.recordMembers(ctx, s, members); err != nil {

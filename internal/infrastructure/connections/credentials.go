@@ -20,7 +20,8 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// readSecret reads the Secret with the credentials of a host. There is none for a unix socket, whose file permissions control access.
+// readSecret reads the Secret with the credentials of a host. The result is empty for a unix socket: the permissions of its file control
+// access.
 func readSecret(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
 	if local(host.Spec.Address) {
