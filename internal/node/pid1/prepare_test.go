@@ -1,6 +1,7 @@
 package pid1
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -120,7 +121,7 @@ func TestRewriteOnAFullDisk(t *testing.T) {
 	if err := rewrite(path, content, make([]byte, 6000)); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a content without room: %v", err)
 	}
-	if got, err := os.ReadFile(path); string(got) != string(content) || err != nil {
+	if got, err := os.ReadFile(path); !bytes.Equal(got, content) || err != nil {
 		t.Errorf("the file has %.40q, %v", got, err)
 	}
 }
