@@ -1,5 +1,5 @@
 // Package atomicfile replaces files so that a crash between any two system calls leaves either the
-// complete old or the complete new content. It imports the standard library only.
+// complete old or the complete new content.
 //
 // Layer: library. Allowed imports: api.
 package atomicfile
@@ -14,8 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // temporary begins the name of a file that is not complete.
@@ -44,25 +42,6 @@ func WriteFileAs(path string, data []byte, mode fs.FileMode, uid, gid int) error
 		return err
 	}
 	return SyncDir(dir)
-}
-
-// Overwrite gives a small file another content in its place, for a full disk that has no room for a second file, and for a file that is
-// mounted. Without room for a longer content, the file stays as it is. After a crash, the content can be a mixture. It is not synced.
-func Overwrite(path string, data []byte, mode fs.FileMode) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, mode)
-	if err != nil {
-		return err
-	}
-	if err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(1, len(data)))); errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil
-	}
-	if err == nil {
-		_, err = file.WriteAt(data, 0)
-	}
-	if err == nil {
-		err = file.Truncate(int64(len(data)))
-	}
-	return errors.Join(err, file.Close())
 }
 
 // RemoveTemporary removes the files that killed calls of WriteFile have left in a folder. An empty one stays: it has no secret, and can be
