@@ -269,12 +269,12 @@ test: setup modules ## Set up, lint, verify, build and run all tests.
 test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
 	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(E2E_SERIES:%=series-%)
 
-# Tests run in series: the integration tests are one, the unit tests are one, and each package with end-to-end tests is one.
+# Tests run in series: the integration tests are two, the unit tests are one, and each package with end-to-end tests is one.
 # End-to-end tests wait more than they compute, so several series run at a time, each in namespaces of its own. When one ends,
 # make starts the next of the list. The longest ones come first, so that the last ones end at about the same time. The unit tests
 # only compute: they use the time in which others wait. A package that is not in this list is in the last series, others.
-SERIES := integration controlplane rack plane unit clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
-E2E_PACKAGES := $(filter-out integration unit,$(SERIES))
+SERIES := integration controlplane rack plane infrastructure unit clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
+E2E_PACKAGES := $(filter-out integration infrastructure unit,$(SERIES))
 E2E_SERIES := $(E2E_PACKAGES) others
 TEST_JOBS := 4
 
@@ -292,8 +292,13 @@ $(E2E_PACKAGES:%=run-%): run-%:
 run-others:
 	$(call gotest,others,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
 
-.PHONY: run-integration
-run-integration: test-integration
+# The tests of the infrastructure provider mostly wait. In a series of their own, they delay no other package.
+INFRASTRUCTURE := ./internal/infrastructure
+.PHONY: run-integration run-infrastructure
+run-integration:
+	$(call gotest,integration,$(filter-out $(INFRASTRUCTURE),$(integration_packages))) -timeout 70m
+run-infrastructure:
+	$(call gotest,infrastructure,$(INFRASTRUCTURE)) -timeout 40m
 
 .PHONY: run-unit
 run-unit:
