@@ -111,6 +111,7 @@ func newHost(p *platform) *Host {
 	ns.users = func(networkID string) error {
 		return admission.UnusedNetwork(networkID, h.machines.specs(), h.balancers.specs())
 	}
+	ns.changed = func() { h.broadcaster.Publish(events.Host(h.machines.info())) }
 	h.machines.removed, h.balancers.removed = h.removed, h.removed
 	return h
 }

@@ -26,6 +26,8 @@ type networks struct {
 	// users refuses the deletion of a network that has machines or a load balancer.
 	users func(networkID string) error
 	byID  map[string]*hostpb.Network
+	// changed publishes the host's info; mu is held.
+	changed func()
 	// publishing is held while the addresses of Services change, which takes time. It is taken before mu.
 	publishing sync.Mutex
 	// neighbourErrors are those of acrossHosts.
@@ -123,7 +125,19 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	}
 	ns.byID[n.Id] = n
 	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", boxNetwork(n).Bridge(), "vlan", n.GetLan().GetVlan())
+	ns.changed()
 	return nil
+}
+
+// tunnelAddress returns the tunnel address of the networks with an overlay, or ""; mu is held. A host has had several only if an older
+// manager let it change.
+func (ns *networks) tunnelAddress() (first string) {
+	for _, n := range ns.byID {
+		if a := n.GetOverlay().GetAddress(); a != "" && (first == "" || a < first) {
+			first = a
+		}
+	}
+	return first
 }
 
 // abandon removes the parts of a network without a record, also for a caller that does not wait any more.
@@ -240,6 +254,7 @@ func (ns *networks) delete(ctx context.Context, id string) error {
 	}
 	delete(ns.byID, id)
 	ns.log.Info("Network removed", "id", id)
+	ns.changed()
 	ns.emptyTrash()
 	return nil
 }

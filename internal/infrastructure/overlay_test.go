@@ -370,13 +370,43 @@ func TestNoOverlayLater(t *testing.T) {
 	b.Expect(b.fake.Calls("SetPeers")).To(BeZero())
 }
 
-// If the tunnel address of a host with networks changes, the host refuses it. A condition of the cluster contains the refusal.
+// The tunnel address of a host cannot change while the host has a network of a cluster across hosts: the endpoint of the cluster would end,
+// and the other hosts would drop its packets.
 func TestTunnelAddressChanges(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	h := b.rack(1)[0]
+	change := func(address string) error {
+		b.get(h.CapstanHost)
+		changed := h.DeepCopy()
+		changed.Spec.TunnelAddress = address
+		return env.Client.Patch(ctx, changed, client.MergeFrom(h.CapstanHost))
+	}
+	b.Expect(change("192.0.2.50")).To(Succeed())
+	b.Expect(change("192.0.2.1")).To(Succeed())
+	b.addCluster(nil, nil)
+	b.provisioned()
+	b.Eventually(func() string { b.get(h.CapstanHost); return h.Status.TunnelAddress }).Should(Equal("192.0.2.1"))
+	for _, address := range []string{"192.0.2.50", ""} {
+		b.Expect(change(address)).To(MatchError(ContainSubstring("drain the host and move load balancers to other hosts first")), "%q", address)
+	}
+	update(b, h.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.FailureDomain = "row-1" })
+	b.delete(b.cluster)
+	b.delete(b.capstan)
+	b.Eventually(func() string { b.get(h.CapstanHost); return h.Status.TunnelAddress }).Should(BeEmpty())
+	b.Expect(change("192.0.2.50")).To(Succeed())
+}
+
+// An older capstand does not report the tunnel address, which can then change. The host refuses another one, and a condition of the cluster
+// contains the refusal.
+func TestTunnelAddressOfAnOlderHost(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
 	hosts := b.rack(1)
 	b.addCluster(nil, nil)
 	b.provisioned()
+	hosts[0].fake.SetInfo(func(info *hostpb.HostInfo) { info.TunnelAddress = "" })
+	b.Eventually(func() string { b.get(hosts[0].CapstanHost); return hosts[0].Status.TunnelAddress }).Should(BeEmpty())
 	update(b, hosts[0].CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.TunnelAddress = "192.0.2.50" })
 	b.Eventually(func() string {
 		return b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)

@@ -69,9 +69,9 @@ type CapstanHostSpec struct {
 
 	// tunnelAddress is an IP address of the host that the other hosts reach. Over it the host exchanges the traffic of
 	// clusters that span several boxes (VXLAN, UDP port 4789). A new cluster whose load balancer is on a host with a
-	// tunnelAddress can have machines on all hosts with one. Hosts of one box have the same tunnelAddress. Change it
-	// only while the host has no machines and no load balancers of such clusters. If empty, the host shares clusters
-	// only with hosts of its own box.
+	// tunnelAddress can have machines on all hosts with one. Hosts of one box have the same tunnelAddress. It cannot change
+	// while the host has machines or load balancers of such clusters: see status.tunnelAddress. If empty, the host shares
+	// clusters only with hosts of its own box.
 	// +optional
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=39
@@ -402,6 +402,14 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9+/]{43}=$`
 	OverlayPublicKey string `json:"overlayPublicKey,omitempty"`
 
+	// tunnelAddress is the tunnel address of the networks on the host that span several boxes. As long as it is set,
+	// spec.tunnelAddress cannot change to another one. It is empty if the host has no such network, or if its capstand does not
+	// report it.
+	// +optional
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=39
+	TunnelAddress string `json:"tunnelAddress,omitempty"`
+
 	// fencing is the fencing that the host has acknowledged. It is empty while a change is not acknowledged.
 	// +optional
 	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
@@ -606,6 +614,7 @@ type UnknownMachine struct {
 // +kubebuilder:printcolumn:name="Kernel",type="string",JSONPath=".status.system.kernelVersion",description="Release of the kernel",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
+// +kubebuilder:validation:XValidation:rule="self.spec.?tunnelAddress == oldSelf.spec.?tunnelAddress || oldSelf.?status.tunnelAddress.orValue('') in ['', self.spec.?tunnelAddress.orValue('')]",message="spec.tunnelAddress cannot change while the host has networks of clusters across hosts, whose address is in status.tunnelAddress: drain the host and move load balancers to other hosts first"
 
 // CapstanHost is a Linux host whose capstand runs machines. It is cluster-scoped, because namespaces share hosts.
 type CapstanHost struct {

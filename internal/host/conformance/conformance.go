@@ -97,6 +97,7 @@ func overlayCalls() []call {
 		{"tunnel address for all hosts", overlay(func(n *hostpb.Network) { n.Overlay.Address = "0.0.0.0" }), invalid, codes.InvalidArgument},
 		{"tunnel address of nobody else", overlay(func(*hostpb.Network) {}), invalid, codes.InvalidArgument},
 		{"overlay", overlay(func(n *hostpb.Network) { n.Overlay.Address = TunnelAddress }), success, codes.OK},
+		{"tunnel address of the overlay", reportsTunnel(TunnelAddress), success, codes.OK},
 		{"overlay again", overlay(func(n *hostpb.Network) { n.Overlay.Address = TunnelAddress }), success, codes.OK},
 		{"overlay with another VNI", overlay(func(n *hostpb.Network) { n.Overlay.Address, n.Overlay.Vni = TunnelAddress, 4097 }), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
 		{"overlay removed", overlay(func(n *hostpb.Network) { n.Overlay = nil }), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
@@ -110,6 +111,7 @@ func overlayCalls() []call {
 			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "o-1", Namespace: "default", Name: "overlay"})
 			return err
 		}, success, codes.OK},
+		{"no tunnel address without an overlay", reportsTunnel(""), success, codes.OK},
 		{"peers of a deleted network", peers("o-1", "overlay"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 		{"overlay for a network without one", network(func(n *hostpb.Network) {
 			n.Overlay = &hostpb.Overlay{Vni: 4096, Address: "192.0.2.1", Mtu: 1450}
@@ -118,6 +120,17 @@ func overlayCalls() []call {
 		{"peers of an unknown network", peers("n-9", "demo"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 		{"peers of a network of another owner", peers("n-1", "thief"), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
 		{"peers without an owner", peers("n-1", ""), invalid, codes.InvalidArgument},
+	}
+}
+
+// reportsTunnel fails unless the host reports the tunnel address.
+func reportsTunnel(want string) func(context.Context, hostpb.HostServer) error {
+	return func(ctx context.Context, h hostpb.HostServer) error {
+		info, err := h.GetInfo(ctx, &hostpb.GetInfoRequest{})
+		if err == nil && info.GetTunnelAddress() != want {
+			return fmt.Errorf("expected the tunnel address %q, found %q", want, info.GetTunnelAddress())
+		}
+		return err
 	}
 }
 

@@ -575,8 +575,10 @@ type HostInfo struct {
 	HostPorts bool `protobuf:"varint,60,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	// container_archives contain the container images that new machines import.
 	ContainerArchives []*ContainerArchive `protobuf:"bytes,61,rep,name=container_archives,json=containerArchives,proto3" json:"container_archives,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// tunnel_address of the host's networks with an overlay; empty: it has none.
+	TunnelAddress string `protobuf:"bytes,62,opt,name=tunnel_address,json=tunnelAddress,proto3" json:"tunnel_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -866,6 +868,13 @@ func (x *HostInfo) GetContainerArchives() []*ContainerArchive {
 		return x.ContainerArchives
 	}
 	return nil
+}
+
+func (x *HostInfo) GetTunnelAddress() string {
+	if x != nil {
+		return x.TunnelAddress
+	}
+	return ""
 }
 
 type ContainerArchive struct {
@@ -5045,7 +5054,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xe9\v\n" +
+	"\x0eGetInfoRequest\"\x90\f\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -5087,7 +5096,8 @@ const file_host_proto_rawDesc = "" +
 	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
 	"\n" +
 	"host_ports\x18< \x01(\bR\thostPorts\x12P\n" +
-	"\x12container_archives\x18= \x03(\v2!.capstan.host.v1.ContainerArchiveR\x11containerArchives\x1a;\n" +
+	"\x12container_archives\x18= \x03(\v2!.capstan.host.v1.ContainerArchiveR\x11containerArchives\x12%\n" +
+	"\x0etunnel_address\x18> \x01(\tR\rtunnelAddress\x1a;\n" +
 	"\rLinkMtusEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"X\n" +

@@ -1,6 +1,7 @@
 package capstanhost
 
 import (
+	"net/netip"
 	"regexp"
 	"strings"
 
@@ -44,6 +45,16 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	}
 	s.BoxID = info.GetBoxId()
 	s.OverlayPublicKey = info.GetOverlayPublicKey()
+	s.TunnelAddress = tunnelAddress(info)
+}
+
+// tunnelAddress returns the tunnel address that a host reports in the notation of spec, with which it is compared, or "".
+func tunnelAddress(info *hostpb.HostInfo) string {
+	address, err := netip.ParseAddr(info.GetTunnelAddress())
+	if err != nil || address.Zone() != "" {
+		return ""
+	}
+	return address.String()
 }
 
 // maxImages and maxDigest are limits of the API.

@@ -382,7 +382,22 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 	out.Gateway = netip.MustParsePrefix(n.GetCidr()).Addr().Next().String()
 	out.Bridge = "cb-" + n.GetId()
 	h.networks[n.GetId()] = out
+	h.reportTunnelAddress()
 	return proto.CloneOf(out), nil
+}
+
+// reportTunnelAddress publishes the tunnel address of the networks if it has changed; h.mu is held.
+func (h *Host) reportTunnelAddress() {
+	address := ""
+	for _, n := range h.networks {
+		address = max(address, n.GetOverlay().GetAddress())
+	}
+	if address == h.info.GetTunnelAddress() {
+		return
+	}
+	h.info = proto.CloneOf(h.info)
+	h.info.TunnelAddress = address
+	h.sendInfo()
 }
 
 // SetPeers implements hostpb.HostServer.
@@ -497,6 +512,7 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 	delete(h.networks, r.GetId())
 	delete(h.peers, r.GetId())
 	delete(h.services, r.GetId())
+	h.reportTunnelAddress()
 	return &hostpb.DeleteNetworkResponse{}, nil
 }
 
