@@ -154,7 +154,7 @@ func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfi
 func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, error) {
 	data, err := r.dataSecret(ctx, s)
 	if n, ok := asNotYet(err); ok {
-		setData(s.config, metav1.ConditionFalse, n.reason, n.message)
+		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, n.reason, "%s", n.message)
 		if s.data, err = r.formerData(ctx, s); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -164,18 +164,18 @@ func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, 
 		return ctrl.Result{}, nil
 	}
 	if err != nil && !errors.Is(err, errUsed) {
-		setData(s.config, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, err.Error())
+		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, "%s", err)
 		return ctrl.Result{}, err
 	}
 	s.data = data
 	s.config.Status.DataSecretName = dataSecretName(s)
 	s.config.Status.Initialization.DataSecretCreated = ptr.To(true)
 	if err != nil {
-		setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretUsedReason,
-			fmt.Sprintf("The Secret %s was deleted after the machine had used it and is not created again", dataSecretName(s)))
+		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretUsedReason,
+			"The Secret %s was deleted after the machine had used it and is not created again", dataSecretName(s))
 		return ctrl.Result{}, nil
 	}
-	setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
+	reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
 	return ctrl.Result{}, nil
 }
 
@@ -309,19 +309,19 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 	}
 	workload, err := r.workloadClient(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
-		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, err.Error())
+		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "%s", err)
 		return ctrl.Result{}, nil // No requeue: a change of the Secret is an event.
 	}
 	if err != nil || workload == nil {
-		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "the workload cluster is not reachable yet")
+		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "the workload cluster is not reachable yet")
 		return ctrl.Result{}, err
 	}
 	again, err := r.ensureToken(ctx, s, workload, token)
 	if err != nil {
-		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, err.Error())
+		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "%s", err)
 		return ctrl.Result{}, err
 	}
-	setToken(s.config, metav1.ConditionTrue, bootstrapv1.BootstrapTokenAvailableReason, "")
+	reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, bootstrapv1.BootstrapTokenAvailableReason, "")
 	// A token expires by time, without an event.
 	return ctrl.Result{RequeueAfter: again}, nil
 }
@@ -348,7 +348,7 @@ func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.
 // by itself.
 func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) error {
 	if !conditions.IsTrue(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
-		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
+		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
 		return nil
 	}
 	workload, err := r.workloadClient(ctx, s)
@@ -358,7 +358,7 @@ func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) erro
 	if err := removeToken(ctx, workload, token, s.config); err != nil {
 		return err
 	}
-	setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
+	reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
 	return nil
 }
 
@@ -367,14 +367,6 @@ func (r *Reconciler) now() time.Time {
 		return r.Now()
 	}
 	return time.Now()
-}
-
-func setData(config *bootstrapv1.CapstanConfig, s metav1.ConditionStatus, reason, message string) {
-	conditions.Set(config, metav1.Condition{Type: bootstrapv1.DataSecretAvailableCondition, Status: s, Reason: reason, Message: message})
-}
-
-func setToken(config *bootstrapv1.CapstanConfig, s metav1.ConditionStatus, reason, message string) {
-	conditions.Set(config, metav1.Condition{Type: bootstrapv1.BootstrapTokenAvailableCondition, Status: s, Reason: reason, Message: message})
 }
 
 // setReady copies DataSecretAvailable to Ready: a machine with data needs nothing more from this provider.

@@ -36,17 +36,17 @@ func (r *Reconciler) reconcileUpdate(ctx context.Context, s *scope) (ctrl.Result
 	}
 	err := r.updateData(ctx, s)
 	if n, ok := asNotYet(err); ok {
-		setUpdateData(s.config, metav1.ConditionFalse, n.reason, n.message)
+		reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, n.reason, "%s", n.message)
 		if n.unseen {
 			return ctrl.Result{RequeueAfter: missingSecretRetry}, nil
 		}
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
-		setUpdateData(s.config, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, err.Error())
+		reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, "%s", err)
 		return ctrl.Result{}, err
 	}
-	setUpdateData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
+	reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
 	return ctrl.Result{}, nil
 }
 
@@ -191,8 +191,4 @@ func (r *Reconciler) updateSecrets(ctx context.Context, s *scope) ([]corev1.Secr
 func isUpdateData(s *corev1.Secret) bool {
 	_, ok := s.Annotations[bootstrapv1.UpdateIDAnnotation]
 	return ok
-}
-
-func setUpdateData(config *bootstrapv1.CapstanConfig, s metav1.ConditionStatus, reason, message string) {
-	conditions.Set(config, metav1.Condition{Type: bootstrapv1.UpdateDataAvailableCondition, Status: s, Reason: reason, Message: message})
 }

@@ -15,7 +15,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
-	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -25,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // noCertificates is the reason why no Machine is created. The condition CertificatesAvailable names the Secret.
@@ -42,14 +42,14 @@ type authorities struct {
 func (r *authorities) reconcile(ctx context.Context, s *scope) (result, error) {
 	problems, err := r.ensureCertificates(ctx, s)
 	if err != nil {
-		setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", err.Error())
+		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", "%s", err)
 		return blocked(noCertificates), err
 	}
 	if len(problems) > 0 {
-		setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", strings.Join(problems, "; "))
+		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", strings.Join(problems, "; "))
 		return result{blocked: noCertificates, stop: !s.Initialized()}, nil
 	}
-	setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
+	reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
 	s.certified = true
 	return result{}, nil
 }
@@ -235,8 +235,4 @@ func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 
 func controllerRef(controlPlane *controlplanev1.CapstanControlPlane) metav1.OwnerReference {
 	return *metav1.NewControllerRef(controlPlane, controlplanev1.GroupVersion.WithKind("CapstanControlPlane"))
-}
-
-func setCondition(controlPlane *controlplanev1.CapstanControlPlane, kind string, status metav1.ConditionStatus, reason, message string) {
-	conditions.Set(controlPlane, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
 }

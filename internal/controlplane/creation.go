@@ -20,6 +20,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/contentsource"
 	"capstan.dev/capstan/internal/manifest"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 const (
@@ -56,17 +57,17 @@ func (r *creation) reconcile(ctx context.Context, s *scope) (result, error) {
 	}
 	if !s.answers() {
 		if !conditions.IsTrue(s.Object, controlplanev1.ManifestsAppliedCondition) {
-			setCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.WaitingForConnectionReason,
+			reconciling.SetCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.WaitingForConnectionReason,
 				"the manifests are applied as soon as there is a connection to the cluster")
 		}
 		return result{}, nil // The connection is an event, and a silent cluster is asked again.
 	}
 	if err := r.applyAll(ctx, s, wanted); err != nil {
-		setCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.ManifestsNotAppliedReason, err.Error())
+		reconciling.SetCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionFalse, controlplanev1.ManifestsNotAppliedReason, "%s", err)
 		return requeueAfter(manifestRetry), nil
 	}
 	r.done.set(s.Object.UID, sum)
-	setCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionTrue, controlplanev1.ManifestsAppliedReason, "")
+	reconciling.SetCondition(s.Object, controlplanev1.ManifestsAppliedCondition, metav1.ConditionTrue, controlplanev1.ManifestsAppliedReason, "")
 	return result{}, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // kubeconfigs is the step that provides the kubeconfig Secret of a cluster.
@@ -36,18 +37,18 @@ func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 	note, again, err := r.ensureKubeconfig(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
 		// A change of the Secret is an event.
-		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, err.Error())
+		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, "%s", err)
 		return result{}, nil
 	}
 	if useless := (uselessError)(""); errors.As(err, &useless) {
-		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", err)
 		return result{}, nil
 	}
 	if err != nil {
-		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", err)
 		return result{}, err
 	}
-	setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", note)
+	reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", "%s", note)
 	return requeueAfter(again), nil
 }
 

@@ -203,7 +203,7 @@ func (s *scope) showRestoring(message string, unchecked bool, why string) {
 }
 
 func (s *scope) showRestored(status metav1.ConditionStatus, reason, message string) {
-	setCondition(s.Object, controlplanev1.RestoredCondition, status, reason, message)
+	reconciling.SetCondition(s.Object, controlplanev1.RestoredCondition, status, reason, "%s", message)
 }
 
 // readRestoring replaces objects from the cache by live ones. current is false when the spec has changed.

@@ -238,7 +238,7 @@ func TestRestoreWithRefusedKubeconfig(t *testing.T) {
 	w.get(w.management, "ns", "cp", cp)
 	w.get(w.management, "ns", "a", machine)
 	cp.Spec.Restore, cp.Spec.Backup.Store = controlplanev1.RestoreSpec{Name: "etcd-1"}, inDirectory()
-	setCondition(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, "it runs a program")
+	reconciling.SetCondition(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, "it runs a program")
 	s := &scope{ControlPlane: &model.ControlPlane{
 		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
 		Machines: collections.FromMachines(machine), Workload: model.NotAsked(), Now: time.Now(),

@@ -89,7 +89,7 @@ func (r *rotations) setRotating(s *scope, state model.Rotation) {
 	if rotating {
 		status = metav1.ConditionTrue
 	}
-	setCondition(s.Object, kind, status, reason, message)
+	reconciling.SetCondition(s.Object, kind, status, reason, "%s", message)
 	if before != reason && (known || rotating) {
 		about, _, _ := strings.Cut(message, "\n")
 		r.event(s, corev1.EventTypeNormal, reason, "RotateCA", "%s", cmp.Or(about, "No rotation is in progress: one certificate authority signs all certificates"))

@@ -53,7 +53,7 @@ func setStatus(s *scope, found *result) {
 	setInitialized(s, found)
 	setScaling(s, found)
 	setRollingOut(s, found)
-	setCondition(cp, controlplanev1.UpdatingCondition, updating.Status, updating.Reason, updating.Message)
+	reconciling.SetCondition(cp, controlplanev1.UpdatingCondition, updating.Status, updating.Reason, "%s", updating.Message)
 	setMachines(s, controlPlaneMachinesReady, clusterv1.ReadyCondition)
 	setMachines(s, controlPlaneMachinesUpToDate, clusterv1.MachineUpToDateCondition)
 	setRefused(s, found)
@@ -62,7 +62,7 @@ func setStatus(s *scope, found *result) {
 	setAvailable(s, found)
 	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves and matches the spec.
 	if err := reconciling.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
-		setCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, err.Error())
+		reconciling.SetCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, "%s", err)
 	}
 }
 
@@ -73,14 +73,14 @@ const (
 
 func setInitialized(s *scope, found *result) {
 	if s.Initialized() {
-		setCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionTrue, "Initialized", "")
+		reconciling.SetCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionTrue, "Initialized", "")
 		return
 	}
 	reason, message := controlplanev1.WaitingForAPIServerReason, "the API server has not answered through the endpoint yet"
 	if len(s.Machines) == 0 {
 		reason, message = "NotInitialized", found.blocked
 	}
-	setCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionFalse, reason, message)
+	reconciling.SetCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionFalse, reason, "%s", message)
 }
 
 func setScaling(s *scope, found *result) {
@@ -90,10 +90,10 @@ func setScaling(s *scope, found *result) {
 	}
 	scaling := func(kind string, active bool, reason, notReason, direction string, obstacles []string) {
 		if !active {
-			setCondition(s.Object, kind, metav1.ConditionFalse, notReason, "")
+			reconciling.SetCondition(s.Object, kind, metav1.ConditionFalse, notReason, "")
 			return
 		}
-		setCondition(s.Object, kind, metav1.ConditionTrue, reason, blockedBy(obstacles, fmt.Sprintf("Scaling %s from %d to %d replicas", direction, current, desired)))
+		reconciling.SetCondition(s.Object, kind, metav1.ConditionTrue, reason, "%s", blockedBy(obstacles, fmt.Sprintf("Scaling %s from %d to %d replicas", direction, current, desired)))
 	}
 	scaling(clusterv1.ScalingUpCondition, current < desired, clusterv1.ScalingUpReason, clusterv1.NotScalingUpReason, "up", obstacles(found))
 	scaling(clusterv1.ScalingDownCondition, current > desired, clusterv1.ScalingDownReason, clusterv1.NotScalingDownReason, "down", append(obstacles(found), s.StuckMachines()...))
@@ -125,7 +125,7 @@ func setRollingOut(s *scope, found *result) {
 		}
 	}
 	if n == 0 {
-		setCondition(s.Object, clusterv1.RollingOutCondition, metav1.ConditionFalse, clusterv1.NotRollingOutReason, model.FutileRollouts(s.Object, s.Machines.UnsortedList(), s.Now))
+		reconciling.SetCondition(s.Object, clusterv1.RollingOutCondition, metav1.ConditionFalse, clusterv1.NotRollingOutReason, "%s", model.FutileRollouts(s.Object, s.Machines.UnsortedList(), s.Now))
 		return
 	}
 	sort.Strings(reasons)
@@ -133,7 +133,7 @@ func setRollingOut(s *scope, found *result) {
 	if waits := obstacles(found); len(waits) > 0 {
 		message += "\nThe next step waits: " + model.JoinReasons(waits)
 	}
-	setCondition(s.Object, clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason, message)
+	reconciling.SetCondition(s.Object, clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason, "%s", message)
 }
 
 func setRemediating(s *scope, found *result) {
@@ -142,21 +142,21 @@ func setRemediating(s *scope, found *result) {
 		messages = append(messages, fmt.Sprintf("Machine %s is being replaced", open.Machine))
 	}
 	if len(messages) == 0 {
-		setCondition(s.Object, clusterv1.RemediatingCondition, metav1.ConditionFalse, clusterv1.NotRemediatingReason, "")
+		reconciling.SetCondition(s.Object, clusterv1.RemediatingCondition, metav1.ConditionFalse, clusterv1.NotRemediatingReason, "")
 		return
 	}
-	setCondition(s.Object, clusterv1.RemediatingCondition, metav1.ConditionTrue, clusterv1.RemediatingReason, "* "+strings.Join(messages, "\n* "))
+	reconciling.SetCondition(s.Object, clusterv1.RemediatingCondition, metav1.ConditionTrue, clusterv1.RemediatingReason, "* %s", strings.Join(messages, "\n* "))
 }
 
 // setMachines aggregates a condition of the Machines.
 func setMachines(s *scope, target, source string) {
 	if len(s.Machines) == 0 {
-		setCondition(s.Object, target, metav1.ConditionTrue, "NoReplicas", "")
+		reconciling.SetCondition(s.Object, target, metav1.ConditionTrue, "NoReplicas", "")
 		return
 	}
 	aggregate, err := conditions.NewAggregateCondition(s.Machines.UnsortedList(), source, conditions.TargetConditionType(target))
 	if err != nil {
-		setCondition(s.Object, target, metav1.ConditionUnknown, clusterv1.InternalErrorReason, err.Error())
+		reconciling.SetCondition(s.Object, target, metav1.ConditionUnknown, clusterv1.InternalErrorReason, "%s", err)
 		return
 	}
 	conditions.Set(s.Object, *aggregate)
@@ -165,16 +165,16 @@ func setMachines(s *scope, target, source string) {
 // setRefused reports the in-place changes that Machines refused.
 func setRefused(s *scope, found *result) {
 	if len(found.refused) > 0 {
-		setCondition(s.Object, controlPlaneMachinesUpToDate, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* "+strings.Join(model.Shorten(found.refused), "\n* "))
+		reconciling.SetCondition(s.Object, controlPlaneMachinesUpToDate, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* %s", strings.Join(model.Shorten(found.refused), "\n* "))
 	}
 }
 
 func setDeleting(s *scope, found *result) {
 	if s.Object.DeletionTimestamp.IsZero() {
-		setCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionFalse, clusterv1.NotDeletingReason, "")
+		reconciling.SetCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionFalse, clusterv1.NotDeletingReason, "")
 		return
 	}
-	setCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionTrue, found.deletingReason, found.deletingMessage)
+	reconciling.SetCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionTrue, found.deletingReason, "%s", found.deletingMessage)
 }
 
 // setAvailable reports whether the control plane serves: it is initialized, its certificates exist, and the API server
@@ -200,12 +200,12 @@ func setAvailable(s *scope, found *result) {
 		problems = append(problems, problem)
 	}
 	if len(problems) == 0 {
-		setCondition(cp, clusterv1.AvailableCondition, metav1.ConditionTrue, clusterv1.AvailableReason, "")
+		reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionTrue, clusterv1.AvailableReason, "")
 		return
 	}
 	reason := clusterv1.NotAvailableReason
 	if invalid(s) != "" {
 		reason = controlplanev1.InvalidConfigurationReason
 	}
-	setCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, reason, "* "+strings.Join(problems, "\n* "))
+	reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, reason, "* %s", strings.Join(problems, "\n* "))
 }

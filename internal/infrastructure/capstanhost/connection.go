@@ -12,10 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util"
-	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileConnection connects to the host and reports its state. It returns the time until the next check of the
@@ -62,7 +62,7 @@ func unreachable(host *infrav1.CapstanHost, err error) string {
 }
 
 func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {
-	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
+	reconciling.SetCondition(host, infrav1.HostConnectedCondition, status, reason, "%s", message)
 }
 
 // ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both. It reads the Secret only if the cache

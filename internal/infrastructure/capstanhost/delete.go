@@ -12,20 +12,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileDelete keeps the host until nothing of this management plane is on it.
 func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
 	if !hostselection.Abandoned(host) {
 		if why, err := r.inUse(ctx, host); why != "" {
-			conditions.Set(host, metav1.Condition{
-				Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason,
-				Message: fmt.Sprintf("%s. If the host is permanently lost, annotate it with %s", why, infrav1.HostAbandonedAnnotation),
-			})
+			reconciling.SetCondition(host, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.HostDeletingInUseReason,
+				"%s. If the host is permanently lost, annotate it with %s", why, infrav1.HostAbandonedAnnotation)
 			return err
 		}
 	}

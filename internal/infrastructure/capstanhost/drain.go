@@ -47,7 +47,7 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 	}
 	machines, unjudged := only(on.Items, r.residentsOf(ctx, host).machine)
 	if len(machines) == 0 {
-		conditions.Set(host, metav1.Condition{Type: infrav1.HostDrainedCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDrainedReason})
+		reconciling.SetCondition(host, infrav1.HostDrainedCondition, metav1.ConditionTrue, infrav1.HostDrainedReason, "")
 		return false, nil
 	}
 	var delays []string
@@ -61,10 +61,8 @@ func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHo
 		}
 		delays = append(delays, why...)
 	}
-	conditions.Set(host, metav1.Condition{
-		Type: infrav1.HostDrainedCondition, Status: metav1.ConditionFalse, Reason: infrav1.HostDrainingReason,
-		Message: drainMessage(len(machines), delays),
-	})
+	reconciling.SetCondition(host, infrav1.HostDrainedCondition, metav1.ConditionFalse, infrav1.HostDrainingReason,
+		"%s", drainMessage(len(machines), delays))
 	return true, unjudged
 }
 

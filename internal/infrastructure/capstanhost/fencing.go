@@ -13,6 +13,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // fencingStep is the next step towards the fencing of spec.
@@ -96,7 +97,7 @@ func showFencing(host *infrav1.CapstanHost, status metav1.ConditionStatus, reaso
 		conditions.Delete(host, infrav1.HostFencingCondition)
 		return
 	}
-	conditions.Set(host, metav1.Condition{Type: infrav1.HostFencingCondition, Status: status, Reason: reason, Message: message})
+	reconciling.SetCondition(host, infrav1.HostFencingCondition, status, reason, "%s", message)
 }
 
 // fencingOf returns the seconds that are in effect on a host for a management cluster.

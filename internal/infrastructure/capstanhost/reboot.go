@@ -16,6 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // A reboot is requested by a time in spec. Before the request reaches the host, status records the boot that shall end. capstand
@@ -101,14 +102,14 @@ func (r *Reconciler) reconcileReboot(ctx context.Context, host *infrav1.CapstanH
 		host.Status.Reboot = infrav1.HostReboot{
 			RequestedAt: host.Spec.RebootRequestedAt, CompletedAt: metav1.Now(), BootID: cmp.Or(host.Status.Reboot.BootID, conn.Info().GetBootId()),
 		}
-		conditions.Set(host, metav1.Condition{Type: infrav1.HostRebootedCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostRebootedReason})
+		reconciling.SetCondition(host, infrav1.HostRebootedCondition, metav1.ConditionTrue, infrav1.HostRebootedReason, "")
 		r.recorder.Eventf(host, nil, corev1.EventTypeNormal, infrav1.HostRebootedReason, "Reboot", "The host has rebooted and accepts machines")
 	}
 	return false, nil
 }
 
 func showReboot(host *infrav1.CapstanHost, reason, message string) {
-	conditions.Set(host, metav1.Condition{Type: infrav1.HostRebootedCondition, Status: metav1.ConditionFalse, Reason: reason, Message: message})
+	reconciling.SetCondition(host, infrav1.HostRebootedCondition, metav1.ConditionFalse, reason, "%s", message)
 }
 
 // prepareReboot records the boot that shall end, when no machine is left on the box.

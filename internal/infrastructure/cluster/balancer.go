@@ -47,7 +47,7 @@ func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope) error {
 	}
 	host, err := placement.Choose(hostselection.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
 	if err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 		return reconciling.ErrWaiting
 	}
 	if err := r.chooseOverlay(ctx, s, hostselection.Find(s.usable, host)); err != nil {
@@ -73,7 +73,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 	}
 	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return reconciling.ErrWaiting
 	}
 	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
@@ -95,7 +95,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 	if s.leaving != nil {
 		trouble = s.leaving.Error()
 	}
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
 	return nil
 }
 
@@ -110,7 +110,7 @@ func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connecti
 	}
 	on := loadbalancer.Host{Name: h.Name, Tunnel: h.Spec.TunnelAddress, Virtual: r.virtualAddress(s, h, host)}
 	if loadbalancer.InLAN(s.capstan) && on.Virtual == nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", notServing(s.capstan, h))
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", notServing(s.capstan, h))
 		return cmp.Or(r.withdraw(ctx, s, host), reconciling.ErrWaiting) // A change of the CapstanHost is the event.
 	}
 	if loadbalancer.NeedsPort(s.capstan, on) {
@@ -123,7 +123,7 @@ func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connecti
 		return cmp.Or(r.choosePort(ctx, s, on, s.capstan.Spec.LoadBalancer.Port), reconciling.ErrWaiting) // The change of spec is the event.
 	}
 	if err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
 			"Host %s refused the load balancer: %s", host.Name(), connections.PublicMessage(err))
 		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
 	}
@@ -132,7 +132,7 @@ func (r *Reconciler) serveEndpoint(ctx context.Context, s *scope, host *connecti
 		return err
 	}
 	if !lb.GetServing() {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerNotServingReason,
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerNotServingReason,
 			"The load balancer on host %s does not listen: %s", host.Name(), lb.GetMessage())
 		return reconciling.ErrWaiting
 	}

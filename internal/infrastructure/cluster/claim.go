@@ -37,7 +37,7 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope) error {
 	pool := capiipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
 	claim, err := addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
 	if err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
 		return err
 	}
 	address, waiting, err := addresses.FetchAddress(ctx, r.LiveClient, claim)
@@ -45,7 +45,7 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope) error {
 		return err
 	}
 	if address == nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
 			"%s (from %s %s)", waiting, pool.Kind, pool.Name)
 		return reconciling.ErrWaiting // the claim is watched
 	}
@@ -94,7 +94,7 @@ func (r *Reconciler) recordClaimed(ctx context.Context, s *scope, pool capiipamv
 
 // refuseClaimed reports why an address of a pool cannot be used. Claims and hosts are watched.
 func refuseClaimed(s *scope, pool capiipamv1.IPPoolReference, why string) error {
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s %s gave %s", pool.Kind, pool.Name, why)
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s %s gave %s", pool.Kind, pool.Name, why)
 	return reconciling.ErrWaiting
 }
 

@@ -31,17 +31,13 @@ import (
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 	if err := reconciling.RunSteps(ctx, s, r.leaveHosts, r.releaseAddress); err != nil {
 		if reconciling.IgnoreWaiting(err) != nil {
-			blocked(s, "%s", err)
+			reconciling.ShowBlocked(s.capstan, "%s", err)
 		}
 		return reconciling.IgnoreWaiting(err)
 	}
 	controllerutil.RemoveFinalizer(s.capstan, infrav1.ClusterFinalizer)
 	ctrl.LoggerFrom(ctx).Info("Removed the network and the load balancer")
 	return nil
-}
-
-func blocked(s *scope, format string, args ...any) {
-	set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, format, args...)
 }
 
 // leaveHosts removes the cluster from its hosts after its last machine. A cluster that never got an id has nothing on any host.
@@ -54,7 +50,7 @@ func (r *Reconciler) leaveHosts(ctx context.Context, s *scope) error {
 		return err
 	}
 	if left > 0 {
-		blocked(s, "%d CapstanMachines of the cluster still exist", left)
+		reconciling.ShowBlocked(s.capstan, "%d CapstanMachines of the cluster still exist", left)
 		return reconciling.ErrWaiting // The deletion of the last one is the event.
 	}
 	waiting, err := r.removeFromHosts(ctx, s)
@@ -62,7 +58,7 @@ func (r *Reconciler) leaveHosts(ctx context.Context, s *scope) error {
 		return err
 	}
 	if waiting != "" {
-		blocked(s, "%s", waiting)
+		reconciling.ShowBlocked(s.capstan, "%s", waiting)
 		return reconciling.ErrWaiting // The connection is the event.
 	}
 	return nil
@@ -75,7 +71,7 @@ func (r *Reconciler) releaseAddress(ctx context.Context, s *scope) error {
 		return err
 	}
 	if !gone {
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
+		reconciling.SetCondition(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
 			"Waiting for the deletion of IPAddressClaim %s", claimName(s.capstan))
 		return reconciling.ErrWaiting // The claim is watched.
 	}

@@ -47,11 +47,11 @@ func recordEndpoint(s *scope, on loadbalancer.Host) error {
 func externalEndpoint(s *scope) error {
 	adoptEndpoint(s)
 	if endpoint := s.capstan.Spec.ControlPlaneEndpoint; !endpoint.IsValid() {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForEndpointReason,
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForEndpointReason,
 			"spec.loadBalancer.mode is External, and the endpoint has host %q and port %d: set host and port of spec.controlPlaneEndpoint on the Cluster or here",
 			endpoint.Host, endpoint.Port)
 		return reconciling.ErrWaiting
 	}
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerExternalReason, "")
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerExternalReason, "")
 	return nil
 }

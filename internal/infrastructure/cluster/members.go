@@ -129,7 +129,7 @@ func updateMembers(s *scope, members []member, trouble []string, update func(mem
 		}
 	}
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
 	}
 	return errors.Join(errs...)
 }

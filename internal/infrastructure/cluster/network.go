@@ -48,7 +48,7 @@ func (r *Reconciler) chooseLAN(ctx context.Context, s *scope) (cidr string, err 
 	if err != nil || len(offering) > 0 {
 		return cidr, err
 	}
-	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason,
+	reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason,
 		"No CapstanHost that the cluster may use offers the LAN %s of spec.network.lan to namespace %s: %s", s.capstan.Spec.Network.LAN.Name, s.capstan.Namespace, cmp.Or(why, "no host is usable"))
 	return "", reconciling.ErrWaiting // A change of a CapstanHost is the event.
 }
@@ -68,7 +68,7 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	}
 	cidr, err := network.Choose(r.NetworkPool, r.NetworkBits, taken, refused)
 	if err != nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
 		return err // there is no event when a network of another plane becomes free
 	}
 	s.capstan.Spec.Network.MachineCIDR = cidr.String()
@@ -121,7 +121,7 @@ func (r *Reconciler) reservesLarge(ctx context.Context, s *scope, other *infrav1
 // first machine of the cluster, and removes it with the last one.
 func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope) error {
 	if external(s.capstan) {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
 	}
 	host, reason, why := r.balancerHost(s.capstan)
@@ -155,8 +155,8 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope) error {
 func (r *Reconciler) showWithoutBalancerHost(s *scope, reason, why string) {
 	if holder := r.endpointHolder(s); holder != "" {
 		// The cluster does not depend on its first host. MachineHealthChecks work only while both are True.
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "Host %s has the virtual address. %s", holder, why)
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "Host %s has the virtual address. %s", holder, why)
 		return
 	}
 	// The load balancer is a separate process, so it can serve while capstand does not answer.
@@ -176,15 +176,15 @@ func (r *Reconciler) makeNetwork(ctx context.Context, s *scope, host *connection
 		return err
 	}
 	if refused != "" {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason, "CapstanHost %s %s", h.Name, refused)
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.LANNotOfferedReason, "CapstanHost %s %s", h.Name, refused)
 		return reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	_, err = host.EnsureNetwork(ctx, n)
 	if err == nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
 	}
-	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
+	reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
 		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.PublicMessage(err))
 	if mayChooseAgain(s.capstan, refusal.Of(err)) {
 		ctrl.LoggerFrom(ctx).Info("The host refused the network, and the cluster chooses another one", "CapstanHost", klog.KRef("", host.Name()), "cause", connections.Message(err))

@@ -78,7 +78,7 @@ func refuseMTU(c *infrav1.CapstanCluster, host string) error {
 	if c.Spec.Network.MTU == 0 {
 		return nil
 	}
-	set(c, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
+	reconciling.SetCondition(c, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
 		"spec.network.mtu is for clusters across hosts, and CapstanHost %s of the load balancer has no spec.tunnelAddress: set it, or name another host in spec.loadBalancer.hostName, or remove mtu", host)
 	return reconciling.ErrWaiting // A change of the host or of the cluster is the event.
 }
@@ -95,7 +95,7 @@ func (r *Reconciler) chooseVNI(ctx context.Context, s *scope, refused int32) err
 	}
 	vni, err := overlay.ChooseVNI(s.capstan.Spec.ID, taken, refused)
 	if err != nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
 		return err // there is no event when an identifier of another plane becomes free
 	}
 	s.capstan.Spec.Network.Overlay.VNI = vni
@@ -113,7 +113,7 @@ func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
 		return err
 	}
 	// The other cluster may belong to another tenant: its name is not shown.
-	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
+	reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
 		"spec.network.overlay.vni %d belongs to another CapstanCluster: delete this object, and create it without spec.network.overlay", s.capstan.Spec.Network.Overlay.VNI)
 	return reconciling.ErrWaiting // A change of the other cluster is the event.
 }
@@ -146,7 +146,7 @@ func (r *Reconciler) choosePort(ctx context.Context, s *scope, on loadbalancer.H
 	}
 	port, err := overlay.ChoosePort(s.capstan.Spec.ID, r.EndpointPorts, taken, after)
 	if err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
 		return err // there is no event when a port becomes free
 	}
 	before := s.capstan.DeepCopy()

@@ -64,7 +64,7 @@ func (r *Reconciler) provisionDelay(ctx context.Context, s *scope) (time.Duratio
 			return wait, err
 		}
 	}
-	set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason, "")
+	reconciling.SetCondition(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason, "")
 	booting := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.BootAllowedCondition).Time)
 	return remaining(s.cluster.Spec.ControlPlaneRef, answered || r.StrictContract, booting, answerWait), nil
 }
@@ -80,7 +80,7 @@ func (r *Reconciler) bootDelay(ctx context.Context, s *scope) (time.Duration, er
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
 	if wait := remaining(s.cluster.Spec.ControlPlaneRef, prepared, waited, prepareWait); wait > 0 {
-		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
+		reconciling.SetCondition(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.PreparingFirstMachineReason,
 			"Waiting for the kubeconfig and the bootstrap data of the first control plane machine")
 		return wait, nil
 	}
@@ -89,7 +89,7 @@ func (r *Reconciler) bootDelay(ctx context.Context, s *scope) (time.Duration, er
 	}
 	wait := r.slots.acquire(client.ObjectKeyFromObject(s.capstan), s.capstan.Spec.LoadBalancer.HostName, r.slotsOf(s), time.Now())
 	if wait > 0 {
-		set(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.WaitingForOtherClustersReason,
+		reconciling.SetCondition(s.capstan, infrav1.BootAllowedCondition, metav1.ConditionFalse, infrav1.WaitingForOtherClustersReason,
 			"Waiting for other clusters that boot on host %s", s.capstan.Spec.LoadBalancer.HostName)
 	}
 	return wait, nil

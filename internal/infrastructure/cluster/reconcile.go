@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -12,8 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-
-	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
@@ -47,13 +44,13 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope) error {
 	connected := slices.ContainsFunc(s.usable, func(h infrav1.CapstanHost) bool { return r.Pool.Connected(h.Name) != nil })
 	switch {
 	case len(s.usable) == 0:
-		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostsReason,
+		reconciling.SetCondition(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostsReason,
 			"No CapstanHost admits namespace %s and matches spec.hostSelector: create one, or see spec.allowedNamespaces of those that exist", s.capstan.Namespace)
 	case !connected:
-		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostConnectedReason,
+		reconciling.SetCondition(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostConnectedReason,
 			"None of the %d hosts that the cluster may use is connected: see their conditions", len(s.usable))
 	default:
-		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionTrue, infrav1.HostsAvailableReason, "")
+		reconciling.SetCondition(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionTrue, infrav1.HostsAvailableReason, "")
 		return nil
 	}
 	// A cluster with an id already has a host, so its other steps continue.
@@ -67,7 +64,7 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope) error {
 // all of them before the first side effect.
 func (r *Reconciler) reserve(ctx context.Context, s *scope) error {
 	if err := checkNetworks(s); err != nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason, "%s", err)
 		return reconciling.ErrWaiting
 	}
 	if err := r.refuseRival(ctx, s); err != nil {
@@ -116,11 +113,7 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 	return nil
 }
 
-func set(c *infrav1.CapstanCluster, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
-	conditions.Set(c, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
-}
-
 func setNetworkAndBalancer(c *infrav1.CapstanCluster, status metav1.ConditionStatus, reason, message string) {
-	set(c, infrav1.NetworkReadyCondition, status, reason, "%s", message)
-	set(c, infrav1.LoadBalancerReadyCondition, status, reason, "%s", message)
+	reconciling.SetCondition(c, infrav1.NetworkReadyCondition, status, reason, "%s", message)
+	reconciling.SetCondition(c, infrav1.LoadBalancerReadyCondition, status, reason, "%s", message)
 }

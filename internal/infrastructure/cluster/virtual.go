@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // virtualAddress returns the part of a host in the endpoint's virtual address.
@@ -62,7 +63,7 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 	}
 	address, err := overlay.ChooseAddress(s.capstan.Spec.ID, networks, taken)
 	if err != nil {
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
 		return err // there is no event when an address becomes free
 	}
 	before := s.capstan.DeepCopy()
@@ -154,7 +155,7 @@ func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
 		return err
 	}
 	address := s.capstan.Spec.ControlPlaneEndpoint.Host
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
 		"The virtual address %s of spec.controlPlaneEndpoint %s: delete this object, and create it without controlPlaneEndpoint", address, why)
 	return fmt.Errorf("the virtual address %s %s", address, why) // There is no event when the address becomes free.
 }

@@ -121,7 +121,7 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 		return nil, failed
 	}
 	if err != nil {
-		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
 		return nil, err // there is no event when an address becomes free
 	}
 	return besides(s, capstanCluster.Spec.Network, cidr, addr)
@@ -140,7 +140,7 @@ func besides(s *scope, n infrav1.ClusterNetworkSpec, cidr netip.Prefix, addr net
 	}
 	second, err := network.Besides(cidr, addr, six)
 	if err != nil {
-		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
 		return nil, err
 	}
 	return append(out, interfaceAddress(six, second)), nil

@@ -46,8 +46,8 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 	if err := r.checkHost(ctx, s); err != nil {
 		return err
 	}
-	set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionTrue, infrav1.HostAssignedReason, "")
-	set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionTrue, infrav1.AddressesAssignedReason, "")
+	reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionTrue, infrav1.HostAssignedReason, "")
+	reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionTrue, infrav1.AddressesAssignedReason, "")
 	return nil
 }
 
@@ -72,7 +72,7 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	}
 	allowed, lan := permissions[m.Spec.HostName], placement.LANOf(capstanCluster, m.Spec.Network.Addresses)
 	if why := cmp.Or(allowed.LANRefusal(m.Namespace, lan), allowed.Refusal(m.Namespace, m.Spec.HostMounts, m.Spec.Devices)); why != "" {
-		set(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "spec.hostName is CapstanHost %s, which %s", m.Spec.HostName, why)
+		reconciling.SetCondition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "spec.hostName is CapstanHost %s, which %s", m.Spec.HostName, why)
 		return reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return nil
@@ -169,7 +169,7 @@ func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infra
 	}
 	usable, err := hostselection.UsableHost(ctx, r.Client, wanted, s.capstan.Namespace, selectors...)
 	if err == nil && len(usable) == 0 {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
 			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
 			wanted, s.capstan.Namespace)
 		return nil, reconciling.ErrWaiting // A change of the CapstanHost is the event.
@@ -228,7 +228,7 @@ func (r *Reconciler) place(ctx context.Context, s *scope, candidates []placement
 	name, err := placement.Choose(candidates, req)
 	countPlacement(err)
 	if err != nil {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
 		return "", reconciling.ErrWaiting
 	}
 	return name, nil
@@ -239,7 +239,7 @@ func (r *Reconciler) host(ctx context.Context, s *scope) (*infrav1.CapstanHost, 
 	h := &infrav1.CapstanHost{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, h); err != nil {
 		if apierrors.IsNotFound(err) {
-			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotFoundReason, "CapstanHost %s does not exist", s.capstan.Spec.HostName)
+			reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotFoundReason, "CapstanHost %s does not exist", s.capstan.Spec.HostName)
 			return nil, reconciling.ErrWaiting
 		}
 		return nil, err

@@ -33,7 +33,7 @@ func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.In
 		made[i], err = addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name,
 			capiipamv1.IPPoolReference{APIGroup: pool.APIGroup, Kind: pool.Kind, Name: pool.Name}, addresses.Name(s.capstan.Name, i))
 		if err != nil {
-			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
+			reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
 			return nil, err
 		}
 	}
@@ -44,7 +44,7 @@ func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.In
 			return nil, err
 		}
 		if address == nil {
-			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
+			reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
 				"%s (from %s %s)", waiting, claim.Spec.PoolRef.Kind, claim.Spec.PoolRef.Name)
 			return nil, reconciling.ErrWaiting // the claim is watched
 		}
@@ -73,7 +73,7 @@ func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []inf
 		return err
 	}
 	if err := fit(cidrs, addresses); err != nil {
-		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s", err)
 		return reconciling.ErrWaiting
 	}
 	return nil

@@ -59,7 +59,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 		return observed, nil
 	}
 	host.Release(spec.GetId())
-	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
+	reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
 		"Host %s refused the machine: %s", host.Name(), connections.PublicMessage(err))
 	switch connections.Code(err) {
 	case codes.AlreadyExists:
@@ -82,12 +82,12 @@ func (r *Reconciler) bootstrapData(ctx context.Context, s *scope) ([]byte, error
 	}
 	secret := &corev1.Secret{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.capstan.Namespace, Name: name}, secret); err != nil {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
 			"Cannot read Secret %s with the bootstrap data: %s", name, err)
 		return nil, err
 	}
 	if len(secret.Data[bootstrapKey]) == 0 {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
 			"Secret %s has no bootstrap data under the key %q", name, bootstrapKey)
 		return nil, fmt.Errorf("the Secret %s has no key %q", name, bootstrapKey)
 	}
@@ -138,12 +138,12 @@ func checkOverlay(s *scope, c *infrav1.CapstanCluster, host *infrav1.CapstanHost
 		return nil
 	}
 	if !c.AllowsBoot() {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
 			"Waiting for the network of CapstanCluster %s: see its conditions", c.Name)
 		return fmt.Errorf("CapstanCluster %s does not allow the boot yet", c.Name) // No event: the Cluster was provisioned before.
 	}
 	if host.Spec.TunnelAddress == "" {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason,
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason,
 			"CapstanHost %s has no spec.tunnelAddress, and the cluster's network spans hosts: set it, or delete the Machine", host.Name)
 		return reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}

@@ -31,7 +31,7 @@ import (
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 	if err := reconciling.RunSteps(ctx, s, r.leaveLoadBalancer, r.deleteMachine, r.releaseVolumes, r.releaseAddresses); err != nil {
 		if reconciling.IgnoreWaiting(err) != nil {
-			blocked(s, "%s", err)
+			reconciling.ShowBlocked(s.capstan, "%s", err)
 		}
 		return reconciling.IgnoreWaiting(err)
 	}
@@ -45,10 +45,6 @@ func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
 	key := client.ObjectKeyFromObject(m)
 	r.drop(key)
 	r.controller.ClearConsistencyStore(key, m.UID)
-}
-
-func blocked(s *scope, format string, args ...any) {
-	set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, format, args...)
 }
 
 // leaveLoadBalancer removes a control plane machine from the load balancer before its deletion, so that no client is
@@ -125,7 +121,7 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 	h := &infrav1.CapstanHost{}
 	switch err := r.Client.Get(ctx, client.ObjectKey{Name: spec.HostName}, h); {
 	case apierrors.IsNotFound(err):
-		blocked(s, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
+		reconciling.ShowBlocked(s.capstan, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
 			spec.HostName, infrav1.HostAbandonedAnnotation)
 		return nil, reconciling.ErrWaiting
 	case err != nil:
@@ -138,7 +134,7 @@ func (r *Reconciler) hostToClear(ctx context.Context, s *scope) (*connections.Ho
 		return nil, r.awaitFencing(ctx, s, h)
 	}
 	if why := hostselection.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
-		blocked(s, "%s", why)
+		reconciling.ShowBlocked(s.capstan, "%s", why)
 		return nil, reconciling.ErrWaiting
 	}
 	if there := host.Machine(spec.ID).GetSpec(); there != nil {
@@ -180,7 +176,7 @@ func (r *Reconciler) awaitFencing(ctx context.Context, s *scope, h *infrav1.Caps
 }
 
 func blockedByLost(s *scope, host, why string) {
-	blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", host, infrav1.HostAbandonedAnnotation, why)))
+	reconciling.ShowBlocked(s.capstan, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", host, infrav1.HostAbandonedAnnotation, why)))
 }
 
 // removeFrom calls the host to remove the machine. It waits while the removal runs.
@@ -198,7 +194,7 @@ func (r *Reconciler) removeFrom(ctx context.Context, s *scope, host *connections
 		if message := host.Machine(id).GetStatus().GetMessage(); message != "" {
 			progress += ": " + message
 		}
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%s", progress)
+		reconciling.SetCondition(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%s", progress)
 		return reconciling.ErrWaiting
 	}
 	host.Release(id)
@@ -213,7 +209,7 @@ func (r *Reconciler) releaseAddresses(ctx context.Context, s *scope) error {
 		return err
 	}
 	if !gone {
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting for the deletion of the IPAddressClaims")
+		reconciling.SetCondition(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting for the deletion of the IPAddressClaims")
 		return reconciling.ErrWaiting
 	}
 	return nil

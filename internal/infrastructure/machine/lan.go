@@ -22,13 +22,13 @@ func checkLANAddresses(s *scope, c *infrav1.CapstanCluster, addresses []infrav1.
 		return nil
 	}
 	if len(addresses) == 0 {
-		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
+		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
 			"The machines of the cluster are in the LAN %s, where Capstan chooses no addresses: set spec.network.addressesFromPools in the machine template", lan)
 		return reconciling.ErrWaiting // The owner of the machine replaces it.
 	}
 	for _, a := range addresses {
 		if a.Gateway == "" {
-			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
+			reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason,
 				"The address %s has no gateway, and the default route of a machine in the LAN %s leads to the router there: set the gateway of the pool", a.Address, lan)
 			return reconciling.ErrWaiting // The owner of the machine replaces it.
 		}
@@ -52,7 +52,7 @@ func (r *Reconciler) network(ctx context.Context, s *scope, c *infrav1.CapstanCl
 		why = placement.OldForVLANs // A machine can name its host itself.
 	}
 	if why != "" {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "CapstanHost %s %s", host.Name, why)
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason, "CapstanHost %s %s", host.Name, why)
 		return nil, reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return overlay.WithLAN(n, allowed.Offer(lan), lan.VLAN, s.cluster.Spec.ClusterNetwork.Pods.CIDRBlocks), nil

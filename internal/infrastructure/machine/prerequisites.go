@@ -25,7 +25,7 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	if provisioned, err := r.hasInfrastructure(ctx, s); err != nil {
 		return err
 	} else if !provisioned {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
 			"%s", r.missingInfrastructure(s.cluster))
 		return reconciling.ErrWaiting
 	}
@@ -34,7 +34,7 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 		return err
 	}
 	if name == "" {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
 			"Waiting for the bootstrap provider to create the bootstrap data")
 		return reconciling.ErrWaiting
 	}

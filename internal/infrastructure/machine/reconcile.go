@@ -88,7 +88,7 @@ func (r *Reconciler) refuseCopy(ctx context.Context, s *scope) error {
 	}
 	ctrl.LoggerFrom(ctx).V(4).Info("The object is a copy of another machine", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName), "id", s.capstan.Spec.ID,
 		"machine", klog.KRef(other.GetNamespace(), other.GetName()))
-	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
+	reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
 		"On host %s, the id %s belongs to %s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
 		s.capstan.Spec.HostName, s.capstan.Spec.ID, holder)
 	return reconciling.ErrWaiting // A deleted id is never used again, so only the deletion of the object remains.
@@ -101,7 +101,7 @@ func (r *Reconciler) chosenHost(ctx context.Context, s *scope) (*connections.Hos
 		return nil, r.hostUnreachable(ctx, s)
 	}
 	if why := hostselection.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
 		return nil, reconciling.ErrWaiting // A change of the CapstanHost is the event.
 	}
 	return host, nil
@@ -110,7 +110,7 @@ func (r *Reconciler) chosenHost(ctx context.Context, s *scope) (*connections.Hos
 // reportLost reports that the host has lost a machine that it had. A new machine with the same name would be another machine:
 // the owner decides about that.
 func reportLost(s *scope, host string) {
-	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
+	reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
 		"Host %s no longer has the machine: its disk is lost. Delete the Machine to replace it", host)
 	conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
 }
@@ -176,7 +176,7 @@ func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope) error {
 	if err == nil || errors.Is(err, connections.ErrConnecting) && conditions.Has(s.capstan, infrav1.MachineRunningCondition) {
 		return reconciling.ErrWaiting // The connection is an event.
 	}
-	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason,
+	reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason,
 		"Host %s is not connected: %s", s.capstan.Spec.HostName, err)
 	return reconciling.ErrWaiting
 }
@@ -189,8 +189,4 @@ func markProvisioned(s *scope, failureDomain string) {
 	if failureDomain != "" {
 		st.FailureDomain = failureDomain
 	}
-}
-
-func set(m *infrav1.CapstanMachine, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
-	conditions.Set(m, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }

@@ -15,6 +15,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -40,7 +41,7 @@ func (r *Reconciler) withoutUpdate(ctx context.Context, s *scope, report *hostpb
 	if conditions.GetMessage(m, infrav1.UpdatingCondition) != why {
 		r.recorder.Eventf(deployment, m, corev1.EventTypeWarning, infrav1.CannotUpdateInPlaceReason, "Update", "%s", why)
 	}
-	set(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.CannotUpdateInPlaceReason, "%s", why)
+	reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.CannotUpdateInPlaceReason, "%s", why)
 	return nil
 }
 

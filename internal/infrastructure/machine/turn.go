@@ -75,8 +75,8 @@ func showWait(s *scope, host string) {
 	const format = "Host %s does not answer the calls for other machines, and this machine waits for its turn. If this lasts, restart capstand on the host, or look for the cause in its log"
 	switch {
 	case !s.capstan.DeletionTimestamp.IsZero():
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.WaitingForTurnReason, format, host)
+		reconciling.SetCondition(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.WaitingForTurnReason, format, host)
 	case s.capstan.Spec.ProviderID == "":
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForTurnReason, format, host)
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForTurnReason, format, host)
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -243,11 +244,11 @@ func (r *Reconciler) refuseUpdate(m *infrav1.CapstanMachine, reason, message str
 	if conditions.GetReason(m, infrav1.UpdatingCondition) != reason {
 		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, reason, "Update", "%s", message)
 	}
-	set(m, infrav1.UpdatingCondition, metav1.ConditionFalse, reason, "%s", message)
+	reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, reason, "%s", message)
 }
 
 func updating(m *infrav1.CapstanMachine, reason, format string, args ...any) {
-	set(m, infrav1.UpdatingCondition, metav1.ConditionTrue, reason, format, args...)
+	reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionTrue, reason, format, args...)
 }
 
 // notUpdating shows a machine whose owner requests no update. A machine that was never updated has no condition.
@@ -256,7 +257,7 @@ func notUpdating(m *infrav1.CapstanMachine, report *hostpb.UpdateStatus) {
 		return
 	}
 	mirrorUpdate(&m.Status.Update, report)
-	set(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
+	reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
 }
 
 // showUpdate shows the host's report of the update that the specs ask for, with an event when the update ends.
@@ -271,13 +272,13 @@ func (r *Reconciler) showUpdate(m *infrav1.CapstanMachine, request *updateReques
 	ended := before.ID != update.ID || before.Phase != update.Phase
 	switch update.Phase {
 	case infrav1.UpdateSucceeded:
-		set(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason, "")
+		reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason, "")
 		if ended {
 			r.recorder.Eventf(m, nil, corev1.EventTypeNormal, infrav1.UpdateSucceededReason, "Update", "The machine was updated in place to %s", update.KubernetesVersion)
 		}
 	case infrav1.UpdateFailed, infrav1.UpdateRolledBack:
 		message := updateFailure(update)
-		set(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%s", message)
+		reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%s", message)
 		if ended {
 			r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.UpdateFailedReason, "Update", "%s", message)
 		}

@@ -114,7 +114,7 @@ func (r *Reconciler) placeWithVolumes(ctx context.Context, s *scope, candidates 
 	}, all)
 	if err != nil {
 		s.again = volumePause
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "%s", err)
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "%s", err)
 		return "", reconciling.ErrWaiting
 	}
 	if err := r.subtractPending(ctx, options, candidates); err != nil {
@@ -164,10 +164,10 @@ func (r *Reconciler) waitForHost(ctx context.Context, s *scope, o volumeplan.Opt
 		return err
 	}
 	if o.Host == "" {
-		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", why)
+		reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", why)
 		return reconciling.ErrWaiting
 	}
-	set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
+	reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
 		"CapstanVolume %s of the machine is on host %s: %s. To start with an empty volume, delete the CapstanVolume, which deletes its data", o.Volume, o.Host, why)
 	return reconciling.ErrWaiting
 }
@@ -259,7 +259,7 @@ func (r *Reconciler) ensureVolumes(ctx context.Context, s *scope, host *connecti
 	for _, wanted := range s.capstan.Spec.Volumes {
 		v, found := bound[wanted.Name]
 		if !found || v.Spec.HostName != host.Name() {
-			set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
+			reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
 				"The machine is on host %s and has no CapstanVolume for its volume %s there: delete the Machine to replace it", host.Name(), wanted.Name)
 			return nil, reconciling.ErrWaiting
 		}
@@ -275,7 +275,7 @@ func (r *Reconciler) ensureVolumes(ctx context.Context, s *scope, host *connecti
 func (r *Reconciler) ensureVolume(ctx context.Context, s *scope, host *connections.Host, v *infrav1.CapstanVolume) error {
 	if v.Spec.HostID != "" {
 		if why := hostselection.Mismatch(host.Name(), v.Spec.HostID, host.ID()); why != "" {
-			set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "CapstanVolume %s: %s", v.Name, why)
+			reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason, "CapstanVolume %s: %s", v.Name, why)
 			return reconciling.ErrWaiting
 		}
 		return nil
@@ -286,7 +286,7 @@ func (r *Reconciler) ensureVolume(ctx context.Context, s *scope, host *connectio
 		if connections.Code(err) == codes.Unimplemented {
 			why = "its capstand is older than volumes: upgrade it"
 		}
-		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
+		reconciling.SetCondition(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
 			"Host %s does not make CapstanVolume %s: %s", host.Name(), v.Name, why)
 		return fmt.Errorf("volume %s on host %s: %w", v.Name, host.Name(), err)
 	}

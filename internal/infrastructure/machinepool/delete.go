@@ -10,6 +10,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileDelete deletes all machines at once, through their Machines, and then the finalizer. It needs
@@ -43,6 +44,6 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 // setDeleting keeps the status true while the machines go.
 func setDeleting(s *scope) {
 	observeMembers(s)
-	set(s.pool, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
-	set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
+	reconciling.SetCondition(s.pool, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
+	reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
 }

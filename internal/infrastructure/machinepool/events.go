@@ -97,7 +97,7 @@ func capstanMachineChanged() predicate.Predicate {
 		before, after := e.ObjectOld.(*infrav1.CapstanMachine), e.ObjectNew.(*infrav1.CapstanMachine)
 		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
 			before.Spec.ProviderID != after.Spec.ProviderID ||
-			failure(before) != failure(after) || blocked(before) != blocked(after) ||
+			failure(before) != failure(after) || deletionBlocked(before) != deletionBlocked(after) ||
 			before.Status.FailureDomain != after.Status.FailureDomain ||
 			!equality.Semantic.DeepEqual(before.Status.Update, after.Status.Update) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||

@@ -78,15 +78,15 @@ func (m member) leaving() bool {
 // that is restarted is back long before.
 const stuckAfter = 30 * time.Second
 
-// blocked reports whether the machine is to be deleted and that this is not possible now.
-func blocked(m *infrav1.CapstanMachine) bool {
+// deletionBlocked reports whether the machine is to be deleted and that this is not possible now.
+func deletionBlocked(m *infrav1.CapstanMachine) bool {
 	return !m.DeletionTimestamp.IsZero() && conditions.GetReason(m, clusterv1.DeletingCondition) == infrav1.DeletionBlockedReason
 }
 
 // stuckIn returns the time until a machine with a blocked deletion counts as stuck. It is zero if it is stuck, and
 // negative if its deletion is not blocked.
 func stuckIn(m *infrav1.CapstanMachine, now time.Time) time.Duration {
-	if !blocked(m) {
+	if !deletionBlocked(m) {
 		return -1
 	}
 	return max(0, stuckAfter-now.Sub(m.DeletionTimestamp.Time))

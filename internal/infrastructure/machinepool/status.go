@@ -11,11 +11,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -135,16 +135,16 @@ func setConditions(s *scope, n numbers) {
 		fmt.Sprintf("Scaling down from %d to %d machines", n.total, want))
 	flag(s.pool, clusterv1.RollingOutCondition, n.outdated > 0, clusterv1.RollingOutReason, clusterv1.NotRollingOutReason,
 		fmt.Sprintf("%d of %d machines are not up to date", n.outdated, n.active))
-	set(s.pool, clusterv1.DeletingCondition, metav1.ConditionFalse, clusterv1.NotDeletingReason, "")
+	reconciling.SetCondition(s.pool, clusterv1.DeletingCondition, metav1.ConditionFalse, clusterv1.NotDeletingReason, "")
 	switch {
 	case s.invalid != nil:
-		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, s.invalid.reason, "%s", s.invalid.message)
+		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, s.invalid.reason, "%s", s.invalid.message)
 	case s.trouble != nil:
-		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolChangeFailedReason, "%s", summary(s.trouble))
+		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolChangeFailedReason, "%s", summary(s.trouble))
 	case n.available < want:
-		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason, "%s", notReady(s, n))
+		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason, "%s", notReady(s, n))
 	default:
-		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "")
+		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "")
 	}
 }
 
@@ -200,12 +200,8 @@ func notReady(s *scope, n numbers) string {
 
 func flag(p *infrav1.CapstanMachinePool, condition string, on bool, yes, no, message string) {
 	if on {
-		set(p, condition, metav1.ConditionTrue, yes, "%s", message)
+		reconciling.SetCondition(p, condition, metav1.ConditionTrue, yes, "%s", message)
 		return
 	}
-	set(p, condition, metav1.ConditionFalse, no, "")
-}
-
-func set(p *infrav1.CapstanMachinePool, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
-	conditions.Set(p, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
+	reconciling.SetCondition(p, condition, metav1.ConditionFalse, no, "")
 }

@@ -354,10 +354,10 @@ func setUpdating(s *scope, p updatePlan, instances []instance) {
 	current = cmp.Or(current, s.draining)
 	switch {
 	case current != "":
-		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason, "%d of %d machines remain; %s", remaining, len(instances), current)
+		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason, "%d of %d machines remain; %s", remaining, len(instances), current)
 	case p.why != "":
-		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%d of %d machines remain; %s", remaining, len(instances), p.why)
+		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%d of %d machines remain; %s", remaining, len(instances), p.why)
 	default:
-		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
+		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
 	}
 }

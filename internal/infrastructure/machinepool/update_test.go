@@ -14,6 +14,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // updatable parses machines like pool: a available, b behind and updatable, n behind and not updatable, l leaving,
@@ -181,7 +182,7 @@ func TestUpdatingCondition_MP07(t *testing.T) {
 		"no longer, and one is on": {infrav1.InPlaceNever, []member{running}, true},
 	} {
 		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{members: tc.members, want: desired{updating: updating{policy: tc.policy}}}}
-		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "1 of 1 machines remain")
+		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "1 of 1 machines remain")
 		setUpdating(s, updatePlan{}, nil)
 		if got := conditions.Has(s.pool, infrav1.UpdatingCondition); got != tc.shown {
 			t.Errorf("%s: shown %v, want %v", name, got, tc.shown)

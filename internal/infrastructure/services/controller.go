@@ -272,6 +272,6 @@ func (r *Reconciler) show(ctx context.Context, s *scope, status metav1.Condition
 			conditions.Delete(s.capstan, infrav1.ServicesPublishedCondition)
 			return
 		}
-		conditions.Set(s.capstan, metav1.Condition{Type: infrav1.ServicesPublishedCondition, Status: status, Reason: reason, Message: message})
+		reconciling.SetCondition(s.capstan, infrav1.ServicesPublishedCondition, status, reason, "%s", message)
 	}))
 }

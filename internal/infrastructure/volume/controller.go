@@ -131,18 +131,12 @@ func show(v *infrav1.CapstanVolume) {
 	conditions.Set(v, ready)
 }
 
-func blocked(v *infrav1.CapstanVolume, format string, args ...any) {
-	conditions.Set(v, metav1.Condition{
-		Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.DeletionBlockedReason, Message: fmt.Sprintf(format, args...),
-	})
-}
-
 // reconcileDelete deletes the data when no machine has the volume.
 func (r *Reconciler) reconcileDelete(ctx context.Context, v *infrav1.CapstanVolume) error {
 	if name := v.Spec.MachineName; name != "" {
 		err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: v.Namespace, Name: name}, &infrav1.CapstanMachine{})
 		if err == nil {
-			blocked(v, "CapstanMachine %s has the volume: the data is deleted after its Machine is deleted", name)
+			reconciling.ShowBlocked(v, "CapstanMachine %s has the volume: the data is deleted after its Machine is deleted", name)
 		}
 		if !apierrors.IsNotFound(err) {
 			return err
@@ -150,7 +144,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, v *infrav1.CapstanVolu
 	}
 	gone, err := r.deleteData(ctx, v)
 	if err != nil {
-		blocked(v, "%s", err)
+		reconciling.ShowBlocked(v, "%s", err)
 	}
 	if gone {
 		controllerutil.RemoveFinalizer(v, infrav1.VolumeFinalizer)
@@ -172,7 +166,7 @@ func (r *Reconciler) retained(ctx context.Context, v *infrav1.CapstanVolume) (bo
 	if ns.DeletionTimestamp.IsZero() {
 		return false, nil
 	}
-	blocked(v, "Namespace %s is being deleted, and the volume has the policy Retain. To delete its data, annotate this CapstanVolume with %s",
+	reconciling.ShowBlocked(v, "Namespace %s is being deleted, and the volume has the policy Retain. To delete its data, annotate this CapstanVolume with %s",
 		v.Namespace, infrav1.VolumeDeleteDataAnnotation)
 	return true, nil
 }
@@ -186,7 +180,7 @@ func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (
 	h := &infrav1.CapstanHost{}
 	switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, h); {
 	case apierrors.IsNotFound(err):
-		blocked(v, "CapstanHost %s does not exist, so the data cannot be deleted. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanVolume with %s",
+		reconciling.ShowBlocked(v, "CapstanHost %s does not exist, so the data cannot be deleted. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanVolume with %s",
 			name, infrav1.HostAbandonedAnnotation)
 		return false, nil
 	case err != nil:
@@ -199,11 +193,11 @@ func (r *Reconciler) deleteData(ctx context.Context, v *infrav1.CapstanVolume) (
 	}
 	host := r.Pool.Connected(name)
 	if host == nil {
-		blocked(v, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
+		reconciling.ShowBlocked(v, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", name, infrav1.HostAbandonedAnnotation)
 		return false, nil
 	}
 	if why := hostselection.Mismatch(name, v.Spec.HostID, host.ID()); why != "" {
-		blocked(v, "%s", why)
+		reconciling.ShowBlocked(v, "%s", why)
 		return false, nil
 	}
 	_, err = host.DeleteVolume(ctx, &hostpb.DeleteVolumeRequest{Id: v.Spec.ID, Namespace: v.Namespace, Name: v.Name})
