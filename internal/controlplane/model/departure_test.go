@@ -29,6 +29,11 @@ func TestDepart(t *testing.T) {
 		{machines: "z:vh a:l", want: KeepMachine, why: "the last voting member"},
 		{machines: "z:vh a:v", want: RemoveMember},
 		{machines: "z:vh a:vhb b:v", want: KeepMachine, why: "a is leaving"},
+		{machines: "z:vh a:vU b:v", want: KeepMachine, why: "the update has to end first"},
+		{machines: "z:vhU a:v b:v", want: RemoveMember},
+		{machines: "z:uh a:vU b:v", want: RemoveMember},
+		{machines: "z:vh a:vdU b:v", want: KeepMachine, why: "the update has to end first"},
+		{machines: "z:vh a:vB b:v", want: RemoveMember},
 		{machines: "z:ih a:v b:v", want: ReleaseMachine},
 		// A member without a Machine can be that of a Machine whose name is unknown. It leaves first.
 		{machines: "z:ih a:v b:v stray-x:v", want: RemoveMember, member: "stray-x"},

@@ -29,7 +29,7 @@ func (f Fleet) Votes(without ...string) Votes {
 }
 
 // CannotRemove returns the reason why members cannot be removed from etcd now; "" when they can. A majority has to agree on
-// the removal, and the remaining members need a majority afterwards.
+// the removal, and the remaining members need a majority afterwards, also while an update in place restarts one of them.
 func (f Fleet) CannotRemove(names ...string) string {
 	if !f.Stacked {
 		return ""
@@ -51,7 +51,21 @@ func (f Fleet) CannotRemove(names ...string) string {
 	case !after.quorum():
 		return fmt.Sprintf("etcd would lose its quorum: of the %d other voting members %d are healthy, %d are needed", after.Voting, after.Healthy, after.Voting/2+1)
 	}
+	restarting := f.Filter(func(i *Instance) bool {
+		return memberHealthy(i) && i.Member.voting && i.Update.restarts() && !slices.Contains(names, i.Member.Name)
+	})
+	if len(restarting) > 0 && f.haveVotes(names) && !(Votes{after.Voting, after.Healthy - len(restarting)}).quorum() {
+		return fmt.Sprintf("etcd would lose its quorum if the update in place of Machine %s restarts its etcd member: the update has to end first", restarting[0].Name())
+	}
 	return ""
+}
+
+// haveVotes reports whether one of the named members may take part in decisions of etcd. The removal of a dead member or a learner
+// leaves as many votes as before.
+func (f Fleet) haveVotes(names []string) bool {
+	return slices.ContainsFunc(f.Members(), func(m Member) bool {
+		return slices.Contains(names, m.Name) && m.voting && m.health != metav1.ConditionFalse
+	})
 }
 
 // inTheWay reports whether the named members are dead, and a healthy leaving member may wait for their removal. The dead

@@ -29,6 +29,31 @@ func TestUnsafe(t *testing.T) {
 		{"a:u b:v c:ub", "a", "c is leaving"},
 		{"a:v b:v stray-x:u", "stray-x", ""},
 		{"a:v b:v stray-x:u", "a", "of the 2 other"},
+
+		// An update in place restarts the member of a Machine.
+		{"a:vU b:v c:v", "b", "update in place of Machine a"},
+		{"a:vP b:v c:v", "b", "update in place of Machine a"},
+		{"a:vU b:? c:v", "b", "update in place of Machine a"},
+		{"a:vU b:v c:v stray-x:v", "stray-x", ""},
+		{"a:vU b:v stray-x:v", "stray-x", "update in place of Machine a"},
+		{"a:vU b:v", "b", "update in place of Machine a"},
+		{"a:vU b:v c:v", "a", ""},
+		{"a:uU b:v c:v", "b", "of the 2 other voting members 1 are healthy"},
+		{"a:vU b:v c:v d:v e:v", "b", ""},
+		{"a:vU b:v c:v d:v e:u", "b", "update in place of Machine a"},
+		{"a:vdU b:v c:v", "b", "update in place of Machine a"},
+		// These cost no vote, and a repair does not wait.
+		{"a:vU b:u c:v", "b", ""},
+		{"a:vU b:v c:v d:u e:u", "d", ""},
+		{"a:vU b:l", "b", ""},
+		{"a:vU b:n c:v", "b", ""},
+		// These updates restart nothing soon.
+		{"a:vM b:v c:v", "b", ""},
+		{"a:vC b:v c:v", "b", ""},
+		{"a:vF b:v c:v", "b", ""},
+		{"a:vB b:v c:v", "b", ""},
+		{"a:vD b:v c:v", "b", ""},
+		{"a:vUL b:v c:v", "b", ""},
 	} {
 		got := build(c.machines).CannotRemove(c.leaves)
 		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {

@@ -64,6 +64,13 @@ func TestRepair(t *testing.T) {
 		{what: "the one before has no replacement yet, and a dead member keeps it from being made", machines: "a:v b:v c:v z:uf", open: &RemediationRecord{Machine: "gone"}, machine: "z", act: true},
 		{what: "the one before has no replacement yet, and the majority needs it", machines: "a:v z:uf", open: &RemediationRecord{Machine: "gone"}, machine: "z", message: "no quorum"},
 		{what: "it was written down and not done", machines: "a:v b:v z:vf", open: &RemediationRecord{Machine: "z"}, machine: "z", act: true},
+		{what: "it still votes, and another one is being updated", machines: "a:vU b:v z:vf", machine: "z", message: "update in place of Machine a"},
+		{what: "it still votes, and the update of another one is over", machines: "a:vD b:v z:vf", machine: "z", act: true},
+		{what: "it still votes, and the update of another one has failed", machines: "a:vB b:v z:vf", machine: "z", act: true},
+		{what: "it still votes, and the host of another one is lost during its update", machines: "a:vUL b:v z:vf", machine: "z", act: true},
+		{what: "it is dead, and another one is being updated", machines: "a:vU b:v z:uf", machine: "z", act: true},
+		{what: "the member of another one is down after its failed update", machines: "a:uF b:v z:vf", machine: "z", message: "lose its quorum"},
+		{what: "it still votes, and another one of five is being updated", machines: "a:vU b:v c:v d:v z:vf", machine: "z", act: true},
 		{what: "history that somebody spoilt", machines: "a:v b:v z:uf", history: "{", spec: retries(0), machine: "z", act: true},
 	} {
 		t.Run(c.what, func(t *testing.T) {

@@ -99,6 +99,9 @@ func (u *Update) defersRemediation() bool {
 	return u != nil && u.begun && !u.Failed() && !u.waits() && !u.unattended
 }
 
+// restarts reports whether the update can restart the services of the machine soon.
+func (u *Update) restarts() bool { return u.defersRemediation() && u.Phase != infrav1.UpdateSucceeded }
+
 // waits reports whether the host has not begun, and does not begin by itself soon.
 func (u *Update) waits() bool { return u.Phase == "" && u.refused != "" }
 
