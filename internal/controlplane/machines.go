@@ -84,6 +84,20 @@ func (r *machines) act(ctx context.Context, s *scope) (result, error) {
 	return blocked(p.Why), nil
 }
 
+// endUpdate does what follows the end of an update in place. It creates and removes no Machine.
+func (r *machines) endUpdate(ctx context.Context, s *scope) (result, error) {
+	if s.Fleet().Updated() == nil {
+		return result{}, r.updates.releaseFailed(ctx, s)
+	}
+	if current, err := r.readLive(ctx, s); err != nil || !current {
+		return result{}, err
+	}
+	if i := s.Fleet().Updated(); i != nil {
+		return r.updates.advance(ctx, s, i)
+	}
+	return result{}, nil
+}
+
 // createMachines creates Machines. All but the first one of a cluster may be created at once.
 func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (out result, err error) {
 	role := bootstrapv1.RoleControlPlane

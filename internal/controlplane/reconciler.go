@@ -234,7 +234,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 	if !s.certified {
 		// Machines are repaired and leave. A Machine that is deleted now could not be replaced.
 		found.merge(requeueAfter(model.UnhealthyRetry))
-		return runSteps(ctx, s, found, maintain...)
+		return runSteps(ctx, s, found, append(maintain, r.machines.endUpdate)...)
 	}
 	err := runSteps(ctx, s, found, append([]step{r.rotations.reconcile, checkOwnership, r.restores.reconcile, r.backups.reconcile},
 		append(maintain, r.machines.reconcile)...)...)

@@ -242,6 +242,27 @@ func TestUpdatedAlone(t *testing.T) {
 	}
 }
 
+// TestUpdateEndsUncertified: an update ends also while a certificate authority is missing.
+func TestUpdateEndsUncertified(t *testing.T) {
+	w, cp, _ := connected(t, inPlace(controlplanev1.InPlaceOnly, 1))
+	u := newUpdater(w)
+	u.until("one", u.settled(cp, 1))
+	name := namesOfMachines(t, w)[0]
+	u.held[name] = true
+	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	u.until("the update runs", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played")
+	})
+	if err := env.Client.Delete(context.Background(), w.cluster.Secret("demo-etcd")); err != nil {
+		t.Fatal(err)
+	}
+	u.until("the authority is missing", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
+	})
+	u.held = map[string]bool{}
+	u.until("the update is finished", func() bool { return len(u.done) == 1 && u.unmarked() })
+}
+
 // TestEncryptionBegins_CP21: no Machine joins before the API server of the only one can read the data of others, also after a failed update
 // and a change of the policy and the replicas.
 func TestEncryptionBegins_CP21(t *testing.T) {

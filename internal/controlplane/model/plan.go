@@ -44,6 +44,10 @@ func waitFor(why string) Plan { return Plan{Why: why} }
 // and only when everything else works. Several may be created at once: a joining Machine is a learner until it has the data,
 // and etcd accepts one learner after the other.
 func PlanMachines(f Fleet, w Target) Plan {
+	if i := f.Updated(); i != nil {
+		// Its end changes no member. A deletion can depend on it: pods that have to move may need its Node, which is still cordoned.
+		return Plan{Update: i}
+	}
 	active := f.active()
 	switch {
 	case len(f.Instances) == 0 && w.initialized:

@@ -230,6 +230,16 @@ func ReadUpdate(controlPlane *controlplanev1.CapstanControlPlane, machine *clust
 	return NewUpdate(machine, p.Config, p.InfraMachine, unfinished(machine, changes, WantedVersion(controlPlane)))
 }
 
+// Updated returns a Machine whose update has succeeded and is not finished; nil when there is none.
+func (f Fleet) Updated() *Instance {
+	for _, i := range f.active() {
+		if i.Update != nil && i.Update.Phase == infrav1.UpdateSucceeded {
+			return i
+		}
+	}
+	return nil
+}
+
 // updateInPlace decides about updates in place (CP-21): first about the one that was begun, then about outdated Machines that
 // can be updated. decided is false when outdated Machines are replaced. One Machine is updated at a time, under the rules of
 // a rollout for the other Machines.
@@ -289,8 +299,6 @@ func (w Target) updates() bool {
 func (f Fleet) continueUpdate(i *Instance, active []*Instance, w Target) (Plan, bool) {
 	u := i.Update
 	switch {
-	case u.Phase == infrav1.UpdateSucceeded:
-		return Plan{Update: i}, true
 	case u.running() && !u.unattended:
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
 	case !w.updates():
