@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -33,15 +32,18 @@ import (
 const (
 	// callTimeout bounds every call but Watch: a capstand that hangs must not hold a worker.
 	callTimeout = 20 * time.Second
-	// maxMessageBytes is enough for bootstrap data, which fits into a Secret and has at most 1 MiB.
+	// maxMessageBytes bounds requests, and answers that list the objects of a whole host. It is enough for bootstrap data, which fits into a
+	// Secret and has at most 1 MiB, and for the Services of 20 clusters with the longest lists.
 	maxMessageBytes = 8 << 20
+	// maxAnswerBytes bounds all other messages of a host: descriptions of the host, of a machine and of a load balancer.
+	maxAnswerBytes = 1 << 20
+	// maxStreamBytes bounds each message of a stream for a user, who can have many of them. The messages of capstand have 64 KiB and less.
+	maxStreamBytes = 256 << 10
 
-	// maxAnswerBytes and maxStreamBytes bound the messages of a host for users, who can have many streams: the descriptions of the host and of a
-	// machine, and each message of a stream. The messages of capstand have 64 KiB and less.
-	maxAnswerBytes, maxStreamBytes = 1 << 20, 256 << 10
-
-	// maxMirrorBytes bounds the objects of a host in the memory of the manager. Those of a host with 250 machines have less than 1 MiB.
+	// maxMirrorBytes bounds the memory of a host's objects in the manager. Those of a host with 250 machines need about 4 MiB.
 	maxMirrorBytes = 64 << 20
+	// maxAddresses of a machine: one of each family.
+	maxAddresses = 2
 	// maxText bounds the text of a host's error in bytes: it gets into conditions and logs.
 	maxText = 4096
 
@@ -52,7 +54,14 @@ const (
 	// one. A restart of capstand is two changes.
 	changesAtOnce = 20
 	changePause   = 3 * time.Second
+	// objectsAtOnce is the number of changes of machines and load balancers that are reported without a pause, and objectsPerSecond the rate of
+	// further ones. A host with 1000 machines that connects again does not wait.
+	objectsAtOnce    = 1000
+	objectsPerSecond = 100
 )
+
+// errTooMuch is the state of a host whose objects do not fit into the mirror.
+var errTooMuch = fmt.Errorf("expected at most %d MiB of machines and load balancers, found more: restart capstand of this host, or remove the host", maxMirrorBytes>>20)
 
 // ErrConnecting is the state of a host that has not answered yet.
 var ErrConnecting = errors.New("connecting")
@@ -82,7 +91,7 @@ type Host struct {
 	machines      map[string]*hostpb.Machine // changed with keepMachine and dropMachine only
 	sums          tally                      // of machines
 	loadBalancers map[string]*hostpb.LoadBalancer
-	bytes         int // of info, machines and loadBalancers
+	bytes         int // of memory that info, machines and loadBalancers occupy
 	promised      map[string]Resources
 	removals      int // of machines, reported by the host
 	spans         map[Network]*span
@@ -129,18 +138,6 @@ func newHost(host *infrav1.CapstanHost, creds credentials.Client, p *Pool) (_ *H
 	return h, nil
 }
 
-// paced returns notify for the events of one host. A host whose connection changes too often waits, and its other events with it: the
-// reconcilers of all clusters that publish Services start after such a change, and root on a host can cause any number of them.
-func paced(ctx context.Context, notify func(Event)) func(Event) {
-	changes := rate.NewLimiter(rate.Every(changePause), changesAtOnce)
-	return func(e Event) {
-		if e.Connection {
-			_ = changes.Wait(ctx) // At the end of ctx, nobody follows the host any more.
-		}
-		notify(e)
-	}
-}
-
 // route is the way of calls to a host.
 type route struct {
 	target    string
@@ -169,8 +166,8 @@ func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, 
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: maxBackoff,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
-		grpc.WithUnaryInterceptor(withTimeout),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes), grpc.MaxCallSendMsgSize(maxMessageBytes), frugally()),
+		grpc.WithUnaryInterceptor(limited),
 		tracing.ClientOption(),
 	}, r.options...)...)
 	if err != nil {
@@ -181,7 +178,6 @@ func (r route) dial(name string, keepalive hostpb.Keepalive) (*grpc.ClientConn, 
 
 // forUsers are the limits of a connection for the streams of users. gRPC otherwise grows the window of a fast host to 16 MiB.
 var forUsers = []grpc.DialOption{
-	grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)),
 	grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		return open(ctx, d, conn, method, append(opts, grpc.MaxCallRecvMsgSize(maxStreamBytes))...)
 	}),
@@ -213,10 +209,11 @@ func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost,
 	return hostpb.NewHostClient(conn), conn, nil
 }
 
-func withTimeout(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// limited limits the time of a call, and the size of its answer and of its error.
+func limited(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return bounded(invoke(ctx, method, req, reply, conn, opts...))
+	return bounded(invoke(ctx, method, req, reply, conn, append(opts, grpc.MaxCallRecvMsgSize(maxReceivedBytes(reply)))...))
 }
 
 // bounded returns an error of a host with its code, its details and a text of at most maxText bytes.
@@ -300,6 +297,9 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	before := h.removals
 	h.mu.RUnlock()
 	m, err := h.HostClient.EnsureMachine(ctx, r, opts...)
+	if err == nil {
+		err = checkAnswer(m, r.GetSpec())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -307,10 +307,28 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && h.machines[id] == nil && h.removals == before {
-		h.keepMachine(m)
+		if err := h.keepAnswer(m); err != nil {
+			return nil, err
+		}
 		delete(h.promised, id)
 	}
 	return m, nil
+}
+
+// checkAnswer returns an error unless a host answered with the machine of the request.
+func checkAnswer(m *hostpb.Machine, request *hostpb.MachineSpec) error {
+	if m.GetSpec().GetId() != request.GetId() {
+		return fmt.Errorf("expected the host to answer with machine %s, found another one", request.GetId())
+	}
+	return checkMachine(m)
+}
+
+// checkMachine returns an error for a description that no capstand sends.
+func checkMachine(m *hostpb.Machine) error {
+	if n := len(m.GetSpec().GetAddresses()); n > maxAddresses {
+		return fmt.Errorf("expected a machine of the host with at most %d addresses, found %d", maxAddresses, n)
+	}
+	return nil
 }
 
 // Claim records on the host that the machine's object is in the management cluster, if another one or none is recorded, and
@@ -349,6 +367,9 @@ func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest
 	before := h.machines[r.GetSpec().GetId()]
 	h.mu.RUnlock()
 	m, err := h.HostClient.UpdateMachine(ctx, r, opts...)
+	if err == nil {
+		err = checkAnswer(m, r.GetSpec())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -356,7 +377,9 @@ func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest
 	defer h.mu.Unlock()
 	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && before != nil && h.machines[id] == before {
-		h.keepMachine(m)
+		if err := h.keepAnswer(m); err != nil {
+			return nil, err
+		}
 		h.kept(m)
 	}
 	return m, nil
@@ -404,7 +427,7 @@ func (h *Host) watch(ctx context.Context) (synced bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	present := map[string]bool{}
+	present := newPresent()
 	for {
 		e, err := stream.Recv()
 		if err != nil {
@@ -415,13 +438,35 @@ func (h *Host) watch(ctx context.Context) (synced bool, err error) {
 			synced = true
 			continue
 		}
-		if !synced && e.GetType() == hostpb.Event_CHANGED {
-			present[e.GetMachine().GetSpec().GetId()] = true
-			present[e.GetLoadBalancer().GetId()] = true
+		if err := checkMachine(e.GetMachine()); err != nil {
+			return synced, err
+		}
+		if !synced {
+			present.note(e)
 		}
 		h.apply(e)
 		if err := h.bound(); err != nil {
 			return synced, err
+		}
+	}
+}
+
+// present are the ids of the objects that a host has reported in a stream and still has. They are part of the mirror, and bounded with it.
+type present struct{ machines, loadBalancers map[string]bool }
+
+func newPresent() present { return present{map[string]bool{}, map[string]bool{}} }
+
+func (p present) note(e *hostpb.Event) {
+	switch o := e.GetObject().(type) {
+	case *hostpb.Event_Machine:
+		p.machines[o.Machine.GetSpec().GetId()] = true
+		if e.GetType() == hostpb.Event_DELETED {
+			delete(p.machines, o.Machine.GetSpec().GetId())
+		}
+	case *hostpb.Event_LoadBalancer:
+		p.loadBalancers[o.LoadBalancer.GetId()] = true
+		if e.GetType() == hostpb.Event_DELETED {
+			delete(p.loadBalancers, o.LoadBalancer.GetId())
 		}
 	}
 }
@@ -455,7 +500,7 @@ func (h *Host) mirror(e *hostpb.Event) (changes []Event) {
 		}
 	case *hostpb.Event_Host:
 		changed = !proto.Equal(h.info, o.Host)
-		h.bytes += proto.Size(o.Host) - proto.Size(h.info)
+		h.bytes += memory(o.Host) - memory(h.info)
 		h.info = o.Host
 	}
 	if object.Machine != nil || object.LoadBalancer != nil {
@@ -495,6 +540,15 @@ func (h *Host) keepMachine(m *hostpb.Machine) {
 	h.sums.add(m)
 }
 
+// keepAnswer puts a machine from an answer into the mirror, unless the mirror is full; h.mu is held. Only the end of the stream empties it.
+func (h *Host) keepAnswer(m *hostpb.Machine) error {
+	if h.bytes+memory(m) > maxMirrorBytes {
+		return errTooMuch
+	}
+	h.keepMachine(m)
+	return nil
+}
+
 // dropMachine removes a machine from the mirror; h.mu is held.
 func (h *Host) dropMachine(id string) {
 	if m, found := h.machines[id]; found {
@@ -514,13 +568,13 @@ func (h *Host) holds(a networkAddress, except string) bool {
 func keep[T proto.Message](h *Host, mirror map[string]T, id string, object T) {
 	drop(h, mirror, id)
 	mirror[id] = object
-	h.bytes += proto.Size(object)
+	h.bytes += memory(object)
 }
 
 // drop removes an object from the mirror; h.mu is held.
 func drop[T proto.Message](h *Host, mirror map[string]T, id string) {
 	if object, found := mirror[id]; found {
-		h.bytes -= proto.Size(object)
+		h.bytes -= memory(object)
 		delete(mirror, id)
 	}
 }
@@ -536,24 +590,24 @@ func (h *Host) bound() error {
 	clear(h.machines)
 	h.sums = tally{}
 	clear(h.loadBalancers)
-	return fmt.Errorf("expected at most %d MiB of machines and load balancers, found more: restart capstand of this host, or remove the host", maxMirrorBytes>>20)
+	return errTooMuch
 }
 
 // synced drops the objects that the host no longer has, and marks the host as connected.
-func (h *Host) synced(present map[string]bool) {
+func (h *Host) synced(has present) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
 	h.spans, h.services, h.heartbeat = map[Network]*span{}, map[Network]publication{}, newHeartbeat()
 	h.forgotten++
 	for id, m := range h.machines {
-		if !present[id] {
+		if !has.machines[id] {
 			h.dropMachine(id)
 			lost = append(lost, Event{Host: h.name, Machine: m})
 		}
 	}
 	for id, lb := range h.loadBalancers {
-		if !present[id] {
+		if !has.loadBalancers[id] {
 			drop(h, h.loadBalancers, id)
 			lost = append(lost, Event{Host: h.name, LoadBalancer: lb})
 		}

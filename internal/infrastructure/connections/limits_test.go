@@ -9,11 +9,13 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
@@ -168,7 +170,7 @@ func TestMirrorIsBounded(t *testing.T) {
 	g.Expect(reported).To(Equal(maxMirrorBytes/len(message)-1), "with the load balancer")
 	g.Expect(h.Machines()).To(BeEmpty())
 	g.Expect(report(hostpb.Event_CHANGED, "again")).To(Succeed())
-	g.Expect(h.bytes).To(Equal(proto.Size(h.Machine("again"))))
+	g.Expect(h.bytes).To(Equal(memory(h.Machine("again"))))
 }
 
 // The text of an error of a host is bounded. Its code stays.
@@ -203,43 +205,221 @@ func TestPublicMessage_ALL18(t *testing.T) {
 	}
 }
 
-// flappingHost ends its streams, or reports that a stream is in sync without a pause.
-type flappingHost struct {
+// busyHost sends events without a pause, or ends its streams after each.
+type busyHost struct {
 	hostpb.UnimplementedHostServer
 
-	ends bool
+	event func(n int) *hostpb.Event
+	ends  bool
 }
 
-func (h flappingHost) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
-	for {
-		if err := stream.Send(&hostpb.Event{Type: hostpb.Event_SYNCED}); err != nil || h.ends {
+func (h busyHost) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
+	if err := stream.Send(&hostpb.Event{Type: hostpb.Event_SYNCED}); err != nil {
+		return err
+	}
+	for n := 0; ; n++ {
+		if err := stream.Send(h.event(n)); err != nil || h.ends {
 			return err
 		}
 	}
 }
 
 // Root on a host cannot start the reconcilers of all clusters without a pause, neither by the end of streams nor in a stream.
-func TestFlappingHost(t *testing.T) {
+func TestBusyHost(t *testing.T) {
 	t.Parallel()
-	for name, host := range map[string]flappingHost{"ends": {ends: true}, "stays": {}} {
+	synced := func(int) *hostpb.Event { return &hostpb.Event{Type: hostpb.Event_SYNCED} }
+	for name, tc := range map[string]struct {
+		host   busyHost
+		counts func(Event) bool
+		burst  int
+		pause  time.Duration
+	}{
+		"ends":           {busyHost{event: synced, ends: true}, func(e Event) bool { return e.Connection }, changesAtOnce, changePause},
+		"connects":       {busyHost{event: synced}, func(e Event) bool { return e.Connection }, changesAtOnce, changePause},
+		"capacity":       {busyHost{event: memoryOf}, func(e Event) bool { return e.Capacity }, changesAtOnce, changePause},
+		"machines":       {busyHost{event: machineOf}, func(e Event) bool { return e.Machine != nil }, objectsAtOnce, time.Second / objectsPerSecond},
+		"load balancers": {busyHost{event: balancerOf}, func(e Event) bool { return e.LoadBalancer != nil }, objectsAtOnce, time.Second / objectsPerSecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := NewWithT(t)
 			pool := NewPool(t.Context(), nil)
 			var changes atomic.Int32
 			pool.receivers = append(pool.receivers, func(e Event) {
-				if e.Connection {
+				if tc.counts(e) {
 					changes.Add(1)
 				}
 			})
 			start := time.Now()
-			_, err := pool.Connect(t.Context(), &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, host)}})
+			_, err := pool.Connect(t.Context(), &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, tc.host)}})
 			g.Expect(err).NotTo(HaveOccurred())
-			g.Eventually(changes.Load, "30s").Should(BeNumerically(">=", changesAtOnce))
-			excess := func() int { return int(changes.Load()) - changesAtOnce - int(time.Since(start)/changePause) }
+			g.Eventually(changes.Load, "30s").Should(BeNumerically(">=", tc.burst))
+			excess := func() int { return int(changes.Load()) - tc.burst - int(time.Since(start)/tc.pause) }
 			g.Consistently(excess, changePause/2).Should(BeNumerically("<=", 1))
 		})
 	}
+}
+
+func memoryOf(n int) *hostpb.Event {
+	return &hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_Host{Host: &hostpb.HostInfo{MemoryBytes: int64(n)}}}
+}
+
+func machineOf(int) *hostpb.Event { return machineEvent(hostpb.Event_CHANGED, "m") }
+
+func balancerOf(int) *hostpb.Event {
+	return &hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_LoadBalancer{LoadBalancer: &hostpb.LoadBalancer{Id: "l"}}}
+}
+
+func machineEvent(kind hostpb.Event_Type, id string, addresses ...*hostpb.Address) *hostpb.Event {
+	return &hostpb.Event{Type: kind, Object: &hostpb.Event_Machine{Machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Addresses: addresses}}}}
+}
+
+// The last of many changes of capacity is reported, although it follows others without a pause.
+func TestLastCapacityIsReported(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	var state, seen atomic.Int32
+	notify := paced(t.Context(), func(Event) { seen.Store(state.Load()) })
+	const last = 10 * changesAtOnce
+	for range last {
+		state.Add(1)
+		notify(Event{Capacity: true})
+	}
+	g.Expect(seen.Load()).To(BeEquivalentTo(changesAtOnce), "no event waits for another one")
+	g.Eventually(seen.Load, "30s").Should(BeEquivalentTo(last))
+}
+
+// A machine with more addresses than capstand reports ends the stream: the lists of a description cost memory and time.
+func TestMachineWithManyAddresses(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	many := []*hostpb.Address{{}, {}, {}}
+	host := busyHost{ends: true, event: func(int) *hostpb.Event { return machineEvent(hostpb.Event_CHANGED, "m", many...) }}
+	h, err := NewPool(t.Context(), nil).Connect(t.Context(), &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, host)}})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(h.ConnectionError, "30s").Should(MatchError(ContainSubstring("at most 2 addresses, found 3")))
+	g.Expect(h.Machines()).To(BeEmpty())
+}
+
+// A host has no memory of the manager for objects that it removes before the stream is in sync.
+func TestPresent(t *testing.T) {
+	g := NewWithT(t)
+	p, gone := newPresent(), balancerOf(0)
+	gone.Type = hostpb.Event_DELETED
+	p.note(machineEvent(hostpb.Event_CHANGED, "m"))
+	p.note(balancerOf(0))
+	p.note(memoryOf(0))
+	g.Expect(p).To(Equal(present{map[string]bool{"m": true}, map[string]bool{"l": true}}))
+	p.note(gone)
+	p.note(machineEvent(hostpb.Event_DELETED, "m"))
+	g.Expect(p).To(Equal(newPresent()))
+}
+
+// answeringHost answers with any machine.
+type answeringHost struct {
+	hostpb.HostClient
+
+	machine *hostpb.Machine
+}
+
+func (h answeringHost) EnsureMachine(context.Context, *hostpb.EnsureMachineRequest, ...grpc.CallOption) (*hostpb.Machine, error) {
+	return h.machine, nil
+}
+
+func (h answeringHost) UpdateMachine(context.Context, *hostpb.UpdateMachineRequest, ...grpc.CallOption) (*hostpb.Machine, error) {
+	return h.machine, nil
+}
+
+// The answers of a host bring nothing into the mirror but the machine of the request, within the bound of the mirror.
+func TestAnswersAreBounded(t *testing.T) {
+	t.Parallel()
+	spec := &hostpb.MachineSpec{Id: "m"}
+	for name, tc := range map[string]struct {
+		answer *hostpb.Machine
+		bytes  int
+		want   string
+	}{
+		"another machine": {&hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "other"}}, 0, "expected the host to answer with machine m"},
+		"many addresses":  {&hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "m", Addresses: []*hostpb.Address{{}, {}, {}}}}, 0, "found 3"},
+		"a full mirror":   {&hostpb.Machine{Spec: spec}, maxMirrorBytes, "at most 64 MiB"},
+		"the machine":     {&hostpb.Machine{Spec: spec}, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			want := Succeed()
+			if tc.want != "" {
+				want = MatchError(ContainSubstring(tc.want))
+			}
+			h := &Host{HostClient: answeringHost{machine: tc.answer}, machines: map[string]*hostpb.Machine{}, promised: map[string]Resources{}, bytes: tc.bytes}
+			_, err := h.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec})
+			g.Expect(err).To(want)
+			g.Expect(h.Machines()).To(HaveLen(map[bool]int{true: 1}[err == nil]))
+			before := &hostpb.Machine{Spec: spec}
+			h.machines["m"] = before
+			_, err = h.UpdateMachine(t.Context(), &hostpb.UpdateMachineRequest{Spec: spec})
+			g.Expect(err).To(want)
+			g.Expect(h.Machine("m") == before).To(Equal(err != nil))
+		})
+	}
+}
+
+// A message counts with its memory, not with its bytes on the wire: an empty message in a list has two bytes there.
+func TestMemory(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	const many = 100_000
+	empty := &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "m", Addresses: make([]*hostpb.Address, many)}}
+	for i := range empty.Spec.Addresses {
+		empty.Spec.Addresses[i] = &hostpb.Address{}
+	}
+	g.Expect(memory(empty)).To(BeNumerically(">", many*int(unsafe.Sizeof(hostpb.Address{}))))
+	texts := &hostpb.HostInfo{Images: make([]string, many)}
+	g.Expect(memory(texts)).To(BeNumerically(">", many*int(unsafe.Sizeof(""))))
+	g.Expect(memory((*hostpb.HostInfo)(nil))).To(BeZero())
+	wire, err := proto.Marshal(empty)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(len(wire)).To(BeNumerically("<", maxAnswerBytes))
+	g.Expect(memoryOnceRead(wire[:len(wire)-1], empty.ProtoReflect().Descriptor())).To(BeNumerically("<", 2*structBytes), "a broken message ends")
+}
+
+// A host cannot fill the memory of the manager with a small message.
+func TestMessagesAreBounded(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	large := &listingHost{}
+	host, closer, err := Dial(t.Context(), nil, &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Address: serve(t, large)}}, nil)
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { _ = closer.Close() })
+	machine := func(addresses int) error {
+		large.machines = []*hostpb.Machine{{Spec: &hostpb.MachineSpec{Addresses: slices.Repeat([]*hostpb.Address{{}}, addresses)}}}
+		_, err := host.GetMachine(t.Context(), &hostpb.GetMachineRequest{})
+		return err
+	}
+	g.Expect(machine(1000)).To(Succeed())
+	g.Expect(machine(100_000)).To(MatchError(ContainSubstring("at most 4 MiB of memory")), "less than 1 MiB on the wire")
+	list := func(machines, message int) error {
+		large.machines = slices.Repeat([]*hostpb.Machine{{Status: &hostpb.MachineStatus{Message: strings.Repeat("x", message)}}}, machines)
+		_, err := host.ListMachines(t.Context(), &hostpb.ListMachinesRequest{})
+		return err
+	}
+	g.Expect(list(1000, 4<<10)).To(Succeed(), "a list of a whole host can be longer than other answers")
+	g.Expect(Code(list(3000, 4<<10))).To(Equal(codes.ResourceExhausted))
+	g.Expect(list(100_000, 0)).To(MatchError(ContainSubstring("at most 32 MiB of memory")))
+}
+
+// listingHost has any machines.
+type listingHost struct {
+	hostpb.UnimplementedHostServer
+
+	machines []*hostpb.Machine
+}
+
+func (h *listingHost) GetMachine(context.Context, *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
+	return h.machines[0], nil
+}
+
+func (h *listingHost) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*hostpb.ListMachinesResponse, error) {
+	return &hostpb.ListMachinesResponse{Machines: h.machines}, nil
 }
 
 // serve serves a host until the test ends, and returns its address.

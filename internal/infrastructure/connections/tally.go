@@ -1,8 +1,6 @@
 package connections
 
 import (
-	"slices"
-
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -13,8 +11,8 @@ type tally struct {
 	unlimited    int32 // machines that have all processors of the host
 	memory, disk int64
 	devices      map[string]int32 // CDI devices by kind
-	// holders are the ids of the machines by network and address. A host that reports one address twice has two.
-	holders map[networkAddress][]string
+	// holders are the ids of the machines by network and address. A host can report any number of machines with one address, so they are a set.
+	holders map[networkAddress]map[string]bool
 }
 
 // networkAddress is an address in a network of machines.
@@ -25,9 +23,12 @@ func (t *tally) add(m *hostpb.Machine) {
 	t.count(m, 1)
 	for _, a := range networkAddresses(m) {
 		if t.holders == nil {
-			t.holders = map[networkAddress][]string{}
+			t.holders = map[networkAddress]map[string]bool{}
 		}
-		t.holders[a] = append(t.holders[a], m.GetSpec().GetId())
+		if t.holders[a] == nil {
+			t.holders[a] = map[string]bool{}
+		}
+		t.holders[a][m.GetSpec().GetId()] = true
 	}
 }
 
@@ -35,11 +36,7 @@ func (t *tally) add(m *hostpb.Machine) {
 func (t *tally) remove(m *hostpb.Machine) {
 	t.count(m, -1)
 	for _, a := range networkAddresses(m) {
-		i := slices.Index(t.holders[a], m.GetSpec().GetId())
-		if i < 0 {
-			continue
-		}
-		if t.holders[a] = slices.Delete(t.holders[a], i, i+1); len(t.holders[a]) == 0 {
+		if delete(t.holders[a], m.GetSpec().GetId()); len(t.holders[a]) == 0 {
 			delete(t.holders, a)
 		}
 	}
@@ -65,7 +62,8 @@ func (t *tally) count(m *hostpb.Machine, sign int32) {
 
 // holds reports whether a machine other than except has an address.
 func (t *tally) holds(a networkAddress, except string) bool {
-	return slices.ContainsFunc(t.holders[a], func(id string) bool { return id != except })
+	ids := t.holders[a]
+	return len(ids) > 1 || len(ids) == 1 && !ids[except]
 }
 
 func networkAddresses(m *hostpb.Machine) (out []networkAddress) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -40,7 +39,7 @@ func TestTally(t *testing.T) {
 			t.Fatalf("step %d: the sums are %+v, want %+v", step, got, want)
 		}
 		for p, ids := range want.holders {
-			if !slices.Equal(slices.Sorted(slices.Values(ids)), slices.Sorted(slices.Values(h.sums.holders[p]))) {
+			if !maps.Equal(ids, h.sums.holders[p]) {
 				t.Fatalf("step %d: %v have %+v, want %v", step, h.sums.holders[p], p, ids)
 			}
 		}
