@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -27,6 +28,10 @@ const (
 	longestProbePause = 2 * time.Second
 	// An API server that answers but is not ready is checked again soon, because it becomes ready within a second.
 	probePauseReady = 100 * time.Millisecond
+	// frequentProbes is the number of attempts with these pauses. The following ones have rareProbePause: each attempt is a TLS handshake, and
+	// the owner of the kubeconfig chooses the size of its key and the answers.
+	frequentProbes = 600
+	rareProbePause = 10 * time.Second
 )
 
 // prober detects when a new API server answers through its endpoint (CP-09). Nothing that Cluster API watches changes
@@ -103,17 +108,15 @@ func (p *prober) forget(key client.ObjectKey) {
 
 func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlPlane *controlplanev1.CapstanControlPlane) {
 	pauses, server := backoff.Doubling(firstProbePause, longestProbePause), probe.connection.server
-	for ready, _, err := readyz(ctx, c, server); !ready; ready, _, err = readyz(ctx, c, server) {
-		pause := probePauseReady
-		if err == nil {
-			pauses = backoff.Doubling(firstProbePause, longestProbePause)
-		} else {
-			pause = pauses.Step()
+	for attempt := 1; ; attempt++ {
+		ready, _, err := readyz(ctx, c, server)
+		if ready {
+			break
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(probePause(attempt, err, pauses)):
 		}
 	}
 	p.mu.Lock()
@@ -123,6 +126,18 @@ func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlP
 	case p.events <- event.GenericEvent{Object: controlPlane}:
 	case <-ctx.Done():
 	}
+}
+
+// probePause returns the pause after a number of attempts without success. The last one had an error if the API server did not answer.
+func probePause(attempts int, err error, pauses *wait.Backoff) time.Duration {
+	switch {
+	case attempts > frequentProbes:
+		return rareProbePause
+	case err == nil:
+		*pauses = *backoff.Doubling(firstProbePause, longestProbePause)
+		return probePauseReady
+	}
+	return pauses.Step()
 }
 
 // readyz checks whether an API server can serve. If it answers but is not ready, failed contains the names of the

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"encoding/pem"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv"
 )
@@ -64,5 +66,28 @@ func TestCorrectedKubeconfig(t *testing.T) {
 	}
 	if answered, err := p.answeredOrAsk(cp, &rest.Config{Host: server.URL, BearerToken: "right", TLSClientConfig: right}); !answered || err != nil {
 		t.Errorf("answered %v, %v", answered, err)
+	}
+}
+
+// TestProbePause: an API server that answers is asked often, but not for ever.
+func TestProbePause(t *testing.T) {
+	failed := errors.New("connection refused")
+	pauses := backoff.Doubling(firstProbePause, longestProbePause)
+	for i, attempt := range []struct {
+		attempts int
+		err      error
+		want     time.Duration
+	}{
+		{1, failed, firstProbePause},
+		{2, failed, 2 * firstProbePause},
+		{3, nil, probePauseReady},
+		{4, failed, firstProbePause},
+		{frequentProbes, nil, probePauseReady},
+		{frequentProbes + 1, nil, rareProbePause},
+		{frequentProbes + 2, failed, rareProbePause},
+	} {
+		if got := probePause(attempt.attempts, attempt.err, pauses); got != attempt.want {
+			t.Errorf("attempt %d of the test: a pause of %s, want %s", i, got, attempt.want)
+		}
 	}
 }
