@@ -22,7 +22,7 @@ func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server
 	if err := runtimehooksv1.AddToCatalog(catalog); err != nil {
 		return nil, err
 	}
-	hooks := guarded{name: flags.HookClientName, slots: make(chan struct{}, maxHooks)}
+	hooks := guarded{name: flags.HookClientName, slots: make(chan struct{}, maxHooks), conversions: make(chan struct{}, maxConversions)}
 	if flags.HookClientCA != "" {
 		ca, err := os.ReadFile(flags.HookClientCA)
 		if err != nil {
@@ -60,6 +60,16 @@ const (
 	hookTimeout = 10 * time.Second
 )
 
+// Limits of conversions. The API server has no client certificate, so every client that reaches the port can send a request.
+const (
+	// conversionPath is the path of the conversion webhook in all CRDs.
+	conversionPath = "/convert"
+	// maxConversions is the number of requests at the same time. Further ones wait.
+	maxConversions = 4
+	// maxConversionBody is the size of a request in bytes. A request contains all objects of a page: most clients ask for 500.
+	maxConversionBody = 64 << 20
+)
+
 // guarded limits the hooks, and answers them only to a client with a verified certificate if there is an authority.
 type guarded struct {
 	webhook.Server
@@ -67,8 +77,8 @@ type guarded struct {
 	// clients are the authorities of the clients; nil without an authority.
 	clients *x509.CertPool
 	// name is the required common name; any if empty.
-	name  string
-	slots chan struct{}
+	name               string
+	slots, conversions chan struct{}
 }
 
 // Register implements webhook.Server.
@@ -78,6 +88,9 @@ func (g guarded) Register(path string, handler http.Handler) {
 		if g.clients != nil {
 			handler = g.verified(handler)
 		}
+	}
+	if path == conversionPath {
+		handler = g.inTurn(handler)
 	}
 	g.Server.Register(path, handler)
 }
@@ -114,9 +127,28 @@ func (g guarded) bounded(next http.Handler) http.Handler {
 			http.Error(w, fmt.Sprintf("more than %d hooks at the same time: try again later", cap(g.slots)), http.StatusServiceUnavailable)
 			return
 		}
-		// Not every writer has deadlines; those of the server have.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(hookTimeout))
-		r.Body = http.MaxBytesReader(w, r.Body, maxHookBody)
+		limitBody(w, r, maxHookBody)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// inTurn answers a few conversions at a time. The others wait for their turn: an error would make the API server's answer to a user an error.
+func (g guarded) inTurn(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case g.conversions <- struct{}{}:
+			defer func() { <-g.conversions }()
+		case <-r.Context().Done():
+			return
+		}
+		limitBody(w, r, maxConversionBody)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// limitBody limits the size of a request, and the time in which the client sends it.
+func limitBody(w http.ResponseWriter, r *http.Request, size int64) {
+	// Not every writer has deadlines; those of the server have.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(hookTimeout))
+	r.Body = http.MaxBytesReader(w, r.Body, size)
 }

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -129,4 +130,49 @@ func TestBoundedHooks(t *testing.T) {
 	if code := call(hook, "", maxHookBody+1); code != http.StatusRequestEntityTooLarge {
 		t.Errorf("a large request: %d", code)
 	}
+}
+
+// TestConversionsInTurn: a conversion waits for its turn, and one that is too large is an error.
+func TestConversionsInTurn(t *testing.T) {
+	r := recorded{handlers: map[string]http.Handler{}}
+	g := guarded{Server: r, conversions: make(chan struct{}, 1)}
+	entered, leave := make(chan struct{}, 2), make(chan struct{})
+	g.Register(conversionPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		<-leave
+		if _, err := io.ReadAll(r.Body); err != nil {
+			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
+		}
+	}))
+	call := func(ctx context.Context, size int64) int {
+		w, request := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, conversionPath, io.LimitReader(zeros{}, size))
+		r.handlers[conversionPath].ServeHTTP(w, request)
+		return w.Code
+	}
+	var first sync.WaitGroup
+	first.Go(func() {
+		if code := call(t.Context(), maxConversionBody); code != http.StatusOK {
+			t.Errorf("the first one: %d", code)
+		}
+	})
+	<-entered
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	call(gone, 1)
+	if len(entered) != 0 {
+		t.Error("two conversions at the same time")
+	}
+	close(leave)
+	first.Wait()
+	if code := call(t.Context(), maxConversionBody+1); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a large request: %d", code)
+	}
+}
+
+// zeros is an endless reader.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
