@@ -1,7 +1,9 @@
 package admission
 
 import (
+	"fmt"
 	"iter"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -184,7 +186,8 @@ func NoMachine(id string) error {
 }
 
 // BalancerNetwork decides whether a load balancer can listen in its network. n is nil if the host does not have the network
-// (NOT_FOUND). Hosts are no gateways of a network of the user: a load balancer there listens at its virtual address only (UNSUPPORTED).
+// (NOT_FOUND). Hosts are no gateways of a network of the user: a load balancer there listens at its virtual address only (UNSUPPORTED). Its
+// backends are machines of the network (INVALID).
 func BalancerNetwork(lb *hostpb.LoadBalancer, n *hostpb.Network) error {
 	switch {
 	case n == nil:
@@ -192,6 +195,31 @@ func BalancerNetwork(lb *hostpb.LoadBalancer, n *hostpb.Network) error {
 	case n.Lan != nil && !atVirtualAddress(lb, n.Cidr):
 		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "load balancer %s/%s: network %s is the LAN %s, where a load balancer listens at its virtual address only: expected one of the LAN, found the listen addresses %v and the virtual address %q",
 			lb.Namespace, lb.Name, lb.NetworkId, n.Cidr, lb.Listen, lb.VirtualAddress.GetAddress())
+	}
+	for _, b := range lb.Backends {
+		if err := checkBackend(b, n); err != nil {
+			return refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: backend %s: %v", lb.Namespace, lb.Name, b.Name, err)
+		}
+	}
+	return nil
+}
+
+// checkBackend returns an error unless a machine of the network can have the address of a backend. A load balancer is in the network namespace
+// of the host, so it could otherwise reach programs of the host and other networks for a tenant.
+func checkBackend(b *hostpb.Backend, n *hostpb.Network) error {
+	cidr, err := netip.ParsePrefix(n.Cidr)
+	if err != nil {
+		return err
+	}
+	address, _, err := net.SplitHostPort(b.Address)
+	if err != nil {
+		return err
+	}
+	if n.Lan == nil {
+		return network.CheckAddress(cidr, address, cidr.Bits())
+	}
+	if a, err := netip.ParseAddr(address); err != nil || !cidr.Contains(a) {
+		return fmt.Errorf("expected an address of the LAN %s, found %q", cidr, address)
 	}
 	return nil
 }

@@ -111,3 +111,26 @@ func TestNetworksInLAN(t *testing.T) {
 		t.Errorf("Services: %v", err)
 	}
 }
+
+// Backends of a load balancer are machines of its network: the process is in the network namespace of the host, and reaches its other programs.
+func TestBackendsOfTheNetwork(t *testing.T) {
+	isolated := &hostpb.Network{Id: "n", Cidr: "10.1.0.0/24"}
+	lan := &hostpb.Network{Id: "n", Cidr: "10.1.0.0/24", Lan: &hostpb.LAN{Bridge: "br0"}}
+	for address, want := range map[string]struct{ isolated, lan bool }{
+		"10.1.0.10:6443":        {true, true},
+		"10.1.0.1:6443":         {false, true},
+		"10.2.0.10:6443":        {false, false},
+		"127.0.0.1:6443":        {false, false},
+		"[::1]:6443":            {false, false},
+		"intranet.example:6443": {false, false},
+		"10.1.0.10":             {false, false},
+	} {
+		lb := &hostpb.LoadBalancer{NetworkId: "n", Listen: []string{"10.1.0.9:6443"}, Endpoint: "10.1.0.9:6443",
+			VirtualAddress: &hostpb.VirtualAddress{Address: "10.1.0.9"}, Backends: []*hostpb.Backend{{Name: "m", Address: address}}}
+		for n, accepted := range map[*hostpb.Network]bool{isolated: want.isolated, lan: want.lan} {
+			if err := BalancerNetwork(lb, n); (err == nil) != accepted || err != nil && status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%s, in a LAN %v: %v", address, n.Lan != nil, err)
+			}
+		}
+	}
+}

@@ -76,7 +76,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return reconciling.ErrWaiting
 	}
-	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
+	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
 	if err != nil {
 		return err
 	}

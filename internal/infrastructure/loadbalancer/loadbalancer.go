@@ -31,8 +31,9 @@ func Port(c *infrav1.CapstanCluster) int32 {
 
 // Backends are the API servers of the control plane machines that have an address and are not leaving, by name. Their
 // port is that of the Cluster. machines are the cluster's Machines, whose labels identify the control plane machines. A
-// Machine that is being drained keeps its place until its CapstanMachine is deleted.
-func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
+// Machine that is being drained keeps its place until its CapstanMachine is deleted. A machine whose address is not of the
+// cluster's network is left out: the host would refuse all of them.
+func Backends(cluster *clusterv1.Cluster, network infrav1.ClusterNetworkSpec, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
 	port := strconv.Itoa(int(cmp.Or(cluster.Spec.ClusterNetwork.APIServerPort, infrav1.DefaultAPIServerPort)))
 	controlPlane := map[string]bool{}
 	for i := range machines {
@@ -44,7 +45,7 @@ func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []
 	var out []*hostpb.Backend
 	for i := range infra {
 		m := &infra[i]
-		if controlPlane[m.Name] && m.Spec.ID != "" && m.DeletionTimestamp.IsZero() && len(m.Spec.Network.Addresses) > 0 {
+		if controlPlane[m.Name] && m.Spec.ID != "" && m.DeletionTimestamp.IsZero() && inNetwork(m, network) {
 			out = append(out, &hostpb.Backend{
 				Name:    m.Name,
 				Address: net.JoinHostPort(m.Spec.Network.Addresses[0].Address, port),
@@ -53,6 +54,19 @@ func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []
 	}
 	slices.SortFunc(out, func(a, b *hostpb.Backend) int { return cmp.Compare(a.Name, b.Name) })
 	return out
+}
+
+// inNetwork reports whether the first address of a machine is one of the network's for machines.
+func inNetwork(m *infrav1.CapstanMachine, n infrav1.ClusterNetworkSpec) bool {
+	cidr, err := netip.ParsePrefix(n.MachineCIDR)
+	if err != nil || len(m.Spec.Network.Addresses) == 0 {
+		return false
+	}
+	a, err := netip.ParseAddr(m.Spec.Network.Addresses[0].Address)
+	if n.LAN.Name != "" {
+		return err == nil && cidr.Contains(a)
+	}
+	return err == nil && overlay.OfMachines(cidr, a)
 }
 
 // Host is the host on which a load balancer is made.
@@ -252,9 +266,9 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 	return out
 }
 
-// Members lists the Backends of a cluster, except the CapstanMachine of the given name: that one is known
+// Members lists the Backends of a cluster in a network, except the CapstanMachine of the given name: that one is known
 // to leave, even if the cache does not show it yet.
-func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, except string) ([]*hostpb.Backend, error) {
+func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, network infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
 	key := client.ObjectKeyFromObject(cluster)
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
 	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key)); err != nil {
@@ -264,5 +278,5 @@ func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, e
 	if err := c.List(ctx, infra, reconciling.OfCluster(key), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(Backends(cluster, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
+	return slices.DeleteFunc(Backends(cluster, network, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
 }

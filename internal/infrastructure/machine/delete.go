@@ -62,7 +62,7 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	members, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Name)
+	members, err := loadbalancer.Members(ctx, r.Client, s.cluster, capstanCluster.Spec.Network, s.capstan.Name)
 	if err != nil {
 		return err
 	}

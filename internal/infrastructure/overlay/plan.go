@@ -214,7 +214,7 @@ func usable(m *infrav1.CapstanMachine, networks []netip.Prefix, taken map[netip.
 	}
 	for i, text := range m.Spec.Network.Addresses {
 		a, err := netip.ParseAddr(text.Address)
-		if err != nil || taken[a] || !ofMachines(networks[i], a) {
+		if err != nil || taken[a] || !OfMachines(networks[i], a) {
 			return nil
 		}
 		out = append(out, a)
@@ -222,8 +222,8 @@ func usable(m *infrav1.CapstanMachine, networks []netip.Prefix, taken map[netip.
 	return out
 }
 
-// ofMachines reports whether a machine can have the address.
-func ofMachines(n netip.Prefix, a netip.Addr) bool {
+// OfMachines reports whether a machine of the network can have the address.
+func OfMachines(n netip.Prefix, a netip.Addr) bool {
 	broadcast := n.Addr().Is4() && a == netipx.PrefixLastIP(n)
 	return n.Contains(a) && a != n.Addr() && a != n.Addr().Next() && !broadcast
 }
