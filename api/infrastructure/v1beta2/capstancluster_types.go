@@ -141,6 +141,7 @@ type LoadBalancerSpec struct {
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="bindAddress must be an IP address, for example 192.0.2.10"
+	// +kubebuilder:validation:XValidation:rule="!isIP(self) || ip(self).isGlobalUnicast()",message="bindAddress must be a unicast address of the host, for example 192.0.2.10: no loopback, link-local or unspecified address"
 	BindAddress string `json:"bindAddress,omitempty"`
 
 	// addressFromPool names an IPAM pool. The load balancer gets an address from it, which becomes the endpoint's host

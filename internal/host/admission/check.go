@@ -8,6 +8,7 @@ package admission
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -169,6 +170,11 @@ func CheckLoadBalancer(lb *hostpb.LoadBalancer) error {
 	if len(lb.Listen) == 0 {
 		return invalid("load balancer %s/%s (%s) has no listen address", lb.Namespace, lb.Name, lb.Id)
 	}
+	for i, listen := range lb.Listen {
+		if err := checkListen(listen, i == 0); err != nil {
+			return invalid("load balancer %s/%s: %v", lb.Namespace, lb.Name, err)
+		}
+	}
 	if err := checkEndpoint(lb.Endpoint); err != nil {
 		return invalid("load balancer %s/%s: %v", lb.Namespace, lb.Name, err)
 	}
@@ -176,6 +182,19 @@ func CheckLoadBalancer(lb *hostpb.LoadBalancer) error {
 		return invalid("load balancer %s/%s: %v", lb.Namespace, lb.Name, err)
 	}
 	return owner.Given("load balancer", lb.Id, lb)
+}
+
+// checkListen returns an error unless a load balancer may listen on an address: one for all addresses of the host, or a loopback address, would
+// take the place of other programs. The first address of a load balancer may be empty; it is then the gateway's.
+func checkListen(listen string, first bool) error {
+	address, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return fmt.Errorf("listen address %q: expected host:port", listen)
+	}
+	if a, err := netip.ParseAddr(address); (err != nil || !a.IsGlobalUnicast()) && (address != "" || !first) {
+		return fmt.Errorf("listen address %q: expected a unicast address of the host", listen)
+	}
+	return nil
 }
 
 // checkVirtualAddress returns an error unless the virtual address is the address of the endpoint.

@@ -127,3 +127,16 @@ func TestUnchanged(t *testing.T) {
 		t.Errorf("another provider id: %v", err)
 	}
 }
+
+func TestListenAddresses(t *testing.T) {
+	for good, listen := range map[bool][][]string{
+		true:  {{":6443"}, {":6443", "192.0.2.10:6443"}, {"10.1.0.1:6443", "[fd00::1]:6443"}},
+		false: {{":6443", ":6443"}, {":6443", "0.0.0.0:443"}, {"127.0.0.1:6443"}, {"[::]:6443"}, {"169.254.0.1:6443"}, {"224.0.0.1:6443"}, {":6443", "host:1"}, {"6443"}},
+	} {
+		for _, l := range listen {
+			if err := CheckLoadBalancer(&hostpb.LoadBalancer{Id: "network-1", Namespace: "default", Name: "demo", Listen: l}); (err == nil) != good {
+				t.Errorf("%q: %v", l, err)
+			}
+		}
+	}
+}
