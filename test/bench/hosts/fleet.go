@@ -90,7 +90,7 @@ func (f *fleet) measure(ctx context.Context) (*result, error) {
 		{"machines", &r.create, f.createMachines},
 	} {
 		var err error
-		if *step.into, err = f.meter.Timed(ctx, step.run); err != nil {
+		if *step.into, err = f.meter.TimedUntilSettled(ctx, step.run); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}

@@ -1,5 +1,6 @@
 // Command hosts measures one manager with many hosts: it adds hollow hosts, creates clusters and machines on them, and stops
-// one host. It does so for several numbers of hosts, each on a management plane of its own, and compares the costs.
+// one host. It does so for several numbers of hosts, each on a management plane of its own, and compares the costs. The cost of a step includes
+// the writes that follow it.
 //
 // The clusters have no control planes: their endpoint is external. So the figures contain the work for clusters, placement and
 // machines, and not that of API servers of clusters.
@@ -110,7 +111,7 @@ func (r *result) perMachine() float64 { return r.create.CPU.Seconds() * 1000 / f
 // perMachineAlone is perMachine without the work that the manager also does at rest: the more machines there are, the longer they start.
 func (r *result) perMachineAlone() float64 {
 	atRest := r.rest.Cost.CPU.Seconds() / r.rest.Quiet.Seconds()
-	return (r.create.CPU.Seconds() - atRest*r.create.Seconds) * 1000 / float64(r.machines)
+	return (r.create.CPU.Seconds() - atRest*r.create.Measured) * 1000 / float64(r.machines)
 }
 
 func (r *result) print(first *result) {

@@ -69,11 +69,24 @@ func (m Meter) Read(ctx context.Context) (Cost, error) {
 // Step is the time and the cost of an operation.
 type Step struct {
 	Cost
-	Seconds float64
+	// Seconds of the operation, and those in which its cost was measured.
+	Seconds, Measured float64
 }
 
 // Timed measures an operation.
 func (m Meter) Timed(ctx context.Context, run func(context.Context) error) (Step, error) {
+	return m.timed(ctx, run, m.Read)
+}
+
+// TimedUntilSettled measures an operation. Its cost includes the writes that follow it: the shorter an operation, the larger is their share.
+func (m Meter) TimedUntilSettled(ctx context.Context, run func(context.Context) error) (Step, error) {
+	return m.timed(ctx, run, func(ctx context.Context) (Cost, error) {
+		_, cost, err := m.settle(ctx)
+		return cost, err
+	})
+}
+
+func (m Meter) timed(ctx context.Context, run func(context.Context) error, end func(context.Context) (Cost, error)) (Step, error) {
 	before, err := m.Read(ctx)
 	if err != nil {
 		return Step{}, err
@@ -83,8 +96,8 @@ func (m Meter) Timed(ctx context.Context, run func(context.Context) error) (Step
 		return Step{}, err
 	}
 	took := time.Since(start).Seconds()
-	after, err := m.Read(ctx)
-	return Step{after.Since(before), took}, err
+	after, err := end(ctx)
+	return Step{after.Since(before), took, time.Since(start).Seconds()}, err
 }
 
 func isWrite(labels string) bool {
@@ -130,13 +143,27 @@ type Rest struct {
 	Cost           Cost
 }
 
-// AtRest waits until the writes to the objects of Cluster API and Capstan end, and measures the time after that. Core
-// continues for some time after the last machine, because it reconciles each object again.
-func (m Meter) AtRest(ctx context.Context) (Rest, error) {
-	const still, quiet, patience = 10 * time.Second, 30 * time.Second, 5 * time.Minute
-	r := Rest{Quiet: quiet}
+// AtRest waits until the writes to the objects of Cluster API and Capstan end, and measures the time after that.
+func (m Meter) AtRest(ctx context.Context) (r Rest, err error) {
+	r.Quiet = 30 * time.Second
+	settled, before, err := m.settle(ctx)
+	if err == nil {
+		err = Sleep(ctx, r.Quiet)
+	}
+	if err != nil {
+		return r, err
+	}
+	after, err := m.Read(ctx)
+	r.Settled, r.Cost = settled, after.Since(before)
+	return r, err
+}
+
+// settle waits until no object of Cluster API and Capstan was written for some seconds, and measures then. Core continues for some time after
+// the last machine, because it reconciles each object again. after is the time until the last write.
+func (m Meter) settle(ctx context.Context) (after time.Duration, last Cost, err error) {
+	const still, patience = 10 * time.Second, 5 * time.Minute
 	start := time.Now()
-	last, err := m.Read(ctx)
+	last, err = m.Read(ctx)
 	for since := start; err == nil && time.Since(since) < still && time.Since(start) < patience; {
 		if err = Sleep(ctx, time.Second); err != nil {
 			break
@@ -144,19 +171,11 @@ func (m Meter) AtRest(ctx context.Context) (Rest, error) {
 		var now Cost
 		if now, err = m.Read(ctx); now.Writes != last.Writes {
 			since = time.Now()
-			r.Settled = since.Sub(start)
+			after = since.Sub(start)
 		}
 		last = now
 	}
-	if err == nil {
-		err = Sleep(ctx, quiet)
-	}
-	if err != nil {
-		return r, err
-	}
-	after, err := m.Read(ctx)
-	r.Cost = after.Since(last)
-	return r, err
+	return after, last, err
 }
 
 // Sleep waits for some time, or returns the error of a context that ends before.
