@@ -204,9 +204,12 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	var bridges []string
 	for _, other := range networks {
 		bridges = append(bridges, BridgeName(other.ID))
-		if other.ID == n.ID {
+		switch {
+		case other.ID == n.ID:
 			err = admitSame(n, other, subnets)
-		} else {
+		case sameNames(other.ID, n.ID):
+			err = InUseError{message: fmt.Sprintf("the id %s has the same short hash as that of another network on this box: create the cluster again with another id", n.ID)}
+		default:
 			used = append(used, routed(other)...)
 			err = admitOverlay(n, other)
 		}
@@ -404,8 +407,8 @@ func (b Box) lend(networkID, machineID, name string, addresses []string, recorde
 	})
 }
 
-// elsewhere refuses the id of a machine of another capstand, because the names of cables and network namespaces on the box
-// contain the id.
+// elsewhere refuses the id of a machine of another capstand, and an id with the hash of another one, because the names of cables and network
+// namespaces on the box contain the hash.
 func (b Box) elsewhere(machineID string) error {
 	leases, err := filepath.Glob(filepath.Join(b.Dir, "networks", "*", "leases", "*"))
 	if err != nil {
@@ -413,7 +416,13 @@ func (b Box) elsewhere(machineID string) error {
 	}
 	for _, path := range leases {
 		var l Lease
-		if atomicfile.ReadJSON(path, &l) == nil && l.Machine == machineID && !l.Bridge && l.Host != b.HostID && !l.stale() {
+		if atomicfile.ReadJSON(path, &l) != nil || l.Bridge || !sameNames(l.Machine, machineID) || l.stale() {
+			continue
+		}
+		switch {
+		case l.Machine != machineID:
+			return InUseError{message: fmt.Sprintf("the id %s has the same short hash as that of another machine on this box: create the machine again with another id", machineID)}
+		case l.Host != b.HostID:
 			return InUseError{message: fmt.Sprintf("machine id %s belongs to %s of the host in %s, and the new machine is a copy of it: delete the copy and create it again without an id",
 				machineID, l.holder(), l.Root)}
 		}

@@ -114,6 +114,34 @@ func TestMachineOfAnotherHost_ALL18(t *testing.T) {
 	}
 }
 
+// Two ids whose short hashes are equal would share a bridge, or a network namespace.
+func TestIDsWithTheSameHash(t *testing.T) {
+	const victim, found = "id-00103777", "id-00797616"
+	if !sameNames(victim, found) || sameNames(victim, "id-00000000") {
+		t.Fatal("the ids of this test have other hashes")
+	}
+	b := box(t, t.TempDir(), "a")
+	if err := os.MkdirAll(filepath.Join(b.dir(victim), "leases"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := atomicfile.WriteJSON(filepath.Join(b.dir(victim), "network.json"), Network{ID: victim, CIDR: "10.231.7.0/24", Cluster: "default/demo"}, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var inUse InUseError
+	if err := b.Ensure(t.Context(), Network{ID: found, CIDR: "10.231.8.0/24", Cluster: "thief/demo"}); !errors.As(err, &inUse) || strings.Contains(err.Error(), "default/demo") {
+		t.Errorf("a network: %v", err)
+	}
+	if err := b.Lease(victim, victim, "default/one", []string{"10.231.7.2"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Lease(victim, found, "thief/one", []string{"10.231.7.3"}); !errors.As(err, &inUse) || strings.Contains(err.Error(), "default/one") {
+		t.Errorf("a machine: %v", err)
+	}
+	if err := b.Lease(victim, victim, "default/one", []string{"10.231.7.2"}); err != nil {
+		t.Errorf("the same machine again: %v", err)
+	}
+}
+
 // A crash during the write of a lease leaves a file that does not count as a lease.
 func TestHalfWrittenLease(t *testing.T) {
 	a := box(t, t.TempDir(), "a")

@@ -22,6 +22,10 @@ func TableName(networkID string) string { return "capstan-" + hash(networkID) }
 // VethName returns the name of the host's end of a machine's cable.
 func VethName(machineID string) string { return "cpm" + hash(machineID) }
 
+// sameNames reports whether two ids of networks, or of machines, have the same names on a box. Ids are text of tenants, and their hashes are
+// short: a tenant can search for an id with the names of another tenant.
+func sameNames(a, b string) bool { return hash(a) == hash(b) }
+
 func hash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return fmt.Sprintf("%x", sum[:5])
