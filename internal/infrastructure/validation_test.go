@@ -70,6 +70,7 @@ func TestValidation(t *testing.T) {
 		"cluster, IPv4 as IPv6":        {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "10.1.0.0/24" }), why: "machineIPv6CIDR must be an IPv6 network"},
 		"cluster, IPv6 loopback":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "::/64" }), why: "loopback"},
 		"cluster, bind address":        {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "here" }), why: "bindAddress must be an IP address"},
+		"cluster, bind to all":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "0.0.0.0" }), why: "bindAddress must be a unicast address of the host"},
 		"cluster, mode":                {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Mode = "Some" }), why: "Unsupported value"},
 		"cluster, port":                {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
 		"cluster, id":                  {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
