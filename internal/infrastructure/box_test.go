@@ -23,6 +23,7 @@ func (b *box) onBox(id, domain string) (*infrav1.CapstanHost, *fakehost.Host) {
 // IC-04, IM-02: the network of a cluster is limited to one box. The failure domains are those of the load balancer's box, and
 // machines are placed only there. If a machine names a host of another box, its condition contains the cause.
 func TestBoxes(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	first, _ := b.onBox("one", "rack-1")
 	b.onBox("one", "rack-2")

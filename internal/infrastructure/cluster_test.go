@@ -36,6 +36,7 @@ func (b *box) address(n int) string {
 
 // IC-01, IC-02, IC-04, IC-08, IC-10, IC-12, ALL-09, ALL-13: the normal path of the contract, and deletion.
 func TestClusterLife(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.waitProvisioned()
 	c := b.capstan
@@ -85,6 +86,7 @@ func TestFailureDomains_IC04(t *testing.T) {
 
 // IC-10: the endpoint of the user is kept, and the load balancer listens on the configured address and port.
 func TestEndpointOfTheUser_IC10(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		cluster func(*clusterv1.Cluster)
 		capstan func(*infrav1.CapstanCluster)
@@ -134,6 +136,7 @@ func TestEndpointOfTheUser_IC10(t *testing.T) {
 
 // IC-14: the cluster waits for an external endpoint, and no load balancer is created.
 func TestExternalEndpoint_IC14(t *testing.T) {
+	t.Parallel()
 	for name, given := range map[string]clusterv1.APIEndpoint{
 		"nothing":       {},
 		"only the host": {Host: "api.example.com"},
@@ -164,6 +167,7 @@ func TestExternalEndpoint_IC14(t *testing.T) {
 
 // IC-06: the controller writes neither the object nor the status of an externally managed cluster.
 func TestExternallyManaged_IC06(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
@@ -186,6 +190,7 @@ func TestExternallyManaged_IC06(t *testing.T) {
 
 // IC-07, IC-12: without a Cluster, the controller does nothing, and deletion only removes the finalizer.
 func TestNoOwner(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
 	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("c"), Finalizers: []string{infrav1.ClusterFinalizer}}}
@@ -214,6 +219,7 @@ func TestErrorsAreShownAndRetried_IC09(t *testing.T) {
 // IC-11: one reconcile writes the spec with the endpoint, and directly after it the status with the failure domains. A cluster that is
 // provisioned has both.
 func TestOrder_IC11(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	versions := eachVersion[*infrav1.CapstanCluster](b, &infrav1.CapstanClusterList{})
@@ -248,6 +254,7 @@ func TestWaitsForAHost(t *testing.T) {
 
 // A refused network from the pool is replaced by the next one. A refused network of the user is kept.
 func TestRefusedNetwork(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
 	// Another management plane uses the whole pool except its last network.
@@ -271,6 +278,7 @@ func TestRefusedNetwork(t *testing.T) {
 
 // Clusters that start at the same time get different networks.
 func TestClustersAtOnce(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	var all []*infrav1.CapstanCluster
 	for range 12 {
@@ -357,6 +365,7 @@ func bootsBeforeProvisioned(b *box, fake *fakehost.Host) {
 
 // IC-12: the deletion waits for the host of the load balancer.
 func TestDeletionWaitsForTheHost_IC12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.waitProvisioned()
 	b.fake.Stop()
@@ -370,6 +379,7 @@ func TestDeletionWaitsForTheHost_IC12(t *testing.T) {
 
 // IC-12: the deletion of a cluster waits for its machines.
 func TestDeletionWaitsForMachines_IC12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -398,6 +408,7 @@ func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 
 // IC-12: an object with an id that never had a Cluster, for example a copy, owns nothing on any host.
 func TestDeletionWithAnIDAndNoOwner(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.get(b.capstan)
 	copied := &infrav1.CapstanCluster{
@@ -412,6 +423,7 @@ func TestDeletionWithAnIDAndNoOwner(t *testing.T) {
 
 // ALL-08
 func TestPausedCluster_ALL08(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
@@ -431,6 +443,7 @@ func TestPausedCluster_ALL08(t *testing.T) {
 // A tool can apply the manifest of a live CapstanCluster again without a change or a conflict. The manifest can also replace the
 // object: the fields of the controller remain, because machines, certificates and hosts depend on them.
 func TestManifestOfALiveCluster_IC10(t *testing.T) {
+	t.Parallel()
 	t.Run("one box", func(t *testing.T) { manifestOfALiveCluster(newBox(t).provisioned()) })
 	t.Run("several hosts", func(t *testing.T) {
 		b := newNamespace(t)
@@ -480,6 +493,7 @@ func manifestOfALiveCluster(b *box) {
 // A namespace can write a machine network that contains the whole pool of networks. It takes no network from the clusters that share no
 // host with it (ALL-18). A cluster that can be on the same host chooses another network.
 func TestLargeNetworkOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
 	large := func(b *box, network netip.Prefix, running metav1.ConditionStatus) *infrav1.CapstanCluster {
 		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("large")}}
 		c.Spec.Network.MachineCIDR = network.String()

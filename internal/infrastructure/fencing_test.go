@@ -17,6 +17,7 @@ import (
 // The host gets spec.fencing, and status.fencing is what it has acknowledged. The machine of a host that is lost waits as long as
 // it may run.
 func TestFencing(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.provisioned()
 	machine, m := b.addMachine(nil, nil)
@@ -53,6 +54,7 @@ func TestFencing(t *testing.T) {
 // A host whose capstand is too new or too old is reported, and gets no machines. Its machines are not touched. A capstand without
 // a version has version 1.
 func TestIncompatibleVersion(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.provisioned()
 	machine, m := b.addMachine(nil, nil)

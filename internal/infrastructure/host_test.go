@@ -29,6 +29,7 @@ import (
 
 // The status of a CapstanHost contains the report of capstand and follows its changes.
 func TestHostStatus(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	host, fake := b.addHost(nil)
 	b.Expect(host.Finalizers).To(ConsistOf(infrav1.HostFinalizer))
@@ -57,6 +58,7 @@ func TestHostStatus(t *testing.T) {
 
 // The deletion of a host waits for its machines and load balancers, unless the host is abandoned.
 func TestHostInUse(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -96,6 +98,7 @@ func TestUnschedulable(t *testing.T) {
 
 // ALL-11: the host owns its credentials, so that clusterctl moves them. A condition reports invalid ones.
 func TestCredentials(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	name := unique("creds")
 	host := &infrav1.CapstanHost{
@@ -121,6 +124,7 @@ func TestCredentials(t *testing.T) {
 // MP-11, ALL-18: the provider changes Secrets only in its own namespace. If a host names a Secret of another namespace, a condition
 // reports this, and the Secret stays unchanged.
 func TestCredentialsElsewhere(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "somebodys"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	b.create(secret)
@@ -143,6 +147,7 @@ func TestCredentialsElsewhere(t *testing.T) {
 // A host over TCP: the condition contains the cause of each failed connection, and corrected credentials are used at once.
 // Row ALL-18.
 func TestHostOverTLS(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	dir := t.TempDir()
 	issue := func(dir string, validity time.Duration, at time.Time) map[string][]byte {
@@ -194,6 +199,7 @@ func TestHostOverTLS(t *testing.T) {
 
 // ALL-08
 func TestPausedHost_ALL08(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	host, _ := b.addHost(nil)
 	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
@@ -208,6 +214,7 @@ func TestPausedHost_ALL08(t *testing.T) {
 // renews its own. A condition names certificates that are older than two thirds of their life. The metric contains the expiry
 // of each certificate.
 func TestHostCertificatesAreRenewed(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	dir := t.TempDir()
 	due, err := credentials.Make(dir, []string{"127.0.0.1"}, time.Hour, time.Now().Add(-50*time.Minute))
@@ -277,6 +284,7 @@ func expirations(b *box, host string) map[string]float64 {
 // Their addresses and networks stay reserved. A machine is removed only if the annotation names it. Machines of another
 // management cluster and machines with an object are never removed.
 func TestUnknownMachines(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -366,6 +374,7 @@ func TestUnknownMachines(t *testing.T) {
 // After a crash, only the annotation of a removal remains, because the machine is already removed. A network with a cluster
 // stays. A network also stays if the administrator has withdrawn the request.
 func TestPruneContinues(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	lost := &hostpb.Network{Id: "lost-cluster", Namespace: b.namespace, Name: "lost", Cidr: "10.9.0.0/24"}
 	_, err := b.fake.EnsureNetwork(ctx, lost)
@@ -391,6 +400,7 @@ func TestPruneContinues(t *testing.T) {
 
 // The target of a move records on the host that it owns the machines. Otherwise the source would list them as unknown.
 func TestMovedMachineIsClaimed(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)

@@ -20,6 +20,7 @@ func (b *box) becomes(fake *fakehost.Host) {
 // CTL-13: machines and load balancers of a host are not expected on another host of the same name. They do not count as lost, and
 // are neither created again nor removed. Conditions contain the cause. The normal state returns with the right host.
 func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(controlPlane, nil)
 	b.running(m)
@@ -53,6 +54,7 @@ func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 // The annotation abandons the machines of a lost host. The load balancer is created on the new host when the id of the old host
 // is removed from the spec.
 func TestHostSetUpAnew_CTL13(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -85,6 +87,7 @@ func TestHostSetUpAnew_CTL13(t *testing.T) {
 
 // Objects of former versions have no host id. They get the id of the host that has their machine or load balancer.
 func TestHostIDIsLearned_CTL13(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = b.host.Name })

@@ -92,6 +92,7 @@ func joinAs(g *WithT, c client.Client, keyPEM []byte, r joining.Request) *certif
 // A host joins with a token: it gets a certificate for its key, and a CapstanHost with the terms of the token. The same key joins
 // again, with the same result. Another key does not, and an administrator's own request is not signed.
 func TestHostJoins(t *testing.T) {
+	t.Parallel()
 	g := NewWithT(t)
 	secret, c := joinToken(g, joining.Terms{
 		Expires: metav1.NewTime(time.Now().Add(time.Hour)), Hosts: 1, FailureDomain: "row-2", Labels: map[string]string{"disk": "fast"},
@@ -147,6 +148,7 @@ func TestHostJoins(t *testing.T) {
 
 // A host whose CapstanHost was deleted does not join again with its token, and the Secret that gave access to it is its dependent.
 func TestDeletedHostDoesNotReturn(t *testing.T) {
+	t.Parallel()
 	g := NewWithT(t)
 	_, c := joinToken(g, joining.Terms{
 		Expires: metav1.NewTime(time.Now().Add(time.Hour)), Hosts: 2, AllowedNamespaces: []string{"nobody"}, Validity: metav1.Duration{Duration: time.Hour},
@@ -180,6 +182,7 @@ func TestDeletedHostDoesNotReturn(t *testing.T) {
 
 // The Secret of a token is deleted when the token expires.
 func TestHostTokenExpires(t *testing.T) {
+	t.Parallel()
 	g := NewWithT(t)
 	terms := joining.Terms{Expires: metav1.NewTime(time.Now().Add(time.Hour)), Hosts: 1, Validity: metav1.Duration{Duration: time.Hour}}
 	secret, _ := joinToken(g, terms)

@@ -20,6 +20,7 @@ import (
 // After an absence, a host waits for the confirmation of its machines. The manager confirms those that exist, and not those
 // that are being replaced.
 func TestReturnOfALostHost(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.provisioned()
 	_, stays := b.addMachine(nil, nil)
@@ -43,6 +44,7 @@ func TestReturnOfALostHost(t *testing.T) {
 
 // The Machines of a drained host are deleted one after another, each only while the other Machines of the cluster are Available.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.provisioned()
 	status := func(obj client.Object, change func()) {
@@ -108,6 +110,7 @@ func TestDrain(t *testing.T) {
 
 // A reboot waits for the drain, is asked for once, and opens the host when it is back. A host that cannot reboot is not drained.
 func TestReboot(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.provisioned()
 	machine, m := b.addMachine(nil, nil)

@@ -117,6 +117,7 @@ func (b *box) deletedWithoutOwners(obj client.Object, claim *capiipamv1.IPAddres
 // IPAM-07, ALL-11: the machine owns a claim of the pool and waits for its address. The deletion of the machine waits for the claim.
 // Row IM-09.
 func TestAddressFromPool(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
 	four := b.claim(m.Name + "-0")
@@ -151,6 +152,7 @@ func TestAddressFromPool(t *testing.T) {
 
 // A condition names an address that is outside of the network.
 func TestAddressOutsideOfTheNetwork_IPAM07(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
 	b.fulfil(b.claim(m.Name+"-0"), "172.16.0.9", 24, "172.16.0.1")
@@ -163,6 +165,7 @@ func TestAddressOutsideOfTheNetwork_IPAM07(t *testing.T) {
 
 // A condition names a gateway that the machine could not reach.
 func TestGatewayOutsideOfTheNetwork_IPAM07(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
 	b.fulfil(b.claim(m.Name+"-0"), b.address(7), 21, "172.16.0.1")
@@ -212,6 +215,7 @@ func fromPool(t *testing.T) *box {
 // IPAM-07, IC-10, IC-12: the address of the endpoint comes from the pool. The load balancer is created after the address exists,
 // and the claim is deleted after the load balancer.
 func TestEndpointFromPool(t *testing.T) {
+	t.Parallel()
 	b := fromPool(t)
 	claim := b.claim(b.capstan.Name + "-endpoint")
 	b.Expect(claim.Spec).To(Equal(capiipamv1.IPAddressClaimSpec{
@@ -251,6 +255,7 @@ func TestEndpointFromPool(t *testing.T) {
 
 // A machine without a pool never gets the address of the load balancer. A cluster with an endpoint keeps it.
 func TestMachinesKeepOffTheEndpoint(t *testing.T) {
+	t.Parallel()
 	b := fromPool(t)
 	b.fulfil(b.claim(b.capstan.Name+"-endpoint"), b.address(2), 24, b.address(1))
 	b.provisioned()
@@ -265,6 +270,7 @@ func TestMachinesKeepOffTheEndpoint(t *testing.T) {
 
 // A condition names an unusable address of an endpoint, and a corrected address is used as soon as it exists.
 func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
+	t.Parallel()
 	for address, why := range map[string]string{
 		"172.16.0.9": "outside the cluster's network " + endpointCIDR, "fd00::9": "outside", "10.77.8.1": "gateway", "10.77.8.255": "broadcast",
 	} {
@@ -291,6 +297,7 @@ func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 
 // A claim with the expected name and another owner is neither used nor deleted. The condition contains this.
 func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	var foreign *capiipamv1.IPAddressClaim
@@ -322,6 +329,7 @@ func dualStack(t *testing.T) *box {
 // IPAM-08: a machine with two pools has two claims, and the address, prefix and gateway of both, IPv4 first.
 // Row IPAM-07.
 func TestDualStackMachine(t *testing.T) {
+	t.Parallel()
 	b := dualStack(t)
 	b.Expect(b.fake.Network(b.capstan.Spec.ID).GetIpv6Cidr()).To(Equal(sixCIDR))
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
@@ -359,6 +367,7 @@ func TestDualStackMachine(t *testing.T) {
 
 // IPAM-08: in a dual stack network, a machine without pools has addresses of both families.
 func TestDualStackWithoutPools_IPAM08(t *testing.T) {
+	t.Parallel()
 	b := dualStack(t)
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -371,6 +380,7 @@ func TestDualStackWithoutPools_IPAM08(t *testing.T) {
 
 // IPAM-08: in a dual stack network, a machine with one pool has one address. Conditions name addresses that do not match.
 func TestPoolsThatDoNotFit_IPAM08(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		cluster func(*testing.T) *box
 		pools   []infrav1.IPPoolReference

@@ -24,6 +24,7 @@ func onlySix(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = onlySixCI
 // With an IPv6 machineCIDR, the endpoint, the machines and the members of the load balancer have IPv6 addresses only. A pool can
 // provide them.
 func TestIPv6Only(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	b.addCluster(sixNetworks, onlySix)
@@ -48,6 +49,7 @@ func TestIPv6Only(t *testing.T) {
 
 // A condition reports families that do not match, and the cluster continues after a correction.
 func TestFamiliesThatDoNotMatch(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	refused := func() string {

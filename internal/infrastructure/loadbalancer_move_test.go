@@ -45,6 +45,7 @@ var (
 // IC-12: nothing remains of a moved load balancer. The old one is removed before the new one is created, because both can be on
 // the same box with the same port.
 func TestLoadBalancerMoves_IC12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
 	second, other := b.addHost(nil)
@@ -86,6 +87,7 @@ func TestFormerHostIsTriedAgain_IC12(t *testing.T) {
 
 // IC-11: a former host that keeps the load balancer does not hold back a cluster that has not been provisioned yet.
 func TestFormerHostHoldsNothingBack_IC11(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	b.fake.Deafen(true)
@@ -101,6 +103,7 @@ func TestFormerHostHoldsNothingBack_IC11(t *testing.T) {
 
 // IC-12: the network stays on hosts with machines of the cluster, and is removed with the cluster at the latest.
 func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -120,6 +123,7 @@ func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
 
 // IC-12: if a host is down while the load balancer moves, the old load balancer is removed when the host returns.
 func TestLoadBalancerMovesOffAHostThatIsDown_IC12(t *testing.T) {
+	t.Parallel()
 	b, second, other := movedWhileDown(t)
 	b.fake.Start(t)
 	b.Eventually(b.has(b.fake)).Should(neither)
@@ -129,6 +133,7 @@ func TestLoadBalancerMovesOffAHostThatIsDown_IC12(t *testing.T) {
 
 // IC-12: if a load balancer was moved from a host that was down, the deletions of the cluster and of the host wait for the host.
 func TestDeletionWaitsForFormerHosts_IC12(t *testing.T) {
+	t.Parallel()
 	b, _, other := movedWhileDown(t)
 	b.delete(b.host)
 	b.Expect(b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")).To(ContainSubstring("load balancers of 1 CapstanClusters"))
@@ -144,6 +149,7 @@ func TestDeletionWaitsForFormerHosts_IC12(t *testing.T) {
 
 // IC-12: the annotation abandons a former host that is lost.
 func TestFormerHostIsAbandoned_IC12(t *testing.T) {
+	t.Parallel()
 	b, _, _ := movedWhileDown(t)
 	b.delete(b.capstan)
 	b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
@@ -167,6 +173,7 @@ func movedWhileDown(t *testing.T) (*box, *infrav1.CapstanHost, *fakehost.Host) {
 
 // IC-12: without its CapstanHost, nothing confirms that a host is empty, so the deletion waits.
 func TestDeletionWaitsForAMissingHost_IC12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
 	b.delete(b.host)
@@ -186,6 +193,7 @@ func TestDeletionWaitsForAMissingHost_IC12(t *testing.T) {
 
 // IC-12: the deletion does not wait for a host that never existed.
 func TestDeletionIsNotHeldByAHostThatNeverWas_IC12(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = "never-was" })
@@ -196,6 +204,7 @@ func TestDeletionIsNotHeldByAHostThatNeverWas_IC12(t *testing.T) {
 
 // IC-05: a template cannot contain the record of former hosts.
 func TestTemplateHasNoLoadBalancerHosts_IC05(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	template := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "t"}}
 	template.Spec.Template.Spec.LoadBalancerHosts = []infrav1.LoadBalancerHost{{Name: "host", ID: "id"}}

@@ -32,6 +32,7 @@ import (
 
 // IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the normal path of the contract, and deletion.
 func TestMachineLife(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -136,6 +137,7 @@ func (b *box) startAgain(m *infrav1.CapstanMachine) {
 // IM-10, IC-08: the finalizers are there before the first side effect. One reconcile writes the provider id, and directly after it the
 // status with the addresses, the failure domain and provisioned.
 func TestMachineOrder(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(func(h *infrav1.CapstanHost) { h.Spec.Address = witness{fakehost.New(t), b}.serve() })
 	b.addCluster(nil, nil)
@@ -236,6 +238,7 @@ func TestPoolMachineTakesTheDataOfItsPool_IM05(t *testing.T) {
 
 // A condition reports a missing or empty bootstrap Secret.
 func TestMissingBootstrapSecret_IM05(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("nothing-there") }, nil)
 	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")).To(ContainSubstring("nothing-there"))
@@ -246,6 +249,7 @@ func TestMissingBootstrapSecret_IM05(t *testing.T) {
 
 // IM-02: the machine is placed in the failure domain of its Machine. A condition reports an unknown failure domain.
 func TestFailureDomain_IM02(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	rack, _ := b.addHost(func(h *infrav1.CapstanHost) { h.Spec.FailureDomain = "rack-2" })
 	b.provisioned()
@@ -277,6 +281,7 @@ func TestWaitsForCapacity(t *testing.T) {
 
 // Machines that are placed at the same time have different memory, addresses and ids.
 func TestManyMachinesAtOnce(t *testing.T) {
+	t.Parallel()
 	b := newBox(t)
 	b.addHost(nil)
 	b.provisioned()
@@ -315,11 +320,8 @@ func TestAddressIsTaken(t *testing.T) {
 func TestKnownNameWithAnotherID(t *testing.T) {
 	t.Parallel()
 	b := newBox(t).provisioned()
-	name := fmt.Sprintf("m-%d", names.Load()+1)
-	b.Expect(stranger(b, name, b.address(9))).To(Succeed())
-	_, m := b.addMachine(nil, nil)
-	b.Expect(m.Name).To(Equal(name))
-	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("is stranger-" + name + " on this host"))
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { b.Expect(stranger(b, m.Name, b.address(9))).To(Succeed()) })
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("is stranger-" + m.Name + " on this host"))
 	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(2)), "another address would not help")
 }
 

@@ -39,6 +39,7 @@ func (b *box) writesOn(host *infrav1.CapstanHost) {
 // ALL-18: objects that a namespace has written by hand keep no host that does not admit the namespace: it is drained, rebooted and
 // deleted without them. What the host really has is drained and keeps the host, also after its namespace is not admitted any more.
 func TestObjectsThatNameTheHostOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.BootId = "boot-1" })
 	tenant := newNamespace(t)

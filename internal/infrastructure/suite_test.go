@@ -68,7 +68,9 @@ func run(m *testing.M) int {
 		_ = env.Stop()
 		return 1
 	}
-	// Each object is reconciled at most once a second, so tests mostly wait.
+	// Each object is reconciled at most once a second, so tests mostly wait. These are not parallel: tests of the events of clusters and of
+	// machines without a host, because the hosts of other tests are events for all of them; tests of published Services, because each of their
+	// clusters sees the Services of all tests; and tests that change CRDs.
 	testenv.Parallel(4)
 	code := m.Run()
 	stop()

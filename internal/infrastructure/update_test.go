@@ -252,6 +252,7 @@ func TestUpdateIsRefused_ALL17(t *testing.T) {
 // A machine of a MachineDeployment with the policy Only shows which change stops the rollout, and the MachineDeployment gets an
 // event. The policy Prefer, or a change that can be made in place, has no condition.
 func TestRolloutStopped_ALL17(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	u := updatable(b, "MachineSet")
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: b.namespace, Name: name} }

@@ -122,6 +122,7 @@ func TestVolumeOutlivesMachine(t *testing.T) {
 
 // Machines that are made at once get volumes of their own, and so do their successors.
 func TestVolumesOfTwoMachines(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(2)
 	ids := func(machines ...*infrav1.CapstanMachine) (out []string) {
@@ -163,6 +164,7 @@ func TestVolumesOfOneSpace(t *testing.T) {
 
 // A namespace can write a CapstanVolume that names any host. It takes no space of a host that does not admit the namespace (ALL-18).
 func TestVolumeThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.DiskBytes = 100 << 30 })
 	other := newNamespace(t)
@@ -177,6 +179,7 @@ func TestVolumeThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 
 // A retained volume stays after its Cluster and keeps its host. It is deleted with its CapstanVolume.
 func TestVolumeOutlivesCluster(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
 	v := b.leftVolume(d)
@@ -198,6 +201,7 @@ func TestVolumeOutlivesCluster(t *testing.T) {
 
 // A machine whose volume is on a host that accepts nothing waits, and starts with an empty volume after the old one was deleted.
 func TestVolumeOnUnavailableHost(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
 	first := b.addMember(d)
@@ -221,6 +225,7 @@ func TestVolumeOnUnavailableHost(t *testing.T) {
 
 // A machine that waited for the host of its volume gives the volume back, also if its spec does not name the volume any more.
 func TestVolumeOfChangedMachine(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
 	v := b.leftVolume(d)
@@ -235,6 +240,7 @@ func TestVolumeOfChangedMachine(t *testing.T) {
 
 // A volume that the host has lost is never replaced by an empty one.
 func TestVolumeLost(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
 	v := b.leftVolume(d)
@@ -246,6 +252,7 @@ func TestVolumeLost(t *testing.T) {
 
 // clusterctl deletes the objects at the source of a move: the data stays, and belongs to the objects at the target.
 func TestVolumeMoves(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	v := b.leftVolume(b.addDeployment(1))
 	update(b, v, func(v *infrav1.CapstanVolume) {
@@ -260,6 +267,7 @@ func TestVolumeMoves(t *testing.T) {
 
 // The deletion of a namespace is no decision about data with the policy Retain.
 func TestVolumeOfDeletedNamespace(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	v := b.leftVolume(b.addDeployment(1))
 	b.delete(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v.Namespace}})
@@ -275,6 +283,7 @@ func TestVolumeOfDeletedNamespace(t *testing.T) {
 
 // The owner of a volume with the policy Delete takes it along.
 func TestVolumeWithPolicyDelete(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
 	m := b.addMember(d, func(v *infrav1.MachineVolume) { v.ReclaimPolicy = infrav1.VolumeDelete })
@@ -286,6 +295,7 @@ func TestVolumeWithPolicyDelete(t *testing.T) {
 
 // A host that cannot have volumes gets no machine with one.
 func TestVolumeNeedsHostWithVolumes(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	b.addCluster(nil, nil)
@@ -297,6 +307,7 @@ func TestVolumeNeedsHostWithVolumes(t *testing.T) {
 }
 
 func TestVolumesAreValidated(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	valid := infrav1.MachineVolume{Name: "data", Path: "/srv/data", SizeGiB: 1}
 	for name, test := range map[string]struct {
