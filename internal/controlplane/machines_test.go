@@ -198,6 +198,8 @@ func TestRollOutWithVolumes(t *testing.T) {
 	w.most = 0
 	scaleTo(w, cp, 3)
 	w.until("three of the last template", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
+	rollTo("keeps-it", "data")
+	w.until("three others", func() bool { return len(w.made) == 8 && w.settled(cp, 3)() })
 	if w.most != 3 {
 		t.Errorf("at most %d Machines existed", w.most)
 	}

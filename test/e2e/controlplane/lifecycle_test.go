@@ -35,13 +35,13 @@ type subject struct {
 	etcd   client.Client // a client with the kind EtcdMember
 	made   map[string]bool
 	writer *writer // the writer of TestLife
-	// volumes of the machines that TestLife rolls out
+	// volumes of the machines of TestLife after the upgrade
 	volumes *harness.Volumes
 }
 
 // TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03), partly while
 // components are killed, an upgrade to the next minor version (CP-05) with another template, whose machines have volumes and
-// metrics-server, a rollout of these, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently (CP-10), lost
+// metrics-server, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently (CP-10), lost
 // owner references (ALL-11). No acknowledged write is lost.
 func TestLife(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0", "--kubernetes-version", harness.FormerMinor(t)), made: map[string]bool{}}
@@ -60,7 +60,6 @@ func TestLife(t *testing.T) {
 		{"packets are lost", losePackets},
 		{"messages between etcd members are delayed", slowMembers},
 		{"an upgrade to machines with volumes", upgrade},
-		{"a rollout of machines with volumes", rollOutVolumes},
 		{"a deleted Machine is replaced", deleteOne},
 		{"a permanently killed machine is replaced", killOne},
 		{"metrics after the loss of machines", haveMetrics},
@@ -268,22 +267,9 @@ func (s *subject) untilReplaced(t *testing.T, before map[string]clusterv1.Machin
 	return most
 }
 
-// rollOutVolumes replaces the machines once more. The spec permits one machine above three, but each successor needs the volume of a
-// predecessor: there are never more than three, and each one has the data of one of them.
-func rollOutVolumes(t *testing.T, s *subject) {
-	s.volumes.Write(t, 3)
-	before := s.mustMachines(t)
-	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Rollout.After = metav1.Now() })
-	most := s.untilReplaced(t, before, func(*controlplanev1.CapstanControlPlane, map[string]clusterv1.Machine) {})
-	s.settled(t, 3)
-	if most > 3 {
-		t.Errorf("%d Machines at once", most)
-	}
-	s.volumes.Inherited(t, 3)
-}
-
-// deleteOne deletes the Machine that has etcd's leader.
+// deleteOne deletes the Machine that has etcd's leader. From here on, each machine has the data of a predecessor in its volume.
 func deleteOne(t *testing.T, s *subject) {
+	s.volumes.Write(t, 3)
 	leader := s.mustMachines(t)[s.leader(t)]
 	if err := plane.Client.Delete(t.Context(), &leader); err != nil {
 		t.Fatal(err)

@@ -10,11 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -43,10 +39,8 @@ const limit = 5 * time.Minute
 // workers are the machines of a MachineDeployment.
 type workers struct {
 	*harness.Cluster
-	t *testing.T
-	// selector of hosts; nil for real machines.
-	selector *metav1.LabelSelector
-	md       *clusterv1.MachineDeployment
+	t  *testing.T
+	md *clusterv1.MachineDeployment
 }
 
 // member is what an update in place does not change.
@@ -85,7 +79,7 @@ func (w *workers) templates(name string, change func(*infrav1.CapstanMachineSpec
 	w.t.Helper()
 	meta := metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name + "-" + name}
 	infra, config := &infrav1.CapstanMachineTemplate{ObjectMeta: meta}, &bootstrapv1.CapstanConfigTemplate{ObjectMeta: meta}
-	infra.Spec.Template.Spec = infrav1.CapstanMachineSpec{CPUs: 1, Memory: ptr.To(resource.MustParse("768Mi")), HostSelector: w.selector}
+	infra.Spec.Template.Spec = infrav1.CapstanMachineSpec{CPUs: 1, Memory: ptr.To(resource.MustParse("768Mi"))}
 	config.Spec.Template.ObjectMeta.Labels = map[string]string{clusterv1.ClusterNameLabel: w.Name}
 	change(&infra.Spec.Template.Spec, &config.Spec.Template.Spec)
 	for _, o := range []client.Object{infra, config} {
@@ -198,46 +192,6 @@ func (w *workers) same(what string, before, after map[string]member) {
 	}
 }
 
-// Rows ALL-17, CP-21: a MachineDeployment is updated in place through the hooks of the manager: version, memory and arguments of
-// the kubelet at once, while the manager is killed. A change that needs other machines stops under the policy Only, and replaces
-// the machines under Prefer. The machines are hollow: this test is about the objects.
-func TestHollowMachineDeployment(t *testing.T) {
-	from := harness.FormerMinor(t)
-	startHollow(t, from, harness.KubernetesVersion)
-	w := &workers{t: t, selector: &metav1.LabelSelector{MatchLabels: map[string]string{"hollow": "true"}}}
-	w.Cluster = plane.CreateCluster(t, "default", "hollow", "--workers", "0")
-	w.create(from)
-	before := w.settled("two machines", from)
-
-	w.templates("two", func(m *infrav1.CapstanMachineSpec, c *bootstrapv1.CapstanConfigSpec) {
-		m.Memory = ptr.To(resource.MustParse("1Gi"))
-		c.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v", Value: "2"}}
-	})
-	w.change(func() {
-		w.md.Spec.Template.Spec.Version = harness.KubernetesVersion
-		w.use("two")
-	})
-	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
-	after := w.settled("an update in place", harness.KubernetesVersion)
-	w.same("an update in place", before, after)
-	w.updated("1Gi")
-
-	w.templates("three", func(m *infrav1.CapstanMachineSpec, c *bootstrapv1.CapstanConfigSpec) {
-		m.Memory = ptr.To(resource.MustParse("1Gi"))
-		c.PreCommands = []string{"true"}
-	})
-	w.change(func() { w.use("three") })
-	w.stopped("preCommands")
-	w.stays(10*time.Second, after)
-	w.change(func() { w.md.Annotations[infrav1.InPlaceAnnotation] = "Prefer" })
-	replaced := w.settled("a replacement", harness.KubernetesVersion)
-	for name := range after {
-		if _, kept := replaced[name]; kept {
-			t.Errorf("Machine %s was not replaced", name)
-		}
-	}
-}
-
 // pods run on both workers.
 const pods = `
 apiVersion: apps/v1
@@ -256,8 +210,9 @@ spec:
       volumes: [{name: data, emptyDir: {}}]
 `
 
-// Rows ALL-17, CP-21: real machines of a MachineDeployment go to the next minor version in place. Their containers, their data
-// and their addresses stay, and their limits change while they run.
+// Rows ALL-17, CP-21: real machines of a MachineDeployment go to the next minor version in place, through the hooks of the manager,
+// which is killed meanwhile: version, memory, files and arguments of the kubelet at once. Their containers, their data and their
+// addresses stay, and their limits change while they run. Then a change needs other machines.
 func TestMachineDeployment(t *testing.T) {
 	from := harness.FormerMinor(t)
 	w := &workers{t: t}
@@ -271,15 +226,13 @@ func TestMachineDeployment(t *testing.T) {
 		shell(t, w.Namespace, name, "sh", "-c", "echo "+m.id+" > /var/lib/local-data")
 	}
 
-	w.templates("two", func(m *infrav1.CapstanMachineSpec, c *bootstrapv1.CapstanConfigSpec) {
-		m.Memory = ptr.To(resource.MustParse("1Gi"))
-		c.Files = []bootstrapv1.File{{Path: "/etc/from-update", Content: "new", Repeatable: ptr.To(true)}}
-		c.UpdateCommands = []string{"echo done >> /var/lib/update-commands"}
-	})
+	w.templates("two", updatable)
 	w.change(func() {
 		w.md.Spec.Template.Spec.Version = harness.KubernetesVersion
 		w.use("two")
 	})
+	w.begun()
+	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
 	after := w.settled("an update in place", harness.KubernetesVersion)
 	w.same("an update in place", before, after)
 	w.updated("1Gi")
@@ -291,6 +244,51 @@ func TestMachineDeployment(t *testing.T) {
 	}
 	if now := containers(t, w.Cluster); !maps.Equal(had, now) {
 		t.Errorf("containers were %v and are %v", had, now)
+	}
+	w.replacement(after)
+}
+
+// updatable changes a machine in ways that an update in place can do.
+func updatable(m *infrav1.CapstanMachineSpec, c *bootstrapv1.CapstanConfigSpec) {
+	m.Memory = ptr.To(resource.MustParse("1Gi"))
+	c.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v", Value: "2"}}
+	c.Files = []bootstrapv1.File{{Path: "/etc/from-update", Content: "new", Repeatable: ptr.To(true)}}
+	c.UpdateCommands = []string{"echo done >> /var/lib/update-commands"}
+}
+
+// begun waits until the update of a machine has begun.
+func (w *workers) begun() {
+	w.t.Helper()
+	harness.Eventually(w.t, "an update begins", limit, func(ctx context.Context) error {
+		machines, err := w.machines(ctx)
+		if err != nil {
+			return err
+		}
+		for _, m := range machines {
+			if _, updates := m.Annotations[clusterv1.UpdateInProgressAnnotation]; updates {
+				return nil
+			}
+		}
+		return fmt.Errorf("no Machine is being updated\n%s", w.explain(ctx))
+	})
+}
+
+// replacement: a change that needs other machines stops under the policy Only, and replaces the machines under Prefer.
+func (w *workers) replacement(before map[string]member) {
+	w.t.Helper()
+	w.templates("three", func(m *infrav1.CapstanMachineSpec, c *bootstrapv1.CapstanConfigSpec) {
+		updatable(m, c)
+		c.PreCommands = []string{"true"}
+	})
+	w.change(func() { w.use("three") })
+	w.stopped("preCommands")
+	w.stays(10*time.Second, before)
+	w.change(func() { w.md.Annotations[infrav1.InPlaceAnnotation] = "Prefer" })
+	replaced := w.settled("a replacement", harness.KubernetesVersion)
+	for name := range before {
+		if _, kept := replaced[name]; kept {
+			w.t.Errorf("Machine %s was not replaced", name)
+		}
 	}
 }
 
@@ -376,43 +374,4 @@ func (w *workers) stays(d time.Duration, want map[string]member) {
 			w.t.Fatalf("%d Machines, want %d", len(machines), len(want))
 		}
 	}
-}
-
-// startHollow starts a host with simulated machines until the test ends.
-func startHollow(t *testing.T, versions ...string) {
-	t.Helper()
-	sockets := filepath.Join(plane.Root, "sockets")
-	info, err := os.Stat(sockets)
-	if err != nil {
-		t.Fatal(err)
-	}
-	uid := strconv.FormatUint(uint64(info.Sys().(*syscall.Stat_t).Uid), 10)
-	socket := filepath.Join(sockets, "hollow.sock")
-	cmd := exec.Command(filepath.Join(harness.Bin(), "capstand"), "hollow", "--root", t.TempDir(), "--socket", socket, "--socket-uid", uid,
-		"--versions", versions[0], "--versions", versions[1])
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: "hollow", Labels: map[string]string{"hollow": "true"}},
-		Spec:       infrav1.CapstanHostSpec{Address: "unix://" + socket, ControlPlane: ptr.To(false)},
-	}
-	t.Cleanup(func() {
-		_ = plane.Client.Delete(context.WithoutCancel(t.Context()), host)
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	if err := plane.Client.Create(t.Context(), host); err != nil {
-		t.Fatal(err)
-	}
-	harness.Eventually(t, "the hollow host", time.Minute, func(ctx context.Context) error {
-		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(host), host); err != nil {
-			return err
-		}
-		if !conditions.IsTrue(host, clusterv1.ReadyCondition) {
-			return fmt.Errorf("conditions %v", host.Status.Conditions)
-		}
-		return nil
-	})
 }
