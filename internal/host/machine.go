@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/wakeup"
@@ -421,30 +422,21 @@ func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
 	return pid1, err
 }
 
-// startTimeout bounds a start. runc takes some tens of milliseconds.
+// startTimeout bounds each of the two parts of a start, without its disks. runc takes some tens of milliseconds.
 const startTimeout = time.Minute
 
 // start creates the missing parts of the machine and starts PID 1.
 func (m *machine) start(life context.Context) (*proc.Handle, error) {
-	// The end of capstand does not interrupt a start.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
-	defer cancel()
 	begun := time.Now()
 	_, span := m.span(hostScope, "Start machine")
 	defer span.End()
-	if err := m.clear(ctx); err != nil {
-		return nil, err
-	}
-	system, err := m.chooseImage()
+	system, err := m.readyDisks(life)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.ensureDisk(ctx, system); err != nil {
-		return nil, err
-	}
-	if err := m.attachVolumes(ctx); err != nil {
-		return nil, err
-	}
+	// The end of capstand does not interrupt the rest of a start.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
+	defer cancel()
 	if err := m.ensureNetwork(ctx); err != nil {
 		return nil, err
 	}
@@ -477,6 +469,30 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 		m.log.Info("Machine started", "pid", pid1.PID)
 	}
 	return pid1, err
+}
+
+// readyDisks removes the remains of an earlier PID 1, and attaches the disk and the volumes of the machine. A check of a file system has
+// no limit but life: a check that is killed begins again from zero.
+func (m *machine) readyDisks(life context.Context) (runc.System, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
+	defer cancel()
+	if err := m.clear(ctx); err != nil {
+		return runc.System{}, err
+	}
+	system, err := m.chooseImage()
+	if err != nil {
+		return runc.System{}, err
+	}
+	if err := m.ensureDisk(life, system); err != nil {
+		return runc.System{}, err
+	}
+	if err := m.attachVolumes(life); err != nil {
+		return runc.System{}, err
+	}
+	if m.noticeMark() { // The lease can end during a long check.
+		return runc.System{}, errors.New("fencing stopped the machine during its start")
+	}
+	return system, nil
 }
 
 // clear removes the remains of an earlier PID 1.

@@ -117,9 +117,18 @@ func (m *machine) ensureDisk(ctx context.Context, system runc.System) error {
 // attachDisk mounts the machine's disk, if it has one.
 func (m *machine) attachDisk(ctx context.Context) error {
 	if d := m.disk(); d.Exists() {
-		return d.Attach(ctx)
+		return m.attach(ctx, d)
 	}
 	return nil
+}
+
+// attach mounts a disk or a volume of the machine. The status shows a check of its file system that takes long.
+func (m *machine) attach(ctx context.Context, d machinedisk.Disk) error {
+	d.Checking = func() {
+		m.log.Warn("The check of a file system of the machine takes long: the machine starts after it", "disk", d.Image)
+		m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "checking the file system of " + d.Image })
+	}
+	return d.Attach(ctx)
 }
 
 // attachAdoptedDisk mounts the disk of a running machine if this process cannot see it, because the machine may have been

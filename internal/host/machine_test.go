@@ -5,7 +5,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -74,6 +76,45 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	}
 	if err := next.startAgain(); err != nil || next.status.DiskLost {
 		t.Errorf("a machine that is started again: %v, %v", err, next.status)
+	}
+}
+
+// The check of a large file system can take hours. The status shows it, and only the end of the machine or of capstand ends it.
+func TestLongCheckOfTheDisk(t *testing.T) {
+	h := recorded(t)
+	m := onDisk(t, h)
+	write(t, m.disk().Image, "a file system")
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "e2fsck"), "#!/bin/sh\nexec sleep 600\n")
+	if err := os.Chmod(filepath.Join(bin, "e2fsck"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	changes, end := h.broadcaster.Subscribe()
+	defer end()
+	life, endLife := context.WithCancel(t.Context())
+	defer endLife()
+	started := make(chan error, 1)
+	go func() {
+		_, err := m.start(life)
+		started <- err
+	}()
+	waiting, stop := context.WithTimeout(t.Context(), 30*time.Second) // Less than startTimeout.
+	defer stop()
+	if _, err := changes.Take(waiting); err != nil {
+		t.Fatalf("the status does not show the check: %v", err)
+	}
+	if got := m.snapshot().Status.Message; !strings.HasPrefix(got, "checking the file system of ") {
+		t.Errorf("the message is %q", got)
+	}
+	endLife()
+	select {
+	case err := <-started:
+		if err == nil || strings.Contains(err.Error(), "damaged") {
+			t.Errorf("a check that was ended: %v", err)
+		}
+	case <-waiting.Done():
+		t.Error("the check continues after the end of the machine")
 	}
 }
 

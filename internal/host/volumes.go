@@ -258,7 +258,7 @@ func (m *machine) attachVolumes(ctx context.Context) error {
 		if !d.Exists() {
 			return fmt.Errorf("the data of a volume of the machine is lost: %s does not exist; delete its CapstanVolume and the Machine to start with an empty volume", d.Image)
 		}
-		if err := d.Attach(ctx); err != nil {
+		if err := m.attach(ctx, d); err != nil {
 			return fmt.Errorf("mounting a volume of the machine: %w", err)
 		}
 	}

@@ -15,7 +15,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
@@ -41,6 +43,8 @@ type Disk struct {
 	Preallocate bool
 	// Quotas gives a new disk project quotas. The kernel mounts it only if ProbeQuotas finds no error.
 	Quotas bool
+	// Checking is called when the check of an Attach takes longer than usual: it can take hours. nil does nothing.
+	Checking func()
 }
 
 // Probe returns nil if this host can create and attach disks, otherwise an error with the remedy.
@@ -104,8 +108,12 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// releaseTimeout bounds the wait for the loop device of a file system that is unmounted for its repair.
+const releaseTimeout = time.Minute
+
 // Attach mounts the file system at Dir. It does nothing when the file system is mounted there and works. A file system that
-// reported errors is unmounted, checked and mounted again: nothing may use it.
+// reported errors is unmounted, checked and mounted again: nothing may use it. The check of a large file system can take hours, and
+// one that ctx ends begins again at the next Attach: ctx needs no deadline.
 func (d Disk) Attach(ctx context.Context) error {
 	device, err := d.mounted()
 	if err != nil {
@@ -115,7 +123,9 @@ func (d Disk) Attach(ctx context.Context) error {
 		if count, err := errorsOf(device); err == nil && count == 0 {
 			return nil
 		}
-		if err := d.Detach(ctx); err != nil {
+		release, cancel := context.WithTimeout(ctx, releaseTimeout)
+		defer cancel()
+		if err := d.Detach(release); err != nil {
 			return err
 		}
 	}
@@ -158,19 +168,48 @@ func (d Disk) loop(ctx context.Context) (*os.File, error) {
 	return newLoop(d.Image)
 }
 
-// Exit codes of e2fsck are bits. Errors that it has corrected are no failure.
-const fsckCorrected = 1
+// slowCheck is the time after which a check takes longer than usual.
+const slowCheck = time.Second
 
 // check repairs the file system as a boot would do. It takes a few milliseconds when the file system needs no repair.
 func (d Disk) check(ctx context.Context) error {
+	ended := make(chan struct{})
+	var notice sync.WaitGroup
+	notice.Go(func() {
+		select {
+		case <-ended:
+		case <-time.After(slowCheck):
+			if d.Checking != nil {
+				d.Checking()
+			}
+		}
+	})
 	err := run(ctx, "e2fsck", "-p", d.Image)
-	if exit := (&exec.ExitError{}); errors.As(err, &exit) && exit.ExitCode()&^fsckCorrected == 0 {
+	close(ended)
+	notice.Wait()
+	return checkResult(err)
+}
+
+// Exit codes of e2fsck are bits. Errors that it has corrected are no failure. It ends with fsckCanceled after a signal that it handles.
+const (
+	fsckCorrected = 1
+	fsckCanceled  = 32
+)
+
+// checkResult tells a damaged file system from a check that did not come to its end, after which the file system can be intact.
+func checkResult(err error) error {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &exit):
+		return fmt.Errorf("the file system of the disk was not checked: %w", err)
+	case !exit.Exited() || exit.ExitCode()&fsckCanceled != 0:
+		return fmt.Errorf("the check of the file system of the disk was ended by a signal, and begins again with the next start: %w", err)
+	case exit.ExitCode()&^fsckCorrected == 0:
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("the disk is damaged and cannot be repaired automatically: %w", err)
-	}
-	return nil
+	return fmt.Errorf("the disk is damaged and cannot be repaired automatically: %w", err)
 }
 
 // Grow makes the attached disk size bytes large while it is in use. It can be repeated, and never makes a disk smaller. It needs
@@ -272,8 +311,14 @@ func (d Disk) mounted() (string, error) {
 	return strings.TrimPrefix(mounts[0].Source, "/dev/"), nil
 }
 
+// run runs a program, which ends with ctx and with capstand: the next capstand would run a second one on the same disk. The kernel ends
+// it when the thread that started it ends, so the thread has to wait.
 func run(ctx context.Context, name string, args ...string) error {
-	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("%w: install e2fsprogs", err)
 	}

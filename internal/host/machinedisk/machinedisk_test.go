@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -170,6 +171,23 @@ func TestDamaged(t *testing.T) {
 		t.Error("a damaged disk is mounted")
 	} else {
 		t.Log(err)
+	}
+}
+
+// A check that did not come to its end says nothing about the file system: its error must not make anybody give up intact data.
+func TestCheckResult(t *testing.T) {
+	const damaged = "damaged"
+	for script, want := range map[string]string{
+		"exit 0": "", "exit 1": "", "exit 4": damaged, "exit 5": damaged, "exit 8": damaged,
+		"kill -KILL $$": "begins again", "kill -TERM $$": "begins again", "exit 32": "begins again",
+	} {
+		err := checkResult(run(ctx(t), "sh", "-c", script))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || want != damaged && err != nil && strings.Contains(err.Error(), damaged) {
+			t.Errorf("%s: %v, want %q", script, err, want)
+		}
+	}
+	if err := checkResult(run(ctx(t), "no-such-program")); err == nil || strings.Contains(err.Error(), damaged) || !strings.Contains(err.Error(), "e2fsprogs") {
+		t.Errorf("without e2fsck: %v", err)
 	}
 }
 
