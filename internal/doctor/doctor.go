@@ -271,7 +271,7 @@ func checkSysctls(f Facts) []Result {
 	case !found:
 		results = append(results, Result{"net.ipv4.ip_forward", Fail, "cannot be read", "use a kernel with IPv4 forwarding"})
 	case forward == 0:
-		results = append(results, Result{"net.ipv4.ip_forward", Info, "off", "nothing to do: capstand turns it on when it creates the first network"})
+		results = append(results, Result{"net.ipv4.ip_forward", Info, "off", "nothing to do: capstand turns it on when it starts, and within seconds while it runs"})
 	default:
 		results = append(results, ok("net.ipv4.ip_forward", "on"))
 	}

@@ -153,7 +153,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	if p.cdi, err = devices.NewCDI(config.CDIDirs...); err != nil {
 		return nil, err
 	}
-	setSysctls("/proc/sys", log)
+	setSysctls("/proc/sys", &p.sysctlErrors, log)
 	writeUdevRules(udevFolder, log)
 	if err := p.forgetOtherBoot(); err != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func (h *Host) startKeepers() {
 		h.machines.keepImages, h.machines.keepContainerImages, h.machines.keepDevices, h.machines.keepVersions, h.machines.keepLinks,
 		func(ctx context.Context) { h.box.GuardFirewalls(ctx, h.log) },
 		func(ctx context.Context) { h.box.GuardLinks(ctx, h.log) },
-		h.holdVirtualAddresses, h.holdServices, h.capProcessLogs,
+		h.holdVirtualAddresses, h.holdServices, h.capProcessLogs, h.keepSysctls,
 	} {
 		h.running.Go(func() { keep(h.ctx) })
 	}

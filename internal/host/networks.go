@@ -75,6 +75,16 @@ func fillNetwork(n *hostpb.Network) *hostpb.Network {
 	return n
 }
 
+// routeIPv6 returns whether a network needs the host's forwarding of IPv6; mu is held.
+func (ns *networks) routeIPv6() bool {
+	for _, n := range ns.byID {
+		if boxNetwork(n).RoutesIPv6() {
+			return true
+		}
+	}
+	return false
+}
+
 // EnsureNetwork creates a cluster's network on this host.
 func (ns *networks) EnsureNetwork(ctx context.Context, n *hostpb.Network) (*hostpb.Network, error) {
 	if err := admission.CheckNetwork(n); err != nil {

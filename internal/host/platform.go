@@ -42,6 +42,7 @@ type platform struct {
 	contacts         *contacts
 	fence            *fencing.Fence // nil in some tests
 	startSeconds     prometheus.Histogram
+	sysctlErrors     lastErrors
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup

@@ -1,12 +1,17 @@
 package host
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"capstan.dev/capstan/internal/host/network"
 )
 
 // sysctl is a setting of the host's kernel.
@@ -34,18 +39,56 @@ var sysctls = []sysctl{
 	{"fs.inotify.max_user_watches", 524_288, true, "containerd and kubelet of each machine"},
 	// Machines use process ids of the host, 16384 each by default. They must not use them up.
 	{"kernel.pid_max", 4_194_304, true, "the processes of all machines"},
-	{"net.ipv4.neigh.default.gc_thresh3", 8192, true, "one neighbour per machine"},
+	// The limits of the host hold for the neighbours of all machines together, because the kernel has one table per family. Above
+	// gc_thresh2 it looks for neighbours to forget at each new one, above gc_thresh3 it refuses new ones.
+	{"net.ipv4.neigh.default.gc_thresh3", 8192, true, neighbours},
+	{"net.ipv4.neigh.default.gc_thresh2", 4096, true, neighbours},
+	{"net.ipv6.neigh.default.gc_thresh3", 8192, true, neighbours},
+	{"net.ipv6.neigh.default.gc_thresh2", 4096, true, neighbours},
 }
 
-// setSysctls applies and logs the settings. If one cannot be set, for example because capstand runs in a container, it logs
-// an error and `capstan doctor` reports it.
-func setSysctls(proc string, log *slog.Logger) {
+const neighbours = "the machines and their neighbours"
+
+// keepSysctls sets the settings again that another program has changed, until ctx ends: `sysctl --system` sets those of all
+// programs, and a program for firewalls may end forwarding.
+func (h *Host) keepSysctls(ctx context.Context) {
+	var errs lastErrors
+	keepLooking(ctx, func() {
+		setSysctls("/proc/sys", &h.sysctlErrors, h.log)
+		h.restoreIPv6(&errs)
+	})
+}
+
+// restoreIPv6 makes the box forward IPv6 again, if a network needs it.
+func (h *Host) restoreIPv6(errs *lastErrors) {
+	h.mu.Lock()
+	routed := h.networks.routeIPv6()
+	h.mu.Unlock()
+	if !routed {
+		return
+	}
+	changed, err := network.ForwardIPv6()
+	if errs.news("", err) {
+		h.log.Error("Machines do not reach the outside over IPv6", "error", err)
+	}
+	if changed {
+		h.log.Warn("Another program on this host ended the forwarding of IPv6; capstand restored it")
+	}
+}
+
+// setSysctls applies the settings and logs changes. If one cannot be set, for example because capstand runs in a container, it logs
+// the error once, and `capstan doctor` reports it.
+func setSysctls(proc string, errs *lastErrors, log *slog.Logger) {
 	for _, s := range sysctls {
 		was, err := s.set(proc)
+		if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(s.name, "net.ipv6.") {
+			continue // The kernel has no IPv6.
+		}
+		failed := errs.news(s.name, err)
 		switch {
-		case err != nil:
+		case failed:
 			log.Error("Cannot set the sysctl", "name", s.name, "want", s.value, "have", was, "neededBy", s.why, "error", err)
-		case was != s.value:
+		case err == nil && was != s.value:
 			log.Info("Sysctl set", "name", s.name, "value", s.value, "oldValue", was, "neededBy", s.why)
 		}
 	}

@@ -164,7 +164,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 			return nil // The bridge exists, and capstand leaves it alone. The box does not forward.
 		}
 		if hasIPv6(subnets) {
-			if err := forwardIPv6(procIPv6); err != nil {
+			if _, err := ForwardIPv6(); err != nil {
 				return err
 			}
 		}

@@ -24,22 +24,31 @@ func requireIPv6(proc string) error {
 	return nil
 }
 
+// RoutesIPv6 returns whether the box forwards the IPv6 packets of the network. Machines in a LAN have its gateway.
+func (n Network) RoutesIPv6() bool {
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	return err == nil && n.LAN == nil && hasIPv6(subnets)
+}
+
+// ForwardIPv6 makes the box forward IPv6 packets, and returns whether it did not before.
+func ForwardIPv6() (changed bool, err error) { return forwardIPv6(procIPv6) }
+
 // forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for machines with IPv6. A box that
 // forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before get the value
 // 2, because the box would otherwise lose its default route. The default for later interfaces stays: containers of other programs
 // could set the box's route.
-func forwardIPv6(proc string) error {
+func forwardIPv6(proc string) (changed bool, err error) {
 	if err := requireIPv6(proc); err != nil {
-		return err
+		return false, err
 	}
 	forwarding := filepath.Join(proc, "conf/all/forwarding")
 	now, err := os.ReadFile(forwarding)
 	if err != nil || strings.TrimSpace(string(now)) == "1" {
-		return err
+		return false, err
 	}
 	listening, err := filepath.Glob(filepath.Join(proc, "conf/*/accept_ra"))
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, path := range listening {
 		if name := filepath.Base(filepath.Dir(path)); name == "all" || name == "default" {
@@ -48,14 +57,14 @@ func forwardIPv6(proc string) error {
 		// An interface can disappear between the two calls.
 		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == "1" {
 			if err := set(path, "2"); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
 	if err := set(forwarding, "1"); err != nil {
-		return fmt.Errorf("forwarding IPv6: %w", err)
+		return false, fmt.Errorf("forwarding IPv6: %w", err)
 	}
-	return nil
+	return true, nil
 }
 
 // setBridgeIPv6 makes the box ignore router advertisements from machines, and enables IPv6 on the bridge of a network

@@ -38,8 +38,8 @@ func have(t *testing.T, proc, setting string) string {
 func TestForwardIPv6(t *testing.T) {
 	settings := []string{"all/accept_ra=1", "default/accept_ra=1", "eth0/accept_ra=1", "eth1/accept_ra=0", "eth2/accept_ra=2"}
 	proc := fakeProc(t, append(settings, "all/forwarding=0")...)
-	if err := forwardIPv6(proc); err != nil {
-		t.Fatal(err)
+	if changed, err := forwardIPv6(proc); err != nil || !changed {
+		t.Fatal(changed, err)
 	}
 	for setting, want := range map[string]string{
 		"all/forwarding": "1", "eth0/accept_ra": "2", "eth1/accept_ra": "0", "eth2/accept_ra": "2", "default/accept_ra": "1", "all/accept_ra": "1",
@@ -49,12 +49,29 @@ func TestForwardIPv6(t *testing.T) {
 		}
 	}
 	router := fakeProc(t, append(settings, "all/forwarding=1")...)
-	if err := forwardIPv6(router); err != nil || have(t, router, "eth0/accept_ra") != "1" {
+	if changed, err := forwardIPv6(router); err != nil || changed || have(t, router, "eth0/accept_ra") != "1" {
 		t.Errorf("the settings of a box that forwards already changed (%v)", err)
 	}
 	var conflict ConflictError
-	if err := forwardIPv6(t.TempDir()); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "no IPv6") {
+	if _, err := forwardIPv6(t.TempDir()); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "no IPv6") {
 		t.Errorf("without IPv6: %v", err)
+	}
+}
+
+func TestRoutesIPv6(t *testing.T) {
+	for name, tc := range map[string]struct {
+		network Network
+		want    bool
+	}{
+		"IPv4":              {Network{CIDR: "10.1.0.0/24"}, false},
+		"dual stack":        {Network{CIDR: "10.1.0.0/24", IPv6CIDR: "fd00:1::/64"}, true},
+		"IPv6":              {Network{CIDR: "fd00:1::/64"}, true},
+		"LAN":               {Network{CIDR: "10.1.0.0/24", IPv6CIDR: "fd00:1::/64", LAN: &LAN{}}, false},
+		"an unknown record": {Network{}, false},
+	} {
+		if got := tc.network.RoutesIPv6(); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }
 
