@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
@@ -156,7 +157,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	info.HostMounts, info.Devices = true, ms.deviceKinds()
 	info.HostPorts, info.Lans, info.Vlans, info.Ipv6Lans = true, true, true, network.HasIPv6()
 	if ms.config.Reboot != nil {
-		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
+		info.BootId, info.BootedAt, info.UptimeMilliseconds = proc.BootID(), bootedAt(), boottime.Now().Milliseconds()
 	}
 	info.LinkMtus = ms.linkMTUs
 	if ms.box.Link != nil {

@@ -551,8 +551,10 @@ type HostInfo struct {
 	OverlayPublicKey string `protobuf:"bytes,24,opt,name=overlay_public_key,json=overlayPublicKey,proto3" json:"overlay_public_key,omitempty"`
 	// boot_id of the running kernel; empty: capstand cannot reboot the box.
 	BootId string `protobuf:"bytes,25,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	// booted_at is when the kernel started.
+	// booted_at is when the kernel started, by the clock of the host, which can be wrong.
 	BootedAt *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=booted_at,json=bootedAt,proto3" json:"booted_at,omitempty"`
+	// uptime_milliseconds is for how long the kernel runs; 0 from older capstands.
+	UptimeMilliseconds int64 `protobuf:"varint,27,opt,name=uptime_milliseconds,json=uptimeMilliseconds,proto3" json:"uptime_milliseconds,omitempty"`
 	// volumes is true if the host can have volumes that outlive machines.
 	Volumes bool `protobuf:"varint,30,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	// volume_bytes are the sizes of all volumes together. They are reserved: they do not exceed disk_bytes.
@@ -791,6 +793,13 @@ func (x *HostInfo) GetBootedAt() *timestamppb.Timestamp {
 		return x.BootedAt
 	}
 	return nil
+}
+
+func (x *HostInfo) GetUptimeMilliseconds() int64 {
+	if x != nil {
+		return x.UptimeMilliseconds
+	}
+	return 0
 }
 
 func (x *HostInfo) GetVolumes() bool {
@@ -5054,7 +5063,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\x90\f\n" +
+	"\x0eGetInfoRequest\"\xc1\f\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -5083,7 +5092,8 @@ const file_host_proto_rawDesc = "" +
 	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\x12,\n" +
 	"\x12overlay_public_key\x18\x18 \x01(\tR\x10overlayPublicKey\x12\x17\n" +
 	"\aboot_id\x18\x19 \x01(\tR\x06bootId\x127\n" +
-	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\x12\x18\n" +
+	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\x12/\n" +
+	"\x13uptime_milliseconds\x18\x1b \x01(\x03R\x12uptimeMilliseconds\x12\x18\n" +
 	"\avolumes\x18\x1e \x01(\bR\avolumes\x12!\n" +
 	"\fvolume_bytes\x18\x1f \x01(\x03R\vvolumeBytes\x12,\n" +
 	"\x12local_volume_sizes\x18  \x01(\tR\x10localVolumeSizes\x12\x1f\n" +

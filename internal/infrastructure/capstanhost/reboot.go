@@ -41,7 +41,7 @@ const (
 	rebootComplete
 )
 
-// boot of a connected host.
+// boot of a connected host. since is a time of the manager's clock, unless capstand is too old to report its uptime.
 type boot struct {
 	id    string
 	since time.Time

@@ -18,6 +18,7 @@ import (
 	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -499,6 +500,7 @@ func (h *Host) mirror(e *hostpb.Event) (changes []Event) {
 			keep(h, h.loadBalancers, o.LoadBalancer.GetId(), o.LoadBalancer)
 		}
 	case *hostpb.Event_Host:
+		keepBoot(h.info, o.Host, time.Now())
 		changed = !proto.Equal(h.info, o.Host)
 		h.bytes += memory(o.Host) - memory(h.info)
 		h.info = o.Host
@@ -517,6 +519,18 @@ func (h *Host) mirror(e *hostpb.Event) (changes []Event) {
 		changes = append(changes, Event{Host: h.name, Claimed: true})
 	}
 	return changes
+}
+
+// keepBoot replaces the time of the boot by that of the manager's clock, because the clock of a host can be wrong. A boot keeps its time, and
+// the uptime is left out: otherwise each report would be a change.
+func keepBoot(before, report *hostpb.HostInfo, received time.Time) {
+	switch up := time.Duration(report.GetUptimeMilliseconds()) * time.Millisecond; {
+	case report.GetBootId() != "" && report.GetBootId() == before.GetBootId():
+		report.BootedAt = before.GetBootedAt()
+	case up > 0:
+		report.BootedAt = timestamppb.New(received.Add(-up))
+	}
+	report.UptimeMilliseconds = 0
 }
 
 // mirrorMachine takes a machine into the mirror, or removes it; h.mu is held.
