@@ -82,6 +82,11 @@ const (
 // and a broken connection is opened again. watchInit retries in a loop, because inotify reports when the socket's file
 // appears, but not when a process listens on it.
 func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
+	watchInitAfter(ctx, runDir, f, func(pause time.Duration) { rest(ctx, nil, pause) })
+}
+
+// watchInitAfter is watchInit with a function that waits before the next attempt.
+func watchInitAfter(ctx context.Context, runDir string, f func(machineapi.Status), wait func(time.Duration)) {
 	pauses, reports := backoff.Doubling(firstInitPause, longestInitPause), newReportLimit()
 	for ctx.Err() == nil {
 		_ = streamInit(ctx, runDir, func(s machineapi.Status) {
@@ -90,10 +95,7 @@ func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
 				f(s)
 			}
 		})
-		select {
-		case <-ctx.Done():
-		case <-time.After(pauses.Step()):
-		}
+		wait(pauses.Step())
 	}
 }
 

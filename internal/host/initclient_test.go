@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,42 +38,35 @@ func TestInitSocket(t *testing.T) {
 	}
 }
 
-// TestWatchInit checks that capstand finds a socket that appears late. After each connection with an answer, it connects again
-// after a short pause.
+// TestWatchInit checks that capstand finds a socket that appears late, after growing pauses. After a connection with an answer, it connects
+// again after the shortest pause.
 func TestWatchInit(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
-	heard, done := make(chan struct{}, 1000), make(chan struct{})
-	go func() {
-		defer close(done)
-		watchInit(ctx, dir, func(machineapi.Status) { heard <- struct{}{} })
-	}()
-	listener, err := net.Listen("unix", filepath.Join(dir, "init.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	defer cancel()
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte(`{"bootstrap":"Waiting"}` + "\n"))
 	})}
-	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
-	begun := time.Now()
-	const connections = 20
-	for range connections {
-		select {
-		case <-heard:
-		case <-time.After(10 * time.Second):
-			t.Fatal("no state arrived for ten seconds")
+	var pauses []time.Duration
+	heard := 0
+	watchInitAfter(ctx, dir, func(machineapi.Status) { heard++ }, func(pause time.Duration) {
+		switch pauses = append(pauses, pause); len(pauses) {
+		case 3:
+			listener, err := net.Listen("unix", filepath.Join(dir, "init.sock"))
+			if err != nil {
+				t.Error(err)
+				cancel()
+				return
+			}
+			go func() { _ = server.Serve(listener) }()
+		case 5:
+			cancel()
 		}
-	}
-	if took := time.Since(begun); took > connections*longestInitPause/2 {
-		t.Errorf("%d connections took %s: the pauses are not reset", connections, took)
-	}
-	cancel()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Error("the watch continues after its end")
+	})
+	want := []time.Duration{firstInitPause, 2 * firstInitPause, 4 * firstInitPause, firstInitPause, firstInitPause}
+	if !slices.Equal(pauses, want) || heard != 2 {
+		t.Errorf("heard %d states with the pauses %v, want 2 with %v", heard, pauses, want)
 	}
 }
 

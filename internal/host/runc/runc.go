@@ -1,6 +1,7 @@
 package runc
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,6 +23,8 @@ type Runc struct {
 	Root string
 	// Sessions holds a folder for each Session. Those of a former capstand are worthless.
 	Sessions string
+	// PipeTimeout bounds the wait for the rest of the output after the end of runc; 0 is pipeTimeout.
+	PipeTimeout time.Duration
 }
 
 // State is runc's state of a container.
@@ -82,7 +85,7 @@ func (r Runc) Exec(ctx context.Context, id string, stdin io.Reader, args ...stri
 	return r.run(ctx, stdin, append([]string{"exec", id}, args...)...)
 }
 
-// pipeTimeout bounds the wait for the rest of the output after the end of runc. On a busy host it takes more than a second.
+// pipeTimeout is the default of PipeTimeout. On a busy host the wait takes more than a second.
 const pipeTimeout = 10 * time.Second
 
 func (r Runc) command(ctx context.Context, args ...string) *exec.Cmd {
@@ -90,7 +93,7 @@ func (r Runc) command(ctx context.Context, args ...string) *exec.Cmd {
 	// A session of its own: a terminal's interrupt of capstand does not reach the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// A program of the machine can hold the pipes open after runc has ended.
-	cmd.WaitDelay = pipeTimeout
+	cmd.WaitDelay = cmp.Or(r.PipeTimeout, pipeTimeout)
 	return cmd
 }
 

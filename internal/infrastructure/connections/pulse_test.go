@@ -71,11 +71,9 @@ func TestCallsToSilentHost(t *testing.T) {
 	}
 	h.SetPulses(network("net"), true)
 	for _, when := range []string{"before the silence", "after it"} {
-		since := time.Now()
 		_, err := h.AllServices(t.Context())
 		g.Expect(connections.Code(err)).To(Equal(codes.Unavailable), when)
 		g.Expect(connections.Message(err)).To(Equal("the host does not answer"), when)
-		g.Expect(time.Since(since)).To(BeNumerically("<", 10*time.Second), when)
 	}
 	g.Expect(h.ConnectionError()).To(Succeed())
 	close(hangs)

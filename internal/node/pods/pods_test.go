@@ -5,17 +5,19 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // TestUnusableRuntime: a runtime that does not answer, and one that does not run, delay the end of a machine only shortly.
 func TestUnusableRuntime(t *testing.T) {
 	for name, tt := range map[string]struct {
 		listens bool
-		limit   time.Duration
+		want    codes.Code
 	}{
-		"hangs":        {true, 2 * callTimeout},
-		"does not run": {false, callTimeout / 2},
+		"hangs":        {true, codes.DeadlineExceeded}, // of the call: the test has none
+		"does not run": {false, codes.Unavailable},     // without a wait for the deadline
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -33,10 +35,8 @@ func TestUnusableRuntime(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = r.Close() }()
-			begun := time.Now()
-			running, err := r.Running(t.Context())
-			if after := time.Since(begun); err == nil || after > tt.limit {
-				t.Errorf("%v, %v after %s, want an error within %s", running, err, after, tt.limit)
+			if running, err := r.Running(t.Context()); status.Code(err) != tt.want {
+				t.Errorf("%v, %v, want %s", running, err, tt.want)
 			}
 		})
 	}
