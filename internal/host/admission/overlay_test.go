@@ -118,7 +118,7 @@ func TestSameOverlay(t *testing.T) {
 		"the same":                  {func(*hostpb.Network) {}, ""},
 		"removed":                   {func(n *hostpb.Network) { n.Overlay = nil }, "10.1.0.0/24"},
 		"another VNI":               {func(n *hostpb.Network) { n.Overlay.Vni++ }, "10.1.0.0/24"},
-		"another tunnel address":    {func(n *hostpb.Network) { n.Overlay.Address = "192.0.2.9" }, "10.1.0.0/24"},
+		"another tunnel address":    {func(n *hostpb.Network) { n.Overlay.Address = "192.0.2.9" }, rackNetwork().Overlay.Address},
 		"another MTU":               {func(n *hostpb.Network) { n.Overlay.Mtu = 1400 }, "10.1.0.0/24"},
 		"VNI of another cluster":    {func(n *hostpb.Network) { n.Id = "n-2" }, "5000"},
 		"other VNI, other network":  {func(n *hostpb.Network) { n.Id, n.Overlay.Vni = "n-2", 5001 }, ""},

@@ -175,11 +175,17 @@ func (b Box) HasPeers(networkID string) bool {
 // addresses there.
 func (b Box) Neighbours(n Network) (own netip.Addr, others map[netip.Addr]netip.Addr, err error) {
 	peers, err := b.peers(n.ID)
+	own, others = n.Neighbours(peers)
+	return own, others, err
+}
+
+// Neighbours returns the address of this box in a network with an overlay, and those of the other boxes; see Box.Neighbours.
+func (n Network) Neighbours(peers Peers) (own netip.Addr, others map[netip.Addr]netip.Addr) {
 	others = map[netip.Addr]netip.Addr{}
 	for _, host := range peers.hosts() {
 		others[n.hostAddress(host)] = host
 	}
-	return n.hostAddress(n.Overlay.Address), others, err
+	return n.hostAddress(n.Overlay.Address), others
 }
 
 func (b Box) peersFile(networkID string) string { return filepath.Join(b.dir(networkID), "peers.json") }
@@ -292,7 +298,7 @@ func (b Box) ensureOverlay(n Network, subnets []Subnet) error {
 func admitOverlay(n, other Network) error {
 	switch {
 	case other.ID == n.ID && !n.sameOverlay(other):
-		return ConflictError{Subject: n.CIDR, message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
+		return ConflictError{Subject: n.overlaySubject(other), message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
 			" on this box and cannot get " + n.Overlay.String() + ": all capstands of a box need the same tunnel address and encryption; delete the cluster first"}
 	case other.ID != n.ID && n.Overlay != nil && other.Overlay != nil && n.Overlay.VNI == other.Overlay.VNI:
 		return vniConflict(n.Overlay.VNI, "another cluster")
@@ -301,6 +307,14 @@ func admitOverlay(n, other Network) error {
 			": only one capstand of a box can have --overlay-encryption; remove it from one of them"}
 	}
 	return nil
+}
+
+// overlaySubject is the subject of the conflict of two overlays of the network: the recorded tunnel address if it differs, else the CIDR.
+func (n Network) overlaySubject(recorded Network) string {
+	if n.Overlay == nil || recorded.Overlay == nil || n.Overlay.Address == recorded.Overlay.Address {
+		return n.CIDR
+	}
+	return recorded.Overlay.Address.String()
 }
 
 func vniConflict(vni uint32, by string) ConflictError {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -39,5 +40,20 @@ func TestMayChooseAgain(t *testing.T) {
 		if got := mayChooseAgain(c, refusal.Of(test.err)); got != test.want {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}
+	}
+}
+
+// Only a host that has the network with another tunnel address gets the advice about it.
+func TestRemedy(t *testing.T) {
+	c := &infrav1.CapstanCluster{}
+	c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI = "10.1.0.0/21", 5000
+	for subject, want := range map[string]string{"192.0.2.1": "set it back to 192.0.2.1", "2001:db8::1": "set it back to 2001:db8::1", "10.1.0.0/21": "", "5000": "", "": ""} {
+		got := remedy(refusal.About(hostpb.Refusal_NETWORK_CONFLICT, subject, "any text"), c)
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%q: %q", subject, got)
+		}
+	}
+	if got := remedy(refusal.About(hostpb.Refusal_ADDRESS_IN_USE, "192.0.2.1", "any text"), c); got != "" {
+		t.Errorf("another refusal: %q", got)
 	}
 }

@@ -234,10 +234,11 @@ func (r *Reconciler) overlayPart(ctx context.Context, s *scope, members []member
 	}, nil
 }
 
-// remedy returns the advice for a host that has the network with another overlay, because its tunnel address was changed.
+// remedy returns the advice for a host that has the network with another tunnel address: the subject of its refusal.
 func remedy(err error, c *infrav1.CapstanCluster) string {
-	if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != c.Spec.Network.MachineCIDR || !spans(c) {
+	r := refusal.Of(err)
+	if _, invalid := netip.ParseAddr(r.GetSubject()); r.GetReason() != hostpb.Refusal_NETWORK_CONFLICT || invalid != nil || !spans(c) {
 		return ""
 	}
-	return " (spec.tunnelAddress of a CapstanHost can change only while the host has no network of a cluster that spans hosts: set it back)"
+	return fmt.Sprintf(" (spec.tunnelAddress of a CapstanHost can change only while the host has no network of a cluster that spans hosts: set it back to %s)", r.GetSubject())
 }
