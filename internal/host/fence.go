@@ -16,7 +16,6 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/network"
 )
 
 // reachWait is the time in which another box must answer.
@@ -76,10 +75,10 @@ func fencingOf(s fencing.Settings) (out []*hostpb.Fencing) {
 }
 
 // overlays returns the networks that can be on several hosts; mu is held.
-func (ns *networks) overlays() (out []network.Network) {
+func (ns *networks) overlays() (out []*hostpb.Network) {
 	for _, n := range ns.byID {
 		if n.Overlay != nil {
-			out = append(out, boxNetwork(n))
+			out = append(out, n)
 		}
 	}
 	return out
@@ -87,16 +86,16 @@ func (ns *networks) overlays() (out []network.Network) {
 
 // acrossHosts returns the networks that other hosts have too. It reads files, for which no caller holds mu while capstand serves
 // requests.
-func (ns *networks) acrossHosts(overlays []network.Network) (out []fencing.Network) {
+func (ns *networks) acrossHosts(overlays []*hostpb.Network) (out []fencing.Network) {
 	ids := map[string]bool{}
 	for _, n := range overlays {
-		ids[n.ID] = true
-		own, others, err := ns.box.Neighbours(n)
-		if ns.neighbourErrors.news(n.ID, err) {
-			ns.log.Error("The other hosts of a network are unknown: its machines are not stopped without contact", "id", n.ID, "error", err)
+		ids[n.Id] = true
+		own, others, err := ns.neighbours(n)
+		if ns.neighbourErrors.news(n.Id, err) {
+			ns.log.Error("The other hosts of a network are unknown: its machines are not stopped without contact", "id", n.Id, "error", err)
 		}
 		if len(others) > 0 {
-			out = append(out, fencing.Network{ID: n.ID, Own: own, Hosts: others})
+			out = append(out, fencing.Network{ID: n.Id, Own: own, Hosts: others})
 		}
 	}
 	ns.neighbourErrors.keep(ids)

@@ -101,7 +101,7 @@ var _ hostpb.HostServer = (*Host)(nil)
 // newHost connects the registries, which are empty.
 func newHost(p *platform) *Host {
 	p.startSeconds = newStartSeconds()
-	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}}
+	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}, unrecorded: map[string]*hostpb.SetServicesRequest{}}
 	h := &Host{
 		platform: p, networks: ns,
 		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}},
@@ -272,6 +272,7 @@ func (h *Host) loadAll() error {
 // error is logged: each machine repairs its network again before it starts.
 func (h *Host) recoverNetwork(n *hostpb.Network) {
 	log := h.log.With("network", n.Namespace+"/"+n.Name, "id", n.Id)
+	_ = h.networks.fitsRoutes(n) // It is known: the overlap is logged.
 	if err := h.box.Ensure(h.ctx, boxNetwork(n)); err != nil {
 		log.Error("Network was not repaired", "error", err)
 		return

@@ -19,7 +19,17 @@ func (m *machine) ensureNetwork(ctx context.Context) error {
 	if err := m.host.renewLease(m.spec); err != nil {
 		return err
 	}
+	if err := m.restorePeers(); err != nil {
+		m.log.Error("The machines on other hosts were not restored: the owner of the network sets them again", "error", err)
+	}
 	return m.host.box.Plug(n.Id, m.spec.Id, addresses(m.spec))
+}
+
+// restorePeers restores the peers of the network if it could not be repaired when capstand started.
+func (m *machine) restorePeers() error {
+	m.host.mu.Lock()
+	defer m.host.mu.Unlock()
+	return m.host.restorePeers(m.spec.Network)
 }
 
 // addresses converts the machine's addresses for package network.

@@ -30,11 +30,13 @@ type networks struct {
 	changed func()
 	// publishing is held while the addresses of Services change, which takes time. It is taken before mu.
 	publishing sync.Mutex
-	// neighbourErrors are those of acrossHosts.
-	neighbourErrors lastErrors
-	pulses          pulses
+	// neighbourErrors are those of acrossHosts, and routeErrors those of fitsRoutes.
+	neighbourErrors, routeErrors lastErrors
+	pulses                       pulses
 	// serviceErrors are those of holdServices.
 	serviceErrors lastErrors
+	// unrecorded are the last requests of SetServices, by network, that are in effect and could not be recorded.
+	unrecorded map[string]*hostpb.SetServicesRequest
 }
 
 func boxNetwork(n *hostpb.Network) network.Network {
@@ -109,6 +111,9 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	if err := ns.hasTunnelAddress(n); err != nil {
 		return err
 	}
+	if err := ns.fitsRoutes(n); err != nil {
+		return networkError(err)
+	}
 	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
 		if ns.byID[n.Id] == nil { // remove the part that was created
 			err = errors.Join(err, ns.abandon(ctx, n.Id))
@@ -157,6 +162,19 @@ func (ns *networks) abandon(ctx context.Context, id string) error {
 	return ns.box.Release(ctx, id)
 }
 
+// fitsRoutes refuses a new network that overlaps a route of the host; mu is held. For one that exists, also through another capstand of the
+// box, an overlap is logged: its machines have the addresses, and a wider route, for example of a VPN, does not affect them.
+func (ns *networks) fitsRoutes(n *hostpb.Network) error {
+	err := ns.box.FitsRoutes(boxNetwork(n))
+	if _, onBox := ns.box.Network(n.Id); !onBox && ns.byID[n.Id] == nil {
+		return err
+	}
+	if ns.routeErrors.news(n.Id, err) {
+		ns.log.Warn("A route of the host overlaps a network of machines, and packets for some of them may take it", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "error", err)
+	}
+	return nil
+}
+
 // hasTunnelAddress refuses a new network with a tunnel address of another host; mu is held. A network that exists keeps its
 // address, which the host may get only a while after its start.
 func (ns *networks) hasTunnelAddress(n *hostpb.Network) error {
@@ -187,12 +205,14 @@ func (ns *networks) SetPeers(ctx context.Context, req *hostpb.SetPeersRequest) (
 	if err := admission.Peers(req, ns.byID[req.GetNetworkId()], ns.box.Link != nil); err != nil {
 		return nil, err
 	}
-	if err := writeSpec(ns.store.path(networksDir, req.NetworkId, peersFile), req); err != nil {
-		return nil, status.Errorf(codes.Internal, "recording peers: %v", err)
-	}
+	// Without a record, for example on a full disk, the peers are in effect until a reboot. The caller tries again.
+	unrecorded := writeSpec(ns.store.path(networksDir, req.NetworkId, peersFile), req)
 	ns.fence.Begin(req.NetworkId)
 	if err := ns.box.SetPeers(ctx, req.NetworkId, boxPeers(req)); err != nil {
-		return nil, status.Errorf(codes.Internal, "peers of network %s: %v", req.NetworkId, err)
+		return nil, status.Errorf(codes.Internal, "peers of network %s: %v", req.NetworkId, errors.Join(err, unrecorded))
+	}
+	if unrecorded != nil {
+		return nil, status.Errorf(codes.Internal, "recording peers: %v", unrecorded)
 	}
 	return &hostpb.SetPeersResponse{}, nil
 }
@@ -220,22 +240,43 @@ func boxPeers(req *hostpb.SetPeersRequest) (p network.Peers) {
 
 // restorePeers writes the recorded peers of a network after a reboot; mu is held. Until then the box has its own record,
 // which is newer if another capstand of the box wrote it.
-func (ns *networks) restorePeers(n *hostpb.Network) error {
-	if n.Overlay == nil || ns.box.HasPeers(n.Id) {
+func (p *platform) restorePeers(n *hostpb.Network) error {
+	if n.Overlay == nil || p.box.HasPeers(n.Id) {
 		return nil
 	}
+	peers, err := p.recordedPeers(n)
+	if err == nil {
+		err = p.box.SetPeers(p.ctx, n.Id, peers)
+	}
+	return atomicfile.IgnoreMissing(err)
+}
+
+// recordedPeers reads the record of the last SetPeers for a network.
+func (p *platform) recordedPeers(n *hostpb.Network) (network.Peers, error) {
 	req := &hostpb.SetPeersRequest{}
-	data, err := os.ReadFile(ns.store.path(networksDir, n.Id, peersFile))
+	data, err := os.ReadFile(p.store.path(networksDir, n.Id, peersFile))
 	if err == nil {
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, req)
 	}
 	if err == nil {
-		err = admission.Peers(req, n, ns.box.Link != nil)
+		err = admission.Peers(req, n, p.box.Link != nil)
 	}
-	if err == nil {
-		err = ns.box.SetPeers(ns.ctx, n.Id, boxPeers(req))
+	if err != nil {
+		return network.Peers{}, err
 	}
-	return atomicfile.IgnoreMissing(err)
+	return boxPeers(req), nil
+}
+
+// neighbours are Box.Neighbours. After a reboot, the record of capstand has them until the network is repaired: a machine that fencing
+// would have stopped must not start because the repair fails.
+func (ns *networks) neighbours(n *hostpb.Network) (own netip.Addr, others map[netip.Addr]netip.Addr, err error) {
+	own, others, err = ns.box.Neighbours(boxNetwork(n))
+	if err != nil || len(others) > 0 || ns.box.HasPeers(n.Id) {
+		return own, others, err
+	}
+	peers, err := ns.recordedPeers(n)
+	own, others = boxNetwork(n).Neighbours(peers)
+	return own, others, atomicfile.IgnoreMissing(err)
 }
 
 // DeleteNetwork removes a cluster's network from this host. An unknown network is no error.
@@ -263,6 +304,8 @@ func (ns *networks) delete(ctx context.Context, id string) error {
 		return status.Errorf(codes.Internal, "network %s: %v", id, err)
 	}
 	delete(ns.byID, id)
+	delete(ns.unrecorded, id)
+	ns.routeErrors.news(id, nil)
 	ns.log.Info("Network removed", "id", id)
 	ns.changed()
 	ns.emptyTrash()

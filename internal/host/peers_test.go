@@ -1,6 +1,8 @@
 package host
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,11 +10,13 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/conformance"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -80,11 +84,93 @@ func TestPeersAreRestored(t *testing.T) {
 	recovered("192.0.2.3")
 	reboot(t, h, n.Id)
 	recovered("192.0.2.2")
+	reboot(t, h, n.Id)
+	unrepaired(t, h)
 	if err := h.networks.unserve(t.Context(), lb); err != nil {
 		t.Fatal(err)
 	}
 	if rules := ruleset(t); strings.Contains(rules, "dnat") {
 		t.Errorf("without the load balancer: %s", rules)
+	}
+}
+
+// unrepaired checks a capstand whose network could not be repaired at its start: fencing knows the other hosts, and the start of the first machine
+// restores the peers.
+func unrepaired(t *testing.T, h *Host) {
+	t.Helper()
+	if across := h.networks.acrossHosts(h.networks.overlays()); len(across) != 1 || len(across[0].Hosts) != 1 {
+		t.Errorf("the other hosts of the networks: %v", across)
+	}
+	m := h.machines.add(goodSpec())
+	defer delete(h.machines.byID, m.spec.Id)
+	m.spec.Network = proto.CloneOf(h.networks.byID[m.spec.Network.Id])
+	if err := m.ensureNetwork(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(h.box.NetNS(m.spec.Id), unix.MNT_DETACH) })
+	if got := tunnelTo(t, m.spec.Network.Id, "10.1.0.20"); got != "192.0.2.2" {
+		t.Errorf("after the repair, the machine is on %q", got)
+	}
+}
+
+// Peers that cannot be recorded, as on a full disk, are in effect, and the caller gets the error.
+func TestPeersWithoutARecord(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	tunnelAddress(t)
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	if _, err := h.EnsureNetwork(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	end := unrecordable(t, h, networksDir, filepath.Join(n.Id, peersFile))
+	req := &hostpb.SetPeersRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Peers: []*hostpb.Peer{{Addresses: []string{"10.1.0.20"}, Host: "192.0.2.2"}}}
+	if _, err := h.SetPeers(t.Context(), req); err == nil {
+		t.Error("peers without a record are no error")
+	}
+	if got := tunnelTo(t, n.Id, "10.1.0.20"); got != "192.0.2.2" {
+		t.Errorf("the machine is on %q", got)
+	}
+	end()
+	if _, err := h.SetPeers(t.Context(), req); err != nil {
+		t.Error(err)
+	}
+}
+
+// A route that appears later, for example of a VPN, refuses new networks only. Those that exist are also restored after a reboot.
+func TestRouteAppearsLater(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	tunnelAddress(t)
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	var log bytes.Buffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	_, err := h.EnsureNetwork(t.Context(), n)
+	must(t, err)
+	vpn := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vpn"}, PeerName: "cable"}
+	address, err := netlink.ParseAddr("10.255.0.1/8")
+	must(t, err)
+	must(t, netlink.LinkAdd(vpn))
+	must(t, netlink.LinkSetUp(vpn))
+	must(t, netlink.AddrAdd(vpn, address))
+	for range 2 {
+		_, err = h.EnsureNetwork(t.Context(), n)
+		must(t, err)
+	}
+	if lines := strings.Count(log.String(), "10.0.0.0/8 of the host's route through vpn"); lines != 1 {
+		t.Errorf("%d lines about the route, want 1: %s", lines, log.String())
+	}
+	other := &hostpb.Network{Id: "n-2", Namespace: n.Namespace, Name: "other", Cidr: "10.9.0.0/24"}
+	if _, err := h.EnsureNetwork(t.Context(), other); refusal.Of(err).Reason != hostpb.Refusal_NETWORK_CONFLICT || refusal.Of(err).Subject != other.Cidr {
+		t.Errorf("a new network: %v", err)
+	}
+	reboot(t, h, n.Id)
+	h.recoverNetwork(h.networks.byID[n.Id])
+	if _, err := netlink.LinkByName(network.BridgeName(n.Id)); err != nil {
+		t.Errorf("after a reboot: %v", err)
 	}
 }
 

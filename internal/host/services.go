@@ -33,12 +33,16 @@ const (
 func (ns *networks) SetServices(ctx context.Context, req *hostpb.SetServicesRequest) (*hostpb.SetServicesResponse, error) {
 	ns.publishing.Lock()
 	defer ns.publishing.Unlock()
-	if err := ns.recordServices(req); err != nil {
+	unrecorded, err := ns.recordServices(req)
+	if err != nil {
 		return nil, err
 	}
 	refused, err := ns.box.SetServices(ctx, req.NetworkId, boxServices(req))
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "services of network %s: %v", req.NetworkId, err)
+		return nil, status.Errorf(codes.Internal, "services of network %s: %v", req.NetworkId, errors.Join(err, unrecorded))
+	}
+	if unrecorded != nil {
+		return nil, status.Errorf(codes.Internal, "recording services: %v", unrecorded)
 	}
 	out := &hostpb.SetServicesResponse{}
 	for _, place := range slices.SortedFunc(maps.Keys(refused), network.Place.Compare) {
@@ -48,17 +52,21 @@ func (ns *networks) SetServices(ctx context.Context, req *hostpb.SetServicesRequ
 	return out, nil
 }
 
-// recordServices writes the request to disk. The lock of all objects is held only for this: addresses are probed later.
-func (ns *networks) recordServices(req *hostpb.SetServicesRequest) error {
+// recordServices writes the request to disk. The lock of all objects is held only for this: addresses are probed later. A request
+// that cannot be written, for example to a full disk, is in effect as long as capstand runs, and the caller tries again: a Service that
+// was withdrawn must not stay.
+func (ns *networks) recordServices(req *hostpb.SetServicesRequest) (unrecorded, refused error) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	if err := admission.Services(req, ns.byID[req.GetNetworkId()]); err != nil {
-		return err
+		return nil, err
 	}
-	if err := writeSpec(ns.store.path(networksDir, req.NetworkId, servicesFile), req); err != nil {
-		return status.Errorf(codes.Internal, "recording services: %v", err)
+	unrecorded = writeSpec(ns.store.path(networksDir, req.NetworkId, servicesFile), req)
+	delete(ns.unrecorded, req.NetworkId)
+	if unrecorded != nil {
+		ns.unrecorded[req.NetworkId] = req
 	}
-	return nil
+	return unrecorded, nil
 }
 
 // ListServices returns the recorded Services of all networks. A record that cannot be read is left out: nothing of it is published.
@@ -183,6 +191,9 @@ func (ns *networks) recordedServices(id string) (*hostpb.SetServicesRequest, err
 	n := ns.byID[id]
 	if n == nil {
 		return nil, nil
+	}
+	if req := ns.unrecorded[id]; req != nil {
+		return req, nil
 	}
 	data, err := os.ReadFile(ns.store.path(networksDir, id, servicesFile))
 	if err != nil {

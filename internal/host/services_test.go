@@ -83,6 +83,24 @@ func TestServicesAreRestored(t *testing.T) {
 	}
 	h.log = log
 
+	record := h.store.path(networksDir, n.Id, servicesFile)
+	must(t, os.Rename(record, record+"-kept"))
+	end := unrecordable(t, h, networksDir, filepath.Join(n.Id, servicesFile))
+	none := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name}
+	if _, err := h.SetServices(t.Context(), none); err == nil {
+		t.Error("a withdrawal without a record is no error")
+	}
+	h.holdServicesOnce(t.Context(), false)
+	published("after a withdrawal on a full disk", false)
+	listed()
+	end()
+	must(t, os.Rename(record+"-kept", record))
+	h.holdServicesOnce(t.Context(), false)
+	published("before the withdrawal is recorded", false)
+	_, err = h.SetServices(t.Context(), req)
+	must(t, err)
+	listed(req)
+
 	bridge, err := netlink.LinkByName(network.BridgeName(n.Id))
 	must(t, err)
 	must(t, netlink.LinkDel(bridge))

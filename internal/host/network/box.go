@@ -48,7 +48,8 @@ type InUseError struct {
 
 // ConflictError reports that a network cannot exist on this box.
 type ConflictError struct {
-	// Subject is the CIDR, or the VNI of an overlay, that conflicts; empty if the address family does.
+	// Subject is the CIDR, or the VNI of an overlay, that conflicts, or the tunnel address that the network has instead of another one;
+	// empty if the address family conflicts.
 	Subject string
 	message string
 }
@@ -133,8 +134,44 @@ func (b Box) locked(f func() error) error {
 	return f()
 }
 
-// Ensure creates or repairs a network on the box and records that this capstand uses it. It returns a ConflictError if the
-// CIDR is in use.
+// FitsRoutes returns a ConflictError if a route of the box, except through bridges of networks, leads to a part of the network.
+func (b Box) FitsRoutes(n Network) error {
+	if n.LAN != nil {
+		return nil // The box has no route to it.
+	}
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	if err != nil {
+		return err
+	}
+	return b.locked(func() error {
+		networks, err := b.list()
+		if err != nil {
+			return err
+		}
+		bridges := []string{BridgeName(n.ID)}
+		for _, other := range networks {
+			bridges = append(bridges, BridgeName(other.ID))
+		}
+		routes, err := hostRoutes(bridges)
+		if err != nil {
+			return err
+		}
+		return disjoint(subnets, routes)
+	})
+}
+
+// disjoint returns a ConflictError if a subnet overlaps a used range.
+func disjoint(subnets []Subnet, used []Used) error {
+	for _, subnet := range subnets {
+		if err := Overlap(subnet.Prefix, used); err != nil {
+			return ConflictError{Subject: subnet.Prefix.String(), message: err.Error()}
+		}
+	}
+	return nil
+}
+
+// Ensure creates or repairs a network on the box and records that this capstand uses it. It returns a ConflictError if another
+// network of the box has a part of the CIDR.
 func (b Box) Ensure(ctx context.Context, n Network) error {
 	n = b.encrypt(n)
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
@@ -184,7 +221,7 @@ func (b Box) ensureLinks(n Network, subnets []Subnet) error {
 	return b.ensureOverlay(n, subnets)
 }
 
-// admit compares the network with the other networks and routes of the box.
+// admit compares the network with the other networks of the box.
 func (b Box) admit(n Network, subnets []Subnet) error {
 	if n.LAN != nil {
 		if _, err := lanLink(*n.LAN); err != nil {
@@ -201,9 +238,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 		return err
 	}
 	var used []Used
-	var bridges []string
 	for _, other := range networks {
-		bridges = append(bridges, BridgeName(other.ID))
 		switch {
 		case other.ID == n.ID:
 			err = admitSame(n, other, subnets)
@@ -220,16 +255,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	if n.LAN != nil {
 		return nil // The box has no route to it.
 	}
-	routes, err := hostRoutes(append(bridges, BridgeName(n.ID)))
-	if err != nil {
-		return err
-	}
-	for _, subnet := range subnets {
-		if err := Overlap(subnet.Prefix, append(used, routes...)); err != nil {
-			return ConflictError{Subject: subnet.Prefix.String(), message: err.Error()}
-		}
-	}
-	return nil
+	return disjoint(subnets, used)
 }
 
 // admitSame compares the network with its record on the box: a cluster keeps its networks.

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -69,8 +70,12 @@ func TestRouteThroughSeveralLinks(t *testing.T) {
 				t.Errorf("without %v: %q, want %q", c.except, got, c.want)
 			}
 		}
-		if err := b.Ensure(t.Context(), Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/n"}); err == nil {
-			t.Error("a cluster gets a network of the rack")
+		var conflict ConflictError
+		if err := b.FitsRoutes(Network{ID: "n", CIDR: "10.231.7.0/24"}); !errors.As(err, &conflict) || conflict.Subject != "10.231.7.0/24" {
+			t.Errorf("a cluster gets a network of the rack: %v", err)
+		}
+		if err := b.FitsRoutes(Network{ID: "n", CIDR: "10.232.7.0/24"}); err != nil {
+			t.Errorf("a network without a route: %v", err)
 		}
 		return nil
 	}))
