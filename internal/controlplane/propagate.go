@@ -199,9 +199,13 @@ func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Obje
 	if err != nil || r.applied.is(stored.GetUID(), before) {
 		return err
 	}
+	if _, ok := desired.(*clusterv1.Machine); ok {
+		// It repeats the stored spec.version, and must not overwrite the one that an update in place has written since.
+		desired.SetResourceVersion(stored.GetResourceVersion())
+	}
 	err = r.apply(ctx, desired)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil // It was deleted, and another one has its name: both are events.
+		return nil // It has changed, or it was deleted and another one has its name: these are events.
 	}
 	if err != nil {
 		return err

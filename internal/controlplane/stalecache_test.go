@@ -177,6 +177,7 @@ func TestStaleCache(t *testing.T) {
 	s.staleRemediation()
 	s.staleDelete()
 	s.staleSpec()
+	s.stalePropagation()
 }
 
 func (s *staleControlPlane) staleCreate() {
@@ -262,6 +263,28 @@ func (s *staleControlPlane) staleSpec() {
 	s.run(5)
 	if len(s.cache.deletes) != 0 || len(s.deleting()) != 0 || len(machinesOf(s.t, s.cluster)) != 2 {
 		s.t.Errorf("the reconciler followed an outdated spec: deleted %v", s.cache.deletes)
+	}
+}
+
+// stalePropagation: a change of the template does not bring back the version that a Machine had before its update in place.
+func (s *staleControlPlane) stalePropagation() {
+	s.t.Helper()
+	stale := machinesOf(s.t, s.cluster)[0]
+	live := stale.DeepCopy()
+	s.cluster.Change(live, func() {
+		metav1.SetMetaDataAnnotation(&live.ObjectMeta, controlplanev1.UpdateFromAnnotation, live.Spec.Version)
+		live.Spec.Version = "v1.36.4"
+	})
+	now := &scope{ControlPlane: &model.ControlPlane{Object: s.cp.DeepCopy(), Cluster: s.cluster.Cluster}}
+	now.Object.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"new": "label"}
+	for _, known := range []*clusterv1.Machine{&stale, live.DeepCopy()} {
+		if err := s.reconciler.propagation.propagateTo(context.Background(), now, &model.Instance{Machine: known}); err != nil {
+			s.t.Fatal(err)
+		}
+		current := known.Spec.Version == "v1.36.4"
+		if err := s.cluster.Get(live); err != nil || live.Spec.Version != "v1.36.4" || (live.Labels["new"] == "label") != current {
+			s.t.Errorf("with the version %s in the cache, the Machine has version %s and labels %v: %v", known.Spec.Version, live.Spec.Version, live.Labels, err)
+		}
 	}
 }
 
