@@ -72,7 +72,7 @@ func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPl
 
 // ValidateCreate checks a new control plane.
 func (webhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
-	return nil, invalidError("CapstanControlPlane", obj.Name, validateSpec(obj))
+	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")), invalidError("CapstanControlPlane", obj.Name, validateSpec(obj))
 }
 
 // ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so that its deletion can
@@ -86,12 +86,22 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if stored.Equal(*was, obj.Spec) {
 		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
-	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
+	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")),
+		invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
 }
 
 // ValidateDelete allows every deletion.
 func (webhook) ValidateDelete(context.Context, *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
 	return nil, nil
+}
+
+// warnAboutExpiry warns about certificatesExpiryDays with an external etcd: only etcd members report the expiry of the certificates of
+// their machines. A refusal would stop the move of existing clusters.
+func warnAboutExpiry(rollout controlplanev1.RolloutSpec, cluster bootstrapv1.ClusterConfiguration, spec *field.Path) admission.Warnings {
+	if rollout.Before.CertificatesExpiryDays == 0 || len(cluster.Etcd.External.Endpoints) == 0 {
+		return nil
+	}
+	return admission.Warnings{spec.Child("rollout", "before", "certificatesExpiryDays").String() + " has no effect with an external etcd"}
 }
 
 func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
@@ -236,7 +246,7 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.Cap
 	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
 	errs = append(errs, validateManifests(obj.Spec.Template.Spec.Manifests, spec)...)
 	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
-	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
+	return warnAboutExpiry(obj.Spec.Template.Spec.Rollout, obj.Spec.Template.Spec.Config.Cluster, spec), invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
 }
 
 // ValidateUpdate refuses changes, except in a dry run of the topology controller, which tries a change of a ClusterClass.

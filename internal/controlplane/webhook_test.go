@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -290,6 +291,32 @@ func TestTemplateRules(t *testing.T) {
 			obj.Spec.Template.ObjectMeta, obj.Spec.Template.Spec = c.metadata, c.spec
 			testenv.Refused(t, env.Client.Create(context.Background(), obj), c.want)
 		})
+	}
+}
+
+// TestExpiryWarning: certificatesExpiryDays has no effect with an external etcd, so both kinds get a warning.
+func TestExpiryWarning(t *testing.T) {
+	ctx, external := context.Background(), []string{"https://etcd:2379"}
+	for name, c := range map[string]struct {
+		days      int32
+		endpoints []string
+		want      string
+	}{
+		"both":          {30, external, "rollout.before.certificatesExpiryDays has no effect"},
+		"stacked etcd":  {30, nil, ""},
+		"external etcd": {0, external, ""},
+	} {
+		was, obj, template := &controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlaneTemplate{}
+		obj.Spec.Rollout.Before.CertificatesExpiryDays, obj.Spec.Config.Cluster.Etcd.External.Endpoints = c.days, c.endpoints
+		template.Spec.Template.Spec.Rollout, template.Spec.Template.Spec.Config = obj.Spec.Rollout, obj.Spec.Config
+		created, _ := webhook{}.ValidateCreate(ctx, obj)
+		changed, _ := webhook{}.ValidateUpdate(ctx, was, obj)
+		ofTemplate, _ := templateWebhook{}.ValidateCreate(ctx, template)
+		for _, got := range []admission.Warnings{created, changed, ofTemplate} {
+			if all := strings.Join(got, "; "); (c.want == "") != (all == "") || !strings.Contains(all, c.want) {
+				t.Errorf("%s: %q", name, all)
+			}
+		}
 	}
 }
 
