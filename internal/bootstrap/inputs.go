@@ -9,6 +9,7 @@ import (
 	"path"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	kubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -246,17 +247,23 @@ func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates 
 	return secret.NewCertificatesForInitialControlPlane(config)
 }
 
+// encryptionKey reads the key that encrypts resources in etcd. The Secret of a user can lack the label of the cluster: then it is not in
+// the cache, and its changes are no events.
 func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Cluster) ([]byte, error) {
 	name := EncryptionSecretName(cluster.Name)
-	s := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, client.ObjectKey{Namespace: cluster.Namespace, Name: name}, s)
+	key, s := client.ObjectKey{Namespace: cluster.Namespace, Name: name}, &corev1.Secret{}
+	err := r.SecretClient.Get(ctx, key, s)
+	if apierrors.IsNotFound(err) {
+		err = r.Client.Get(ctx, key, s)
+	}
 	if client.IgnoreNotFound(err) != nil {
 		return nil, err
 	}
 	if key := s.Data[secret.KubeconfigDataName]; len(key) == render.EncryptionKeySize {
 		return key, nil
 	}
-	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the Secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)
+	return nil, &notYet{reason: bootstrapv1.CertificatesMissingReason, unseen: true, message: fmt.Sprintf(
+		"the Secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)}
 }
 
 // references reads the content of all Secrets and ConfigMaps that the spec references. All of it becomes bootstrap data, which is one
