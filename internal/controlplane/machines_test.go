@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	v1beta1conditions "sigs.k8s.io/cluster-api/util/conditions/deprecated/v1beta1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -344,6 +345,7 @@ func unhealthy(w *simulation, m *clusterv1.Machine) {
 	w.cluster.ChangeStatus(m, func() {
 		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse, Reason: "Test", Message: "no Node for 5m"})
 		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.MachineOwnerRemediatedWaitingForRemediationReason})
+		v1beta1conditions.MarkFalse(m, clusterv1.MachineOwnerRemediatedV1Beta1Condition, clusterv1.WaitingForRemediationV1Beta1Reason, clusterv1.ConditionSeverityWarning, "")
 	})
 }
 
@@ -379,7 +381,8 @@ func TestRepairRetries(t *testing.T) {
 	unhealthy(w, &third)
 	w.until("the repair has stopped", func() bool {
 		return w.cluster.Get(&third) == nil && conditions.GetReason(&third, clusterv1.MachineOwnerRemediatedCondition) == controlplanev1.CannotBeRemediatedReason &&
-			w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
+			w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "Machine "+third.Name+": it replaces Machine "+second.Name) &&
+			has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
 	})
 	w.still("no further Machine is created", func() bool { return len(w.made) == 5 })
 	w.broken = map[string]bool{}
@@ -387,7 +390,8 @@ func TestRepairRetries(t *testing.T) {
 		conditions.Set(&third, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionTrue, Reason: "Test"})
 	})
 	w.until("the Machine is healthy again", func() bool {
-		return w.cluster.Get(&third) == nil && !conditions.Has(&third, clusterv1.MachineOwnerRemediatedCondition) && w.settled(cp, 3)()
+		return w.cluster.Get(&third) == nil && !conditions.Has(&third, clusterv1.MachineOwnerRemediatedCondition) &&
+			!v1beta1conditions.Has(&third, clusterv1.MachineOwnerRemediatedV1Beta1Condition) && w.settled(cp, 3)()
 	})
 }
 

@@ -72,10 +72,6 @@ func (r *machineWriter) setMachineConditions(ctx context.Context, machine *clust
 	})
 }
 
-func (r *machineWriter) removeMachineCondition(ctx context.Context, machine *clusterv1.Machine, kind string) error {
-	return r.patchMachineStatus(ctx, machine, func(m *clusterv1.Machine) { conditions.Delete(m, kind) })
-}
-
 // patchMachineStatus changes the status of a Machine. The patch requires the resource version that was read, because the
 // status has other writers. The Machine is read live, because an outdated cache would cause conflicts.
 func (r *machineWriter) patchMachineStatus(ctx context.Context, machine *clusterv1.Machine, change func(*clusterv1.Machine)) error {

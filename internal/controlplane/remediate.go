@@ -3,12 +3,14 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	v1beta1conditions "sigs.k8s.io/cluster-api/util/conditions/deprecated/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -37,7 +39,7 @@ func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err
 	if p.Machine == nil {
 		return out, nil
 	}
-	out.remediating = append(out.remediating, cmp.Or(p.Message, "it is being replaced"))
+	out.remediating = append(out.remediating, fmt.Sprintf("Machine %s: %s", p.Machine.Name(), cmp.Or(p.Message, "it is being replaced")))
 	if !p.Act {
 		out.requeueAfter = p.Again
 		return out, r.setMachineConditions(ctx, p.Machine.Machine, ownerRemediated(p.Reason, p.Message))
@@ -76,7 +78,9 @@ func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) 
 	if err := r.deleteMachine(ctx, s, machine, "Remediate"); err != nil {
 		return err
 	}
-	r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replacing the unhealthy Machine %s: %s", machine.Name, why)
+	if !machine.DeletionTimestamp.IsZero() { // Another writer may have been faster: then the next reconcile deletes it.
+		r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replacing the unhealthy Machine %s: %s", machine.Name, why)
+	}
 	return nil
 }
 
@@ -84,13 +88,18 @@ func ownerRemediated(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
 
-// forgetHealed removes the request for a remediation from Machines that have become healthy.
+// forgetHealed removes the request for a remediation from Machines that have become healthy. Core writes it in the conditions of both
+// contracts, and each of them makes a Machine not ready.
 func (r *remediations) forgetHealed(ctx context.Context, s *scope) error {
 	for _, m := range s.Machines {
-		if !m.DeletionTimestamp.IsZero() || !conditions.IsTrue(m, clusterv1.MachineHealthCheckSucceededCondition) || !conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition) {
+		requested := conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition) || v1beta1conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedV1Beta1Condition)
+		if !m.DeletionTimestamp.IsZero() || !conditions.IsTrue(m, clusterv1.MachineHealthCheckSucceededCondition) || !requested {
 			continue
 		}
-		if err := r.removeMachineCondition(ctx, m, clusterv1.MachineOwnerRemediatedCondition); err != nil {
+		if err := r.patchMachineStatus(ctx, m, func(m *clusterv1.Machine) {
+			conditions.Delete(m, clusterv1.MachineOwnerRemediatedCondition)
+			v1beta1conditions.Delete(m, clusterv1.MachineOwnerRemediatedV1Beta1Condition)
+		}); err != nil {
 			return err
 		}
 	}

@@ -1,12 +1,21 @@
 package controlplane
 
 import (
+	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
@@ -54,4 +63,41 @@ func TestRepairsInARow(t *testing.T) {
 	w.until("maxRetry binds", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
 	})
+}
+
+// TestEventOfRemediation: the event Remediated follows only if the Machine was deleted. Another writer can change it just before.
+func TestEventOfRemediation(t *testing.T) {
+	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "1"}}
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}
+	conflicts := 1
+	c := fake.NewClientBuilder().WithScheme(env.Client.Scheme()).WithObjects(machine, cp).WithStatusSubresource(machine).WithInterceptorFuncs(interceptor.Funcs{
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if conflicts--; conflicts >= 0 {
+				return apierrors.NewConflict(corev1.Resource("machines"), obj.GetName(), nil)
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+	}).Build()
+	clients, fake := &clients{Client: c, LiveClient: c}, events.NewFakeRecorder(10)
+	recorder := &recorder{fake}
+	r := &remediations{clients: clients, machineWriter: &machineWriter{clients, recorder}, annotator: &annotator{clients}, recorder: recorder}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Now: time.Unix(1000, 0)}}
+	for _, step := range []struct {
+		name   string
+		events int
+	}{{"another writer was faster", 0}, {"the Machine is deleted", 1}} {
+		p := model.Repair{Machine: &model.Instance{Machine: machine.DeepCopy()}, Act: true, Record: model.RemediationRecord{Machine: "a"}}
+		if err := r.remediate(t.Context(), s, p); err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for len(fake.Events) > 0 {
+			if strings.HasPrefix(<-fake.Events, "Warning Remediated") {
+				found++
+			}
+		}
+		if found != step.events {
+			t.Errorf("%s: expected %d events, found %d", step.name, step.events, found)
+		}
+	}
 }
