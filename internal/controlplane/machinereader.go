@@ -78,8 +78,13 @@ func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, e
 }
 
 // findOutdated finds the outdated Machines and the reasons, the updates in place, and the deletion timestamps of
-// infrastructure machines.
-func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
+// infrastructure machines. After an error it is not known which Machines are outdated.
+func (r *machineReader) findOutdated(ctx context.Context, s *scope) (err error) {
+	defer func() {
+		if err != nil {
+			s.Outdated = nil
+		}
+	}()
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
 	s.Changes, s.Updates, s.Volumes = map[string][]inplace.Change{}, map[string]*model.Update{}, map[string]bool{}
 	s.OtherEncryption = map[string]bool{}

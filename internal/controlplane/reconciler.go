@@ -231,8 +231,8 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 		return err
 	}
 	maintain := []step{r.propagation.reconcile, r.machineStatus.reconcile, r.departures.reconcile, r.remediations.reconcile}
-	if !s.certified {
-		// Machines are repaired and leave. A Machine that is deleted now could not be replaced.
+	if !s.certified || invalid(s) != "" {
+		// Machines are repaired and leave. No other one is deleted: it could not be replaced.
 		found.merge(requeueAfter(model.UnhealthyRetry))
 		return runSteps(ctx, s, found, append(maintain, r.machines.endUpdate)...)
 	}
@@ -244,12 +244,11 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 	return err
 }
 
-// checkSpec stops when the spec or the Cluster cannot work. A change by the user is an event.
+// checkSpec reports a spec or a Cluster that cannot work. Nothing begins with one. Existing Machines are still maintained: their
+// hooks would otherwise hold up their deletion.
 func checkSpec(_ context.Context, s *scope) (result, error) {
-	if message := invalid(s); message != "" {
-		return result{blocked: message, stop: true}, nil
-	}
-	return result{}, nil
+	message := invalid(s)
+	return result{blocked: message, stop: message != "" && len(s.Machines) == 0 && !s.Initialized()}, nil
 }
 
 // checkOwnership stops when the Machines of the control plane cannot be determined.

@@ -559,6 +559,29 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// TestInvalidWhileRunning: an invalid setting of a running cluster is reported, and no Machine is created. Deleted Machines still go, and
+// everything continues after the setting is corrected.
+func TestInvalidWhileRunning(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Replicas = ptr.To[int32](3) })
+	w.until("three", w.settled(cp, 3))
+	w.cluster.Change(w.cluster.Cluster, func() {
+		network := &w.cluster.Spec.ClusterNetwork
+		network.Pods.CIDRBlocks, network.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}
+	})
+	w.until("Available names the setting", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap") &&
+			conditions.GetReason(cp, clusterv1.AvailableCondition) == controlplanev1.InvalidConfigurationReason
+	})
+	deleteMachine(t, w, namesOfMachines(t, w)[0])
+	w.until("the deleted Machine goes", func() bool { return len(machinesOf(t, w.cluster)) == 2 && w.voting() == 2 })
+	w.until("a condition says why it is not replaced", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "overlap")
+	})
+	w.still("none is created", func() bool { return len(w.made) == 3 })
+	w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
+	w.until("the Machine is replaced", func() bool { return w.settled(cp, 3)() && has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+}
+
 // TestMissingTemplate: a condition names the missing template, and its creation causes a reconcile.
 func TestMissingTemplate(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)

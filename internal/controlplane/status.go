@@ -48,22 +48,29 @@ func setStatus(s *scope, found *result) {
 
 	cp.Status.LastRemediation = s.LastRemediation()
 
-	updating := model.UpdatingCondition(s.CompleteFleet(), cp.Spec.Rollout.Strategy.InPlace)
 	setHealth(s)
 	setInitialized(s, found)
 	setScaling(s, found)
-	setRollingOut(s, found)
-	reconciling.SetCondition(cp, controlplanev1.UpdatingCondition, updating.Status, updating.Reason, "%s", updating.Message)
 	setMachines(s, controlPlaneMachinesReady, clusterv1.ReadyCondition)
 	setMachines(s, controlPlaneMachinesUpToDate, clusterv1.MachineUpToDateCondition)
 	setRefused(s, found)
-	setRemediating(s, found)
+	if s.Outdated != nil || len(s.Machines) == 0 || !cp.DeletionTimestamp.IsZero() {
+		setProgress(s, found)
+	} // Otherwise a step failed before the Machines were compared with the spec: the last known state remains.
 	setDeleting(s, found)
 	setAvailable(s, found)
 	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves and matches the spec.
 	if err := reconciling.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
 		reconciling.SetCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, "%s", err)
 	}
+}
+
+// setProgress sets the conditions about the changes of Machines.
+func setProgress(s *scope, found *result) {
+	setRollingOut(s, found)
+	updating := model.UpdatingCondition(s.CompleteFleet(), s.Object.Spec.Rollout.Strategy.InPlace)
+	reconciling.SetCondition(s.Object, updating.Type, updating.Status, updating.Reason, "%s", updating.Message)
+	setRemediating(s, found)
 }
 
 const (
@@ -177,8 +184,9 @@ func setDeleting(s *scope, found *result) {
 	reconciling.SetCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionTrue, found.deletingReason, "%s", found.deletingMessage)
 }
 
-// setAvailable reports whether the control plane serves: it is initialized, its certificates exist, and the API server
-// answers through the endpoint and can use etcd. The loss of one machine of three does not change it.
+// setAvailable reports whether the control plane serves: it is initialized, its certificates exist, the API server answers
+// through the endpoint and can use etcd, and no invalid setting prevents the replacement of a machine. The loss of one machine of three
+// does not change it.
 func setAvailable(s *scope, found *result) {
 	var problems []string
 	cp := s.Object
@@ -188,7 +196,10 @@ func setAvailable(s *scope, found *result) {
 	if !s.Initialized() {
 		problems = append(problems, "Control plane not yet initialized")
 	}
-	if found.blocked != "" && len(s.Machines) == 0 {
+	wrong := invalid(s)
+	if wrong != "" {
+		problems = append(problems, wrong)
+	} else if found.blocked != "" && len(s.Machines) == 0 {
 		problems = append(problems, found.blocked)
 	}
 	for _, kind := range []string{controlplanev1.CertificatesAvailableCondition, controlplanev1.KubeconfigAvailableCondition} {
@@ -199,13 +210,14 @@ func setAvailable(s *scope, found *result) {
 	if problem := s.Readiness.Problem(); problem != "" {
 		problems = append(problems, problem)
 	}
-	if len(problems) == 0 {
+	switch message := strings.Join(problems, "\n* "); {
+	case wrong != "":
+		reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, controlplanev1.InvalidConfigurationReason, "* %s", message)
+	case len(problems) > 0:
+		reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, clusterv1.NotAvailableReason, "* %s", message)
+	case s.Readiness != nil:
 		reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionTrue, clusterv1.AvailableReason, "")
-		return
-	}
-	reason := clusterv1.NotAvailableReason
-	if invalid(s) != "" {
-		reason = controlplanev1.InvalidConfigurationReason
-	}
-	reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, reason, "* %s", strings.Join(problems, "\n* "))
+	case !conditions.Has(cp, clusterv1.AvailableCondition):
+		reconciling.SetCondition(cp, clusterv1.AvailableCondition, metav1.ConditionUnknown, controlplanev1.WaitingForConnectionReason, "no request was sent to the API server yet")
+	} // Otherwise a step failed before the request to the API server: the last known state remains.
 }

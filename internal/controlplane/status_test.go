@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,5 +70,80 @@ func TestSetStatus(t *testing.T) {
 		if selector.Matches(tc.labels) != tc.want {
 			t.Errorf("CP-03: the selector %q selects %s: %v", st.Selector, name, !tc.want)
 		}
+	}
+}
+
+// TestStatusAfterFailedStep (CP-10): a reconcile that fails before it has seen the Machines and the API server changes no condition about
+// them, neither for the better nor for the worse.
+func TestStatusAfterFailedStep(t *testing.T) {
+	kinds := []string{clusterv1.AvailableCondition, clusterv1.RollingOutCondition, controlplanev1.UpdatingCondition, clusterv1.RemediatingCondition}
+	for _, before := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse} {
+		s := running()
+		for _, kind := range kinds {
+			conditions.Set(s.Object, metav1.Condition{Type: kind, Status: before, Reason: "Before", LastTransitionTime: metav1.Unix(1, 0)})
+		}
+		setStatus(s, &result{})
+		for _, kind := range kinds {
+			if c := conditions.Get(s.Object, kind); c.Status != before || c.Reason != "Before" || !c.LastTransitionTime.Equal(ptr.To(metav1.Unix(1, 0))) {
+				t.Errorf("%s was %s, and is %v", kind, before, c)
+			}
+		}
+		s.Outdated, s.Readiness = map[string][]string{}, &model.Readiness{Ready: true}
+		setStatus(s, &result{})
+		for _, kind := range kinds {
+			want := metav1.ConditionFalse
+			if kind == clusterv1.AvailableCondition {
+				want = metav1.ConditionTrue
+			}
+			if c := conditions.Get(s.Object, kind); c.Status != want || c.Reason == "Before" {
+				t.Errorf("%s is %v after the next reconcile", kind, c)
+			}
+		}
+	}
+	s := running()
+	setStatus(s, &result{})
+	for _, kind := range []string{clusterv1.AvailableCondition, clusterv1.ReadyCondition} {
+		if c := conditions.Get(s.Object, kind); c == nil || c.Status != metav1.ConditionUnknown {
+			t.Errorf("%s is %v before the first request", kind, c)
+		}
+	}
+}
+
+// running returns an initialized control plane with one Machine, before its first step.
+func running() *scope {
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	for _, kind := range []string{clusterv1.ReadyCondition, clusterv1.MachineUpToDateCondition} {
+		conditions.Set(m, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: kind})
+	}
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Name: "demo", Annotations: map[string]string{controlplanev1.InitializedAnnotation: "true"}}}
+	cp.Spec.Version = "v1.36.3"
+	return &scope{ControlPlane: &model.ControlPlane{
+		Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, Object: cp,
+		Workload: model.NotAsked(), Now: time.Now(), Machines: collections.FromMachines(m),
+	}}
+}
+
+// TestInvalidIsShown: Available names an invalid setting for any number of Machines, before and after the initialization, also when
+// other problems exist.
+func TestInvalidIsShown(t *testing.T) {
+	for name, change := range map[string]func(*scope){
+		"running":         func(s *scope) { s.Readiness = &model.Readiness{Ready: true} },
+		"silent":          func(s *scope) { s.Readiness = &model.Readiness{Err: model.ErrRefused} },
+		"not initialized": func(s *scope) { s.Object.Annotations = nil },
+		"no Machine":      func(s *scope) { s.Object.Annotations, s.Machines = nil, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := running()
+			s.Cluster.Spec.ClusterNetwork.Pods.CIDRBlocks, s.Cluster.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}
+			change(s)
+			setStatus(s, &result{})
+			c := conditions.Get(s.Object, clusterv1.AvailableCondition)
+			if c.Status != metav1.ConditionFalse || c.Reason != controlplanev1.InvalidConfigurationReason || strings.Count(c.Message, "overlap") != 1 {
+				t.Errorf("got %v", c)
+			}
+			if ready := conditions.Get(s.Object, clusterv1.ReadyCondition); ready.Status != metav1.ConditionFalse {
+				t.Errorf("got %v", ready)
+			}
+		})
 	}
 }

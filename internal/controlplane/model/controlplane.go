@@ -37,7 +37,7 @@ type ControlPlane struct {
 	// Ambiguous is the reason why the Machines of the control plane cannot be determined; "" when they can. With a reason,
 	// no Machine is created or deleted.
 	Ambiguous string
-	// Outdated maps the name of each Machine to the reasons why it is not up to date.
+	// Outdated maps the name of each Machine to the reasons why it is not up to date; nil before it is known.
 	Outdated map[string][]string
 	// Changes maps the name of each Machine to its differences from the spec, and Updates to its update in place.
 	Changes map[string][]inplace.Change
