@@ -28,6 +28,7 @@ var adviceByReason = map[string]advice{
 	"InUse":               {"delete or move the machines of the host, or annotate a permanently lost host as docs/host-loss.md describes", "a-host-is-not-drained"},
 	"NoHosts":             {"create a CapstanHost that the namespace may use", "no-host-for-a-machine"},
 	"IncompatibleVersion": {"upgrade the part that the message names", "a-host-is-not-connected"},
+	"TunnelBroken":        {"give the host its tunnel address again, or raise the MTU of the interface, as the message says", "a-host-has-lost-its-tunnel"},
 	"FencingPending":      {none, "a-host-does-not-acknowledge-fencing"},
 	"FencingUnsupported":  {"upgrade capstand on the host, or remove spec.fencing", "a-host-does-not-acknowledge-fencing"},
 	"FencingConflict":     {"set spec.fencing only in one CapstanHost of the host", "a-host-does-not-acknowledge-fencing"},

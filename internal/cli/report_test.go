@@ -180,7 +180,7 @@ var goodReasons = []string{
 	"Available", "Used", "NoLongerNeeded", "Succeeded", "Restored", "Healthy", "NotUpdating", "NotRotating", "Voting", "Left", "Approved", "Stopped", "Ready",
 	"Connected", "Drained", "HostsAvailable", "NetworkReady", "LoadBalancerReady", "EndpointExternal", "BootAllowed", "HostAssigned", "AddressesAssigned", "MachineRunning",
 	"BootstrapSucceeded", "ServicesHealthy", "UpdateSucceeded", "Valid", "InRange", "NotOverlapping", "AddressAllocated",
-	"ServicesPublished", "FencingSet", "Rebooted", "Applied", "Free",
+	"ServicesPublished", "TunnelReady", "FencingSet", "Rebooted", "Applied", "Free",
 	"NotReady",   // summarizes other conditions
 	"HostFenced", // an event
 }

@@ -128,14 +128,26 @@ func (ms *machines) keepVersions(ctx context.Context) {
 	})
 }
 
-// keepLinks publishes the MTUs of the host's links, until ctx ends. info is too frequent for a look at all links.
+// keepLinks publishes the MTUs of the host's links and the problems of its tunnels, until ctx ends. info is too frequent for a look at all
+// links.
 func (ms *machines) keepLinks(ctx context.Context) {
 	keepLooking(ctx, func() {
-		now, err := network.LinkMTUs()
+		ms.mu.Lock()
+		overlays := ms.networks.overlays()
+		ms.mu.Unlock()
+		mtus, errLinks := network.LinkMTUs()
+		problems, errTunnels := ms.networks.tunnelProblems(overlays)
 		ms.mu.Lock()
 		defer ms.mu.Unlock()
-		if err == nil && !maps.Equal(now, ms.linkMTUs) {
-			ms.linkMTUs = now
+		changed := false
+		if errLinks == nil && !maps.Equal(mtus, ms.linkMTUs) {
+			ms.linkMTUs, changed = mtus, true
+		}
+		if errTunnels == nil && !slices.Equal(problems, ms.tunnelProblems) {
+			ms.log.Warn("The tunnels of networks to other hosts changed", "problems", problems, "before", ms.tunnelProblems)
+			ms.tunnelProblems, changed = problems, true
+		}
+		if changed {
 			ms.broadcaster.Publish(events.Host(ms.info()))
 		}
 	})
@@ -159,7 +171,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	if ms.config.Reboot != nil {
 		info.BootId, info.BootedAt, info.UptimeMilliseconds = proc.BootID(), bootedAt(), boottime.Now().Milliseconds()
 	}
-	info.LinkMtus = ms.linkMTUs
+	info.LinkMtus, info.TunnelProblems = ms.linkMTUs, ms.tunnelProblems
 	if ms.box.Link != nil {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}

@@ -38,6 +38,8 @@ type machines struct {
 	versions []string
 	// linkMTUs are those of network.LinkMTUs at the last look.
 	linkMTUs map[string]int32
+	// tunnelProblems are those of HostInfo, also of keepLinks.
+	tunnelProblems []string
 	// containerArchives were found at the last look.
 	containerArchives []*hostpb.ContainerArchive
 }

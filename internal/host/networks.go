@@ -3,9 +3,11 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -193,6 +195,28 @@ func (ns *networks) hasTunnelAddress(n *hostpb.Network) error {
 		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "%v", err)
 	}
 	return nil
+}
+
+// tunnelProblems explains, for networks that exist, what hasTunnelAddress refuses for a new one: an address can go to another interface, or
+// its interface can get a smaller MTU.
+func (ns *networks) tunnelProblems(overlays []network.Network) ([]string, error) {
+	ends := map[network.Overlay]bool{}
+	for _, n := range overlays {
+		ends[network.Overlay{Address: n.Overlay.Address, MTU: n.Overlay.MTU}] = true
+	}
+	problems := map[string]bool{}
+	for end := range ends {
+		has, err := network.HasAddress(end.Address)
+		if err != nil {
+			return nil, err
+		}
+		if !has {
+			problems[fmt.Sprintf("tunnel address %s is not an address of this host any more: give it to the host again", end.Address)] = true
+		} else if err := network.FitsLink(end, ns.box.Link != nil); err != nil {
+			problems[err.Error()] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(problems)), nil
 }
 
 // peersFile contains the last request of SetPeers for a network.

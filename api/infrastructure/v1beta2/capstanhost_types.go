@@ -323,7 +323,7 @@ type AllowedNamespaces struct {
 // +kubebuilder:validation:MinProperties=1
 type CapstanHostStatus struct {
 	// conditions describe the current state: Ready, Connected, Drained, Rebooted, Fencing,
-	// CertificatesExpiring, Deleting, Paused.
+	// TunnelReady, CertificatesExpiring, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -21,6 +21,15 @@ const (
 	// contains both, and which one to upgrade first.
 	HostIncompatibleVersionReason = "IncompatibleVersion"
 
+	// HostTunnelReadyCondition exists while status.tunnelAddress is set. It is false while the clusters across hosts are cut off, or lose
+	// large packets, on this host. Placement ignores it.
+	HostTunnelReadyCondition = "TunnelReady"
+	// HostTunnelReadyReason: the host has its tunnel address, and the interface carries the packets of all clusters.
+	HostTunnelReadyReason = "TunnelReady"
+	// HostTunnelBrokenReason: the host has lost its tunnel address, or the MTU of its interface is too small. The message contains the
+	// cause.
+	HostTunnelBrokenReason = "TunnelBroken"
+
 	// HostFencingCondition exists while spec.fencing is set. It is true when the host has acknowledged it.
 	HostFencingCondition = "Fencing"
 	// HostFencingSetReason: the host stops its machines when it is cut off.

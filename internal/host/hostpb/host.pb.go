@@ -573,6 +573,9 @@ type HostInfo struct {
 	Devices []*DeviceKind `protobuf:"bytes,41,rep,name=devices,proto3" json:"devices,omitempty"`
 	// link_mtus are the MTUs, in bytes, of interfaces that carry less than 1500 bytes, by each of their IP addresses.
 	LinkMtus map[string]int32 `protobuf:"bytes,50,rep,name=link_mtus,json=linkMtus,proto3" json:"link_mtus,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// tunnel_problems explain why the tunnels of existing networks do not work: the host has lost the tunnel address, or its interface
+	// carries only smaller packets than before.
+	TunnelProblems []string `protobuf:"bytes,51,rep,name=tunnel_problems,json=tunnelProblems,proto3" json:"tunnel_problems,omitempty"`
 	// host_ports is true if the host can publish Services at ports of its own addresses. Older capstands would refuse them.
 	HostPorts bool `protobuf:"varint,60,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	// container_archives contain the container images that new machines import.
@@ -861,6 +864,13 @@ func (x *HostInfo) GetDevices() []*DeviceKind {
 func (x *HostInfo) GetLinkMtus() map[string]int32 {
 	if x != nil {
 		return x.LinkMtus
+	}
+	return nil
+}
+
+func (x *HostInfo) GetTunnelProblems() []string {
+	if x != nil {
+		return x.TunnelProblems
 	}
 	return nil
 }
@@ -5063,7 +5073,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
 	"\vHOST_IN_USE\x10\x13\x12\x11\n" +
 	"\rVOLUME_IN_USE\x10\x19\"\x10\n" +
-	"\x0eGetInfoRequest\"\xc1\f\n" +
+	"\x0eGetInfoRequest\"\xea\f\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -5103,7 +5113,8 @@ const file_host_proto_rawDesc = "" +
 	"\x05vlans\x18+ \x01(\bR\x05vlans\x12\x1b\n" +
 	"\tipv6_lans\x18, \x01(\bR\bipv6Lans\x125\n" +
 	"\adevices\x18) \x03(\v2\x1b.capstan.host.v1.DeviceKindR\adevices\x12D\n" +
-	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12\x1d\n" +
+	"\tlink_mtus\x182 \x03(\v2'.capstan.host.v1.HostInfo.LinkMtusEntryR\blinkMtus\x12'\n" +
+	"\x0ftunnel_problems\x183 \x03(\tR\x0etunnelProblems\x12\x1d\n" +
 	"\n" +
 	"host_ports\x18< \x01(\bR\thostPorts\x12P\n" +
 	"\x12container_archives\x18= \x03(\v2!.capstan.host.v1.ContainerArchiveR\x11containerArchives\x12%\n" +

@@ -42,6 +42,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	}
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
+		showTunnel(host, info)
 	}
 	if err := r.reconcileFencing(ctx, host, conn); err != nil {
 		return 0, err
