@@ -218,7 +218,48 @@ func (b Box) ensureLinks(n Network, subnets []Subnet) error {
 	if err := ensureBridge(BridgeName(n.ID), subnets, gatewayMAC(n.ID, subnets), mtu); err != nil {
 		return err
 	}
+	served, err := b.served(n.ID)
+	if err != nil {
+		return err
+	}
+	for _, address := range served {
+		if err := addBridgeAddress(BridgeName(n.ID), address); err != nil {
+			return err
+		}
+	}
 	return b.ensureOverlay(n, subnets)
+}
+
+// hasBridge reports whether the bridge of a network is up with all its addresses, and connects to machines from the right one.
+func (b Box) hasBridge(n Network, subnets []Subnet) (bool, error) {
+	want, err := b.served(n.ID)
+	if err != nil {
+		return false, err
+	}
+	for _, subnet := range subnets {
+		want = append(want, subnet.Gateway.String())
+	}
+	if n.Overlay == nil {
+		return isUp(BridgeName(n.ID), want)
+	}
+	own := n.hostAddress(n.Overlay.Address)
+	if up, err := isUp(BridgeName(n.ID), append(want, own.String())); err != nil || !up {
+		return false, err
+	}
+	return hasRouteFrom(BridgeName(n.ID), subnets[0].Prefix, own)
+}
+
+// served lists the addresses of the network on which load balancers of this box listen. A lease that cannot be read counts as that
+// of a machine.
+func (b Box) served(networkID string) (all []string, err error) {
+	local, err := b.local(networkID)
+	for _, address := range local {
+		var l Lease
+		if atomicfile.ReadJSON(b.lease(networkID, address), &l) == nil && l.Bridge {
+			all = append(all, address)
+		}
+	}
+	return all, err
 }
 
 // admit compares the network with the other networks of the box.

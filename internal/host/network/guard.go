@@ -81,8 +81,8 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// GuardLinks restores the tunnels of this capstand's networks, their entries for other boxes, and the VLANs of machines, when another
-// program on the box has changed them. It returns when ctx is done.
+// GuardLinks restores the bridges and tunnels of this capstand's networks, their entries for other boxes, and the VLANs of machines, when
+// another program on the box has changed them. It returns when ctx is done.
 func (b Box) GuardLinks(ctx context.Context, log *slog.Logger) {
 	for ctx.Err() == nil {
 		err := b.guardLinks(ctx, log)
@@ -95,7 +95,7 @@ func (b Box) GuardLinks(ctx context.Context, log *slog.Logger) {
 }
 
 func (b Box) guardLinks(ctx context.Context, log *slog.Logger) error {
-	changes, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH)
+	changes, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return fmt.Errorf("subscribing to changes of links: %w", err)
 	}
@@ -129,22 +129,19 @@ func (r *repairs) next(failure error) time.Time {
 	return time.Now().Add(guardPause)
 }
 
-// mendLinks restores the tunnels, and the VLANs also if a tunnel cannot be restored.
+// mendLinks restores the bridges and tunnels, and the VLANs also if one of those cannot be restored.
 func (b Box) mendLinks(log *slog.Logger) error {
-	mended, err := b.mendOverlays()
+	mended, err := b.mendAll(b.mendNetwork)
 	for _, n := range mended {
-		log.Warn("Another program on this host changed the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
+		log.Warn("Another program on this host changed the bridge or the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
 	}
 	return errors.Join(err, b.mendVLANs(log))
 }
 
-// removesOrChangesLinks ignores new neighbours, which are frequent and remove nothing.
+// removesOrChangesLinks ignores new neighbours and addresses, which are frequent and remove nothing.
 func removesOrChangesLinks(m syscall.NetlinkMessage) bool {
-	return m.Header.Type == unix.RTM_DELNEIGH || m.Header.Type == unix.RTM_DELLINK || m.Header.Type == unix.RTM_NEWLINK
+	return slices.Contains([]uint16{unix.RTM_DELNEIGH, unix.RTM_DELADDR, unix.RTM_DELLINK, unix.RTM_NEWLINK}, m.Header.Type)
 }
-
-// mendOverlays restores missing parts, and returns the networks that it repaired.
-func (b Box) mendOverlays() (mended []Network, err error) { return b.mendAll(b.mendOverlay) }
 
 // mendAll repairs the networks of this capstand, and returns those that needed it. A network that cannot be repaired does not keep
 // the others from their repair, and neither does a damaged folder.
@@ -167,16 +164,20 @@ func (b Box) mendAll(mend func(Network) (wasBroken bool, err error)) (mended []N
 	return mended, err
 }
 
-// mendOverlay restores the missing parts of the tunnel of a network.
-func (b Box) mendOverlay(n Network) (wasBroken bool, err error) {
-	if n.Overlay == nil {
-		return false, nil
-	}
-	if whole, err := b.hasOverlay(n); err != nil || whole {
-		return false, err
+// mendNetwork restores the missing parts of the bridge and the tunnel of a network.
+func (b Box) mendNetwork(n Network) (wasBroken bool, err error) {
+	if n.LAN != nil {
+		return false, nil // The bridge is that of the user.
 	}
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil {
+		return false, err
+	}
+	whole, err := b.hasBridge(n, subnets)
+	if err == nil && whole && n.Overlay != nil {
+		whole, err = b.hasOverlay(n)
+	}
+	if err != nil || whole {
 		return false, err
 	}
 	return true, b.ensureLinks(n, subnets)

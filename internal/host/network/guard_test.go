@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -91,6 +92,97 @@ func TestGuardFirewalls(t *testing.T) {
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 || strings.Contains(nft(t, "list", "ruleset"), TableName(n.ID)) {
 		t.Errorf("a removed network: mended %v, %v", mended, err)
 	}
+}
+
+// The bridge of a network on one box gets its state and its addresses back, also those of load balancers.
+func TestGuardBridges(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	a := box(t, t.TempDir(), "a")
+	n := Network{ID: "n", CIDR: "10.231.7.0/24", IPv6CIDR: "fd00:7::/64", Cluster: "default/demo"}
+	if err := errors.Join(a.Ensure(t.Context(), n), a.Serve(n.ID, "balancer", "default/demo", []string{"10.231.7.9"})); err != nil {
+		t.Fatal(err)
+	}
+	bridge := BridgeName(n.ID)
+	for name, harm := range map[string][]string{
+		"down":                  {"link", "set", bridge, "down"},
+		"gateway":               {"addr", "del", "10.231.7.1/24", "dev", bridge},
+		"IPv6 gateway":          {"addr", "del", "fd00:7::1/64", "dev", bridge},
+		"load balancer address": {"addr", "del", "10.231.7.9/32", "dev", bridge},
+		"bridge":                {"link", "del", bridge},
+	} {
+		guarded(t, a, name, func() error { return ip(harm...) })
+		subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if whole, err := a.hasBridge(n, subnets); err != nil || !whole {
+			t.Errorf("%s: the bridge is not whole: %v", name, err)
+		}
+	}
+	if mended, err := a.mendAll(a.mendNetwork); err != nil || len(mended) > 0 {
+		t.Errorf("nothing was missing: mended %v, %v", mended, err)
+	}
+}
+
+// A bridge of each family that lost its addresses, also the one for connections to machines across hosts, is whole after one repair.
+func TestMendBridges(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	if err := ip("addr", "add", "192.0.2.1/32", "dev", "lo"); err != nil {
+		t.Fatal(err)
+	}
+	for name, n := range map[string]Network{"IPv4": {CIDR: "10.231.7.0/24"}, "IPv6": {CIDR: "fd00:7::/64"}, "both": {CIDR: "10.231.7.0/24", IPv6CIDR: "fd00:7::/64"}} {
+		a := box(t, t.TempDir(), "a")
+		n.ID, n.Cluster, n.Overlay = "n", "default/demo", &Overlay{VNI: 5000, Address: netip.MustParseAddr("192.0.2.1"), MTU: 1400}
+		if err := a.Ensure(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		for _, harm := range [][]string{nil, {"addr", "flush", "dev", BridgeName("n")}, nil, {"link", "set", BridgeName("n"), "down"}, nil} {
+			if harm != nil {
+				if err := ip(harm...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if mended, err := a.mendAll(a.mendNetwork); err != nil || len(mended) > 0 != (harm != nil) {
+				t.Errorf("%s: after %v: mended %v, %v", name, harm, mended, err)
+			}
+		}
+		if err := a.Release(t.Context(), "n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// guarded does harm, and waits until the guard of the links reports a repair and has ended.
+func guarded(t *testing.T, b Box, name string, harm func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	mended, ended := make(chan struct{}, 100), make(chan struct{})
+	go func() {
+		defer close(ended)
+		b.GuardLinks(ctx, slog.New(warningHandler{slog.DiscardHandler, mended}))
+	}()
+	if err := harm(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-mended:
+	case <-time.After(time.Minute):
+		t.Errorf("%s: the guard repaired nothing", name)
+	}
+	cancel()
+	<-ended
+}
+
+// ip runs the command ip.
+func ip(args ...string) error {
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
 }
 
 // A network that cannot be repaired does not keep the others from their repair, and a tunnel does not keep the VLANs from theirs.

@@ -45,6 +45,38 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) 
 	return netlink.LinkSetUp(link)
 }
 
+// isUp reports whether a link exists, is up and has the addresses.
+func isUp(name string, addresses []string) (bool, error) {
+	link, err := netlink.LinkByName(name)
+	if isNoLink(err) {
+		return false, nil
+	}
+	if err != nil || link.Attrs().Flags&net.FlagUp == 0 {
+		return false, err
+	}
+	found, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return false, err
+	}
+	have := map[string]bool{}
+	for _, a := range found {
+		have[text(a.IP)] = true
+	}
+	return !slices.ContainsFunc(addresses, func(a string) bool { return !have[a] }), nil
+}
+
+// hasRouteFrom reports whether a link has a route to a network with this source address.
+func hasRouteFrom(name string, to netip.Prefix, source netip.Addr) (bool, error) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return false, err
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: link.Attrs().Index}, netlink.RT_FILTER_OIF)
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
+		return r.Dst != nil && r.Dst.String() == to.String() && text(r.Src) == source.String()
+	}), err
+}
+
 // addBridgeAddress adds an address to the bridge. The prefix has full length, because the bridge already has a route to its
 // network.
 func addBridgeAddress(name, address string) error {

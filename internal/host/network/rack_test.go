@@ -550,16 +550,15 @@ func TestGuardOverlays(t *testing.T) {
 	r.reaches("before", onA, "10.231.7.20:80", "b")
 	mac := MAC("n", "10.231.7.20")
 	for name, harm := range map[string]func(t tunnel) error{
-		"device":    func(tunnel) error { return deleteLink(TunnelName("n")) },
-		"entry":     func(t tunnel) error { return t.remove(entry{tunnelTable, mac.String()}, b.tunnel.String()) },
-		"port":      func(t tunnel) error { return t.remove(entry{portTable, mac.String()}, "") },
-		"neighbour": func(t tunnel) error { return t.remove(entry{neighbourTable, "10.231.7.20"}, mac.String()) },
-		"down": func(tunnel) error {
-			link, err := netlink.LinkByName(TunnelName("n"))
-			if err != nil {
-				return err
-			}
-			return netlink.LinkSetDown(link)
+		"device":      func(tunnel) error { return deleteLink(TunnelName("n")) },
+		"entry":       func(t tunnel) error { return t.remove(entry{tunnelTable, mac.String()}, b.tunnel.String()) },
+		"port":        func(t tunnel) error { return t.remove(entry{portTable, mac.String()}, "") },
+		"neighbour":   func(t tunnel) error { return t.remove(entry{neighbourTable, "10.231.7.20"}, mac.String()) },
+		"down":        func(tunnel) error { return ip("link", "set", TunnelName("n"), "down") },
+		"bridge down": func(tunnel) error { return ip("link", "set", BridgeName("n"), "down") },
+		"gateway":     func(tunnel) error { return ip("addr", "del", "10.231.7.1/24", "dev", BridgeName("n")) },
+		"own address": func(tunnel) error {
+			return ip("addr", "del", rackNetwork.hostAddress(a.tunnel).String()+"/32", "dev", BridgeName("n"))
 		},
 	} {
 		r.must(in(a.ns, func() error {
