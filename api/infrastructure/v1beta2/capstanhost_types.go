@@ -614,7 +614,7 @@ type UnknownMachine struct {
 // +kubebuilder:printcolumn:name="Kernel",type="string",JSONPath=".status.system.kernelVersion",description="Release of the kernel",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
-// +kubebuilder:validation:XValidation:rule="self.spec.?tunnelAddress == oldSelf.spec.?tunnelAddress || oldSelf.?status.tunnelAddress.orValue('') in ['', self.spec.?tunnelAddress.orValue('')]",message="spec.tunnelAddress cannot change while the host has networks of clusters across hosts, whose address is in status.tunnelAddress: drain the host and move load balancers to other hosts first"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.tunnelAddress) || !has(self.spec.tunnelAddress) && !has(oldSelf.spec.tunnelAddress) || has(self.spec.tunnelAddress) && (self.spec.tunnelAddress == oldSelf.status.tunnelAddress || has(oldSelf.spec.tunnelAddress) && self.spec.tunnelAddress == oldSelf.spec.tunnelAddress)",message="spec.tunnelAddress cannot change while the host has networks of clusters across hosts, whose address is in status.tunnelAddress: drain the host and move load balancers to other hosts first"
 
 // CapstanHost is a Linux host whose capstand runs machines. It is cluster-scoped, because namespaces share hosts.
 type CapstanHost struct {
