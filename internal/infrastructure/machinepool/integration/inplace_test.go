@@ -47,8 +47,8 @@ func TestUpdateInPlace_CP21(t *testing.T) {
 	w.condition(infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason)
 	w.update(func(mp *clusterv1.MachinePool) { delete(mp.Annotations, clusterv1.UpdateInProgressAnnotation) })
 	w.Eventually(w.announced).Should(BeTrue(), "the annotation is written again")
-	for i := range 3 {
-		time.Sleep(time.Duration(400*(i+1)) * time.Millisecond)
+	for updates := range 3 { // The manager is killed during each update.
+		w.Eventually(w.changed).WithPolling(10 * time.Millisecond).Should(BeNumerically(">", updates))
 		provider.restart(t)
 	}
 	w.settled(3)
@@ -61,6 +61,16 @@ func TestUpdateInPlace_CP21(t *testing.T) {
 		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(1))
 		w.Expect(m.Annotations).NotTo(HaveKey(clusterv1.UpdateInProgressAnnotation))
 	}
+}
+
+// changed returns the number of machines whose spec has been changed for their update.
+func (w *world) changed() (n int) {
+	for _, m := range w.capstanMachines() {
+		if m.Spec.CPUs == 1 {
+			n++
+		}
+	}
+	return n
 }
 
 // identities returns what an update in place does not change: the CapstanMachine, its machine, its address and its Node.

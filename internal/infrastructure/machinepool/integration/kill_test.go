@@ -11,22 +11,26 @@ import (
 	"capstan.dev/capstan/internal/host/hollow"
 )
 
-// The manager is killed during creation, scaling and updates. Each change completes, and no machine is created or deleted twice.
-// Not parallel: all tests share the manager.
+// The manager is killed during creation, scaling and updates, as soon as a step of them is seen. Each change completes, and no machine is
+// created or deleted twice. Not parallel: all tests share the manager.
 func TestManagerIsKilled(t *testing.T) {
 	w := newWorldWith(t, hollow.Behaviour{StartDelay: 50 * time.Millisecond, BootDelay: 100 * time.Millisecond, Jitter: 0.9})
 	w.addPool(6, nil)
-	killed := func(after time.Duration) {
-		time.Sleep(after)
+	killed := func(seen func() bool) {
+		t.Helper()
+		w.Eventually(seen).WithPolling(10 * time.Millisecond).Should(BeTrue())
 		provider.restart(t)
 	}
-	killed(300 * time.Millisecond)
+	killed(func() bool { return len(w.capstanMachines()) > 0 })
 	w.settled(6)
 
-	stop := w.watchBudget()
+	stop, former := w.watchBudget(), map[string]bool{}
+	for _, m := range w.capstanMachines() {
+		former[m.Name] = true
+	}
 	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = oldVersion })
-	for i := range 3 {
-		killed(time.Duration(400*(i+1)) * time.Millisecond)
+	for replaced := range 3 {
+		killed(func() bool { return w.stay(former) < 6-replaced })
 	}
 	w.settled(6)
 	fewest, most := stop()
@@ -34,12 +38,22 @@ func TestManagerIsKilled(t *testing.T) {
 	w.Expect(most).To(BeNumerically("<=", 7))
 
 	w.scale(2)
-	killed(100 * time.Millisecond)
+	killed(func() bool { return w.stay(nil) < 6 })
 	w.settled(2)
 	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
-	killed(200 * time.Millisecond)
+	killed(func() bool { return w.stay(nil) < 2 })
 	w.gone(w.pool)
 	w.Expect(w.capstanMachines()).To(BeEmpty())
+}
+
+// stay returns how many of some CapstanMachines exist and are not being deleted; nil: of all.
+func (w *world) stay(of map[string]bool) (n int) {
+	for _, m := range w.capstanMachines() {
+		if m.DeletionTimestamp.IsZero() && (of == nil || of[m.Name]) {
+			n++
+		}
+	}
+	return n
 }
 
 // Two managers act as the leader for one pool at the same time. In the end, the pool has the desired number of machines, and no two
