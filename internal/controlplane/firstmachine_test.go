@@ -21,6 +21,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 // stoppableClient is a client that blocks at one write, before it or directly after it, until the test releases it.
@@ -86,7 +87,7 @@ func newLeader(stopAt int, behind bool) *leader {
 func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
 	quiet := 0
-	for end := time.Now().Add(time.Minute); quiet < 3; {
+	for end := time.Now().Add(testenv.Patience); quiet < 3; {
 		if time.Now().After(end) {
 			t.Error("a leader still has steps to do")
 			return
