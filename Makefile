@@ -444,13 +444,13 @@ unit_packages = $(filter-out $(integration_packages),$(patsubst $(CURDIR)/%,./%,
 
 # Without vet, as in hack/gotest.sh: it would analyse all of Kubernetes, twice.
 .PHONY: test-unit
-test-unit: build-kube build-capi gotestsum versitygw ## Unit tests of every module, without API servers, two minutes.
+test-unit: build-kube build-capi gotestsum versitygw ## Unit tests of every module, without API servers.
 	@for m in $(filter-out $(DOCUMENT_MODULES),$(TEST_MODULES)); do (cd $$m && go test -vet=off ./...); done
 	@for m in $(DOCUMENT_MODULES); do (cd $$m && go test -vet=off -count=1 ./...); done
 	$(call gotest,unit,$(unit_packages)) -timeout 20m
 
 .PHONY: test-integration
-test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes. Twenty minutes.
+test-integration: build-kube build-capi gotestsum versitygw ## Integration tests: controllers with real API servers, networks, planes.
 	$(call gotest,integration,$(integration_packages)) -timeout 70m
 
 .PHONY: test-times
