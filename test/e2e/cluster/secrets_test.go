@@ -64,18 +64,11 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 // of Cluster API's type may contain any.
 func checkObjects(t *testing.T, namespace string, authorities map[string][]byte) {
 	t.Helper()
-	kubectl := func(args ...string) string {
-		out, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", filepath.Join(plane.Root, "admin.kubeconfig")}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
-	}
-	kinds := strings.Join(strings.Fields(kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name")), ",")
+	kinds := strings.Join(strings.Fields(plane.MustKubectl(t, "api-resources", "--namespaced", "--verbs=list", "-o", "name")), ",")
 	var list struct {
 		Items []unstructured.Unstructured `json:"items"`
 	}
-	if err := json.Unmarshal([]byte(kubectl("get", kinds, "--namespace", namespace, "--show-managed-fields", "-o", "json")), &list); err != nil {
+	if err := json.Unmarshal([]byte(plane.MustKubectl(t, "get", kinds, "--namespace", namespace, "--show-managed-fields", "-o", "json")), &list); err != nil {
 		t.Fatal(err)
 	}
 	found, searched := map[string]bool{}, map[string]bool{}

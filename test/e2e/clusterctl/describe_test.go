@@ -65,7 +65,7 @@ func hostOf(t *testing.T) theHost {
 
 func (theHost) patch(t *testing.T, patch string) {
 	t.Helper()
-	if _, err := kubectl(t, admin(plane), "", "patch", "capstanhost", "local", "--type=merge", "-p", patch); err != nil {
+	if _, err := plane.Kubectl(t, "patch", "capstanhost", "local", "--type=merge", "-p", patch); err != nil {
 		t.Error(err)
 	}
 }

@@ -115,7 +115,7 @@ func TestMove(t *testing.T) {
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: name}
 	t.Cleanup(func() {
 		// A failed test may leave the cluster paused.
-		_, _ = kubectl(t, admin(c.Plane), "", "-n", namespace, "patch", "cluster", name, "--type=merge", "-p", `{"spec":{"paused":null}}`)
+		_, _ = c.Plane.Kubectl(t, "-n", namespace, "patch", "cluster", name, "--type=merge", "-p", `{"spec":{"paused":null}}`)
 		c.Delete(t)
 	})
 	// The machines of this plane belong to other tests.
@@ -221,7 +221,7 @@ func makeMovable(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	mustKubectl(t, admin(c.Plane), manifests, "apply", "-f", "-")
-	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "patch", "capstancluster", c.Name, "--type=merge", "-p", publishServices)
+	c.Plane.MustKubectl(t, "-n", c.Namespace, "patch", "capstancluster", c.Name, "--type=merge", "-p", publishServices)
 	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
 		_, err := c.Plane.Capstan(ctx, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
 		return err
@@ -319,7 +319,7 @@ func objects(t *testing.T, kubeconfig, namespace string) []string {
 
 func scale(t *testing.T, c *harness.Cluster, n int) {
 	t.Helper()
-	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "scale", "machinedeployment", c.Name+"-md-0", fmt.Sprintf("--replicas=%d", n))
+	c.Plane.MustKubectl(t, "-n", c.Namespace, "scale", "machinedeployment", c.Name+"-md-0", fmt.Sprintf("--replicas=%d", n))
 }
 
 // start starts clusterctl move. It returns the output, and functions that wait for the end and kill the process.

@@ -137,7 +137,7 @@ func published(t *testing.T, c *harness.Cluster) (url string) {
 func owned(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	var all metav1.PartialObjectMetadataList
-	out := mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "get", "cluster-api,capstan,secrets", "-o", "json")
+	out := c.Plane.MustKubectl(t, "-n", c.Namespace, "get", "cluster-api,capstan,secrets", "-o", "json")
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		t.Fatal(err)
 	}
@@ -194,8 +194,8 @@ func deleted(t *testing.T, c *harness.Cluster) {
 	if out, err := exec.Command("ip", "-o", "addr", "show", "dev", lan).CombinedOutput(); err != nil || strings.Contains(string(out), "198.51.100.9") {
 		t.Errorf("the host still has the address of the Service: %s, %v", out, err)
 	}
-	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "delete", "capstanvolume", kept.Name, "--timeout=60s")
+	c.Plane.MustKubectl(t, "-n", c.Namespace, "delete", "capstanvolume", kept.Name, "--timeout=60s")
 	want = want[:2]
 	gone()
-	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "delete", "capstanippool", "--all", "--timeout=60s")
+	c.Plane.MustKubectl(t, "-n", c.Namespace, "delete", "capstanippool", "--all", "--timeout=60s")
 }

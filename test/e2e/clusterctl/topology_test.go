@@ -372,5 +372,5 @@ func templates(t *testing.T, namespace string) []string {
 
 func patchCluster(t *testing.T, c *harness.Cluster, patch string) {
 	t.Helper()
-	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "patch", "cluster", c.Name, "--type=json", "-p", patch)
+	c.Plane.MustKubectl(t, "-n", c.Namespace, "patch", "cluster", c.Name, "--type=json", "-p", patch)
 }

@@ -56,6 +56,22 @@ func Kubectl() string {
 	return filepath.Join(Bin(), "kubernetes", KubernetesVersion, "kubectl")
 }
 
+// Kubectl runs kubectl against the API server of the plane, as its administrator, and returns its output. Clean-ups can call it.
+func (p *Plane) Kubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return Command(context.WithoutCancel(t.Context()), nil, Kubectl(), append([]string{"--kubeconfig", filepath.Join(p.Root, "admin.kubeconfig")}, args...)...)
+}
+
+// MustKubectl runs kubectl and fails the test on an error.
+func (p *Plane) MustKubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := p.Kubectl(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // Run starts a plane, runs the tests of a package with it, and takes it down. It fails if a trace of the plane is left.
 // TestMain calls it.
 func Run(m *testing.M, plane **Plane, upArgs ...string) int {

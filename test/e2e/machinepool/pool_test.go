@@ -145,11 +145,11 @@ func TestPool(t *testing.T) {
 
 	p.replaced("a changed CapstanConfig, and no volumes", 1, func() {
 		p.setVolumes(nil)
-		kubectl(t, "patch", "capstanconfig", p.key.Name, "--namespace", p.key.Namespace, "--type", "merge",
+		plane.MustKubectl(t, "patch", "capstanconfig", p.key.Name, "--namespace", p.key.Namespace, "--type", "merge",
 			"--patch", `{"spec":{"files":[{"path":"/etc/motd","content":"updated"}]}}`)
 	})
 	p.replaced("a Machine that the user deletes", 1, func() {
-		kubectl(t, "delete", "machine", p.names()[0], "--namespace", p.key.Namespace, "--wait=false")
+		plane.MustKubectl(t, "delete", "machine", p.names()[0], "--namespace", p.key.Namespace, "--wait=false")
 	})
 	p.replaced("a machine that a MachineHealthCheck reports as unhealthy", 1, p.breakOne)
 	p.pause()
@@ -259,7 +259,7 @@ func (p *pool) breakOne() {
 // afterwards.
 func (p *pool) pause() {
 	p.t.Helper()
-	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"=")
+	plane.MustKubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"=")
 	p.paused(metav1.ConditionTrue)
 	names := p.names()
 	p.patch(`{"spec":{"replicas":2}}`)
@@ -271,7 +271,7 @@ func (p *pool) pause() {
 		}
 		time.Sleep(250 * time.Millisecond)
 	}
-	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"-")
+	plane.MustKubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"-")
 	p.paused(metav1.ConditionFalse)
 	p.settled(2)
 }
@@ -322,13 +322,5 @@ func available(ctx context.Context, c *harness.Cluster) error {
 			return nil
 		case <-time.After(500 * time.Millisecond):
 		}
-	}
-}
-
-// kubectl runs against the management plane.
-func kubectl(t *testing.T, args ...string) {
-	t.Helper()
-	if _, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", plane.Root + "/admin.kubeconfig"}, args...)...); err != nil {
-		t.Fatal(err)
 	}
 }

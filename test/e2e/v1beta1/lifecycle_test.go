@@ -54,10 +54,10 @@ func life(t *testing.T, contract string) {
 	t.Setenv("CAPSTAN_CONTROL_PLANE_MEMORY", "1536Mi")
 	t.Setenv("CAPSTAN_WORKER_MEMORY", "768Mi")
 	c := plane.CreateCluster(t, namespace, "former", "--flavor", "ipam", "--workers", "0", "--kubernetes-version", former)
-	kubectl(t, "apply", "-f", writeMachinePool(t, c.Name, former))
+	plane.MustKubectl(t, "apply", "-f", writeMachinePool(t, c.Name, former))
 
-	kubectl(t, "-n", namespace, "scale", "machinedeployment", c.Name+"-md-0", "--replicas=1")
-	kubectl(t, "-n", namespace, "scale", "machinepool", c.Name+"-mp-0", "--replicas=1")
+	plane.MustKubectl(t, "-n", namespace, "scale", "machinedeployment", c.Name+"-md-0", "--replicas=1")
+	plane.MustKubectl(t, "-n", namespace, "scale", "machinepool", c.Name+"-mp-0", "--replicas=1")
 	running(t, c, former)
 	createdIn(t, c, contract)
 	checkObjects(t, c)
@@ -79,30 +79,21 @@ func life(t *testing.T, contract string) {
 func upgrade(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	version := fmt.Sprintf(`{"spec":{"version":%q}}`, harness.KubernetesVersion)
-	kubectl(t, "-n", namespace, "patch", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane", "--type=merge", "-p", version)
+	plane.MustKubectl(t, "-n", namespace, "patch", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane", "--type=merge", "-p", version)
 	upgraded(t, c)
 	workers := fmt.Sprintf(`{"spec":{"template":%s}}`, version)
-	kubectl(t, "-n", namespace, "patch", "machinedeployment", c.Name+"-md-0", "--type=merge", "-p", workers)
-	kubectl(t, "-n", namespace, "patch", "machinepool", c.Name+"-mp-0", "--type=merge", "-p", workers)
+	plane.MustKubectl(t, "-n", namespace, "patch", "machinedeployment", c.Name+"-md-0", "--type=merge", "-p", workers)
+	plane.MustKubectl(t, "-n", namespace, "patch", "machinepool", c.Name+"-mp-0", "--type=merge", "-p", workers)
 	running(t, c, harness.KubernetesVersion)
-}
-
-func kubectl(t *testing.T, args ...string) string {
-	t.Helper()
-	out, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", filepath.Join(plane.Root, "admin.kubeconfig")}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 // onlyV1Beta1 removes the label for v1beta2 from the CRDs that serve v1beta1, so that core finds no newer contract.
 func onlyV1Beta1(t *testing.T) {
 	t.Helper()
 	labelled := 0
-	for crd := range strings.FieldsSeq(kubectl(t, "get", "crd", "-l", "cluster.x-k8s.io/v1beta1=v1beta1", "-o", "name")) {
+	for crd := range strings.FieldsSeq(plane.MustKubectl(t, "get", "crd", "-l", "cluster.x-k8s.io/v1beta1=v1beta1", "-o", "name")) {
 		if strings.HasSuffix(crd, ".capstan.dev") {
-			kubectl(t, "label", crd, "cluster.x-k8s.io/v1beta2-")
+			plane.MustKubectl(t, "label", crd, "cluster.x-k8s.io/v1beta2-")
 			labelled++
 		}
 	}
@@ -204,7 +195,7 @@ func running(t *testing.T, c *harness.Cluster, version string) {
 func upgraded(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	harness.Eventually(t, "the upgraded control plane", 6*time.Minute, func(context.Context) error {
-		status := kubectl(t, "-n", namespace, "get", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane",
+		status := plane.MustKubectl(t, "-n", namespace, "get", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane",
 			"-o", "jsonpath={.status.version} {.status.ready} {.status.replicas} {.status.updatedReplicas} {.status.unavailableReplicas}")
 		if want := harness.KubernetesVersion + " true 1 1 0"; status != want {
 			return fmt.Errorf("status is %q, want %q", status, want)

@@ -27,7 +27,7 @@ func inV1Beta1[T any](t *testing.T, kind string) []T {
 	var list struct {
 		Items []T `json:"items"`
 	}
-	if err := json.Unmarshal([]byte(kubectl(t, "-n", namespace, "get", kind, "-o", "json")), &list); err != nil {
+	if err := json.Unmarshal([]byte(plane.MustKubectl(t, "-n", namespace, "get", kind, "-o", "json")), &list); err != nil {
 		t.Fatal(err)
 	}
 	if len(list.Items) == 0 {
