@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -306,7 +307,7 @@ func scaleGroup(groups []workerGroup, to target) error {
 		if to.group != "" {
 			wanted = "a group of workers " + to.group
 		}
-		return coded{fmt.Errorf("expected %s, found the groups %s", wanted, orNone(names)), exitUsage}
+		return coded{fmt.Errorf("expected %s, found the groups %s", wanted, cmp.Or(strings.Join(names, ", "), "none")), exitUsage}
 	}
 	set64(groups[i].object, to.workers, groups[i].path...)
 	return nil

@@ -229,7 +229,7 @@ func (o *clusterOptions) chooseVersion(hosts []infrav1.CapstanHost) error {
 		return nil
 	}
 	if complete && !slices.Contains(versions, o.kubernetesVersion) {
-		return coded{fmt.Errorf("expected Kubernetes %s, found %s on the hosts: choose one of these, or install the other one on a host", o.kubernetesVersion, orNone(versions)), exitUsage}
+		return coded{fmt.Errorf("expected Kubernetes %s, found %s on the hosts: choose one of these, or install the other one on a host", o.kubernetesVersion, cmp.Or(strings.Join(versions, ", "), "none")), exitUsage}
 	}
 	return nil
 }

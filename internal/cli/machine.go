@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"google.golang.org/grpc/codes"
@@ -135,7 +136,7 @@ func findMachine(all []located, namespace, name string) (located, error) {
 			names = append(names, l.machine.GetSpec().GetName())
 		}
 		slices.Sort(names)
-		return located{}, coded{fmt.Errorf("expected a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
+		return located{}, coded{fmt.Errorf("expected a machine %s on this box, found %s", name, cmp.Or(strings.Join(names, ", "), "none")), exitNotFound}
 	}
 	return located{}, coded{fmt.Errorf("%d machines are named %s: choose one with --namespace", len(matches), name), exitUsage}
 }

@@ -140,7 +140,7 @@ func checkDomains(wanted []string, known []clusterv1.FailureDomain) *invalid {
 	}
 	return &invalid{infrav1.PoolInvalidFailureDomainReason, fmt.Sprintf(
 		"The MachinePool's spec.failureDomains name %s, but the cluster has %s: remove the name, or set spec.failureDomain of a CapstanHost",
-		strings.Join(unknown, ", "), list(names))}
+		strings.Join(unknown, ", "), cmp.Or(strings.Join(names, ", "), "none"))}
 }
 
 func checkVersion(wanted string, available []string) *invalid {
@@ -150,7 +150,7 @@ func checkVersion(wanted string, available []string) *invalid {
 	}
 	if !slices.Contains(available, wanted) {
 		return &invalid{infrav1.PoolVersionNotAvailableReason, fmt.Sprintf(
-			"No CapstanHost that the pool may use can run Kubernetes %s; they can run %s", wanted, list(available))}
+			"No CapstanHost that the pool may use can run Kubernetes %s; they can run %s", wanted, cmp.Or(strings.Join(available, ", "), "none"))}
 	}
 	return nil
 }
@@ -184,13 +184,6 @@ func checkSkew(mp *clusterv1.MachinePool, controlPlane []clusterv1.Machine) *inv
 }
 
 func minorOf(v *version.Version) *version.Version { return version.MajorMinor(v.Major(), v.Minor()) }
-
-func list(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, ", ")
-}
 
 // resolveBudget converts percentages to numbers of machines: maxSurge is rounded up, maxUnavailable is rounded down. If
 // both are 0, one machine may be unavailable, because otherwise no machine could ever be replaced.

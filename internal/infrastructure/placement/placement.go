@@ -202,11 +202,11 @@ func refusal(h *Host, req Request) (Reason, string) {
 	case repelling(h, req) != nil:
 		return Taint, fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
-		return Version, fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, list(h.Versions))
+		return Version, fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, cmp.Or(strings.Join(h.Versions, ", "), "none"))
 	case slices.Contains(h.BadImages, req.Image):
 		return Image, fmt.Sprintf("cannot use its image %s: see status.images of the CapstanHost", req.Image)
 	case req.Image != "" && !slices.Contains(h.Images, req.Image):
-		return Image, fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
+		return Image, fmt.Sprintf("has no image %s (it has %s)", req.Image, cmp.Or(strings.Join(h.Images, ", "), "none"))
 	case req.ControlPlane && !h.ControlPlane:
 		return ControlPlane, "does not accept control plane machines"
 	}
@@ -249,13 +249,6 @@ func text(t *infrav1.HostTaint) string {
 		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
 	}
 	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
-}
-
-func list(s []string) string {
-	if len(s) == 0 {
-		return "none"
-	}
-	return strings.Join(s, ", ")
 }
 
 func quantity(bytes int64) string {
