@@ -31,7 +31,6 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/extension"
 	"capstan.dev/capstan/internal/infrastructure/hostjoin"
-	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/inventory"
 	"capstan.dev/capstan/internal/infrastructure/machine"
 	"capstan.dev/capstan/internal/infrastructure/machineaccess"
@@ -132,7 +131,7 @@ func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts rec
 	pool := connections.NewPool(ctx, mgr.GetAPIReader())
 	pool.Inbound = f.inbound
 	pool.ManagementCluster = func(ctx context.Context) (string, error) {
-		return hostselection.ManagementCluster(ctx, mgr.GetClient())
+		return connections.ManagementCluster(ctx, mgr.GetClient())
 	}
 	var errs []error
 	if f.inbound.Address != "" {

@@ -12,7 +12,6 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -53,7 +52,7 @@ func (r *Reconciler) reconcileFencing(ctx context.Context, host *infrav1.Capstan
 		}
 		return nil
 	}
-	id, err := hostselection.ManagementCluster(ctx, r.Client)
+	id, err := connections.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return err
 	}

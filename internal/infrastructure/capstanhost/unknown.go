@@ -21,7 +21,6 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostselection"
 )
 
 // A management cluster whose etcd was restored from an old snapshot has machines without objects. A host can have machines of
@@ -67,7 +66,7 @@ func (r *Reconciler) candidates(ctx context.Context, host string, machines []*ho
 	if clusters, err = r.clusters(ctx); err != nil {
 		return nil, nil, err
 	}
-	self, err := hostselection.ManagementCluster(ctx, r.Client)
+	self, err := connections.ManagementCluster(ctx, r.Client)
 	out = slices.DeleteFunc(ours(out, clusters, self), func(m *hostpb.Machine) bool {
 		return r.WatchNamespace != "" && m.GetSpec().GetNamespace() != r.WatchNamespace // of another manager here
 	})

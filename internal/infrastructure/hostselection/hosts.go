@@ -24,13 +24,6 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// ManagementCluster identifies the management cluster by the UID of its namespace kube-system. A restore of its etcd preserves it.
-func ManagementCluster(ctx context.Context, c client.Reader) (string, error) {
-	ns := &corev1.Namespace{}
-	err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns)
-	return string(ns.UID), err
-}
-
 // Usable lists the hosts that admit the namespace (ALL-18) and match every selector, by name. Hosts that
 // are abandoned are left out. The hosts belong to the cache and must not be changed: copies would make each machine cost more with
 // each host.

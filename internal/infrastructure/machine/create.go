@@ -16,7 +16,6 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -41,7 +40,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	if spec.Volumes, err = r.ensureVolumes(ctx, s, host); err != nil {
 		return nil, err
 	}
-	managementCluster, err := hostselection.ManagementCluster(ctx, r.Client)
+	managementCluster, err := connections.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func (r *Reconciler) fenced(ctx context.Context, s *scope, h *infrav1.CapstanHos
 	if conn == nil || conn.Away() == 0 {
 		return false, "", nil
 	}
-	id, err := hostselection.ManagementCluster(ctx, r.Client)
+	id, err := connections.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return false, "", err
 	}

@@ -135,7 +135,7 @@ func (r *Reconciler) claim(ctx context.Context, s *scope, host *connections.Host
 	if observed.GetStatus().GetUnconfirmed() && !s.machine.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	id, err := hostselection.ManagementCluster(ctx, r.Client)
+	id, err := connections.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return err
 	}

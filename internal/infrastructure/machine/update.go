@@ -26,7 +26,6 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/shorten"
@@ -179,7 +178,7 @@ func (r *Reconciler) beginUpdate(ctx context.Context, s *scope, host *connection
 		r.refuseUpdate(m, infrav1.NoCapacityReason, why)
 		return nil, nil // Free memory is an event.
 	}
-	managementCluster, err := hostselection.ManagementCluster(ctx, r.Client)
+	managementCluster, err := connections.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		host.Release(m.Spec.ID)
 		return nil, err

@@ -60,7 +60,7 @@ func (s *Server) find(ctx context.Context, q request) (_ *target, err error) {
 
 // confirm asks the host whether it has the machine of the object.
 func (s *Server) confirm(ctx context.Context, host hostpb.HostClient, machine *infrav1.CapstanMachine) error {
-	ours, err := hostselection.ManagementCluster(ctx, s.Reader)
+	ours, err := connections.ManagementCluster(ctx, s.Reader)
 	if err != nil {
 		return readError(err, machine.Name)
 	}
