@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/cluster-api/util/predicates"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
@@ -114,12 +113,11 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 }
 
 // Reconcile implements reconcile.Reconciler.
-func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	m := &infrav1.CapstanMachine{}
 	if err := r.Client.Get(ctx, req.NamespacedName, m); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.drop(req.NamespacedName)
-			expiry.Forget(machineKind, req.Namespace, req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -142,20 +140,23 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if s.patch, err = r.frame.Begin(ctx, s.cluster, m); err != nil || s.patch == nil {
 		return ctrl.Result{}, err
 	}
-	defer func() {
-		if !s.recorded {
-			reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, s.capstan))
-		}
-	}()
 	if deleting {
 		err = r.reconcileDelete(ctx, s)
 	} else {
 		err = r.reconcileNormal(ctx, s)
 	}
+	return r.result(ctx, req, s, err)
+}
+
+// result writes the object and returns when to reconcile it again. err is that of the steps.
+func (r *Reconciler) result(ctx context.Context, req ctrl.Request, s *scope, err error) (ctrl.Result, error) {
 	if err == nil && !conditions.IsTrue(s.capstan, clusterv1.ReadyCondition) {
 		// Everything that is waited for comes as an event, and until the machine is ready the next
 		// one shall not wait for the object's turn.
 		r.controller.DeferNextReconcile(req, time.Now())
+	}
+	if !s.recorded {
+		err = errors.Join(err, r.frame.End(ctx, s.patch, s.capstan))
 	}
 	if err != nil {
 		return ctrl.Result{}, err

@@ -6,6 +6,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 )
 
 // remembered is what this process remembers besides the cache: the machines that wait, and decisions that the cache does not show yet.
@@ -39,6 +40,7 @@ func (r *Reconciler) drop(machine client.ObjectKey) {
 	r.reserved.release(machine)
 	r.chosen.release(machine)
 	r.created.release(machine)
+	expiry.Forget(machineKind, machine.Namespace, machine.Name)
 }
 
 // dropPredecessor drops an object that had the name of this one before. The deletion of the one and the creation of the other can be one
