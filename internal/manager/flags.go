@@ -82,31 +82,10 @@ func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	fs.BoolVar(&f.StrictContract, "strict-contract", false,
 		"Take no step ahead of Cluster API core: wait until core has written Cluster.spec.controlPlaneEndpoint and status.initialization.infrastructureProvisioned, and leave the finalizers, owner references and bootstrap data names of Machines to core. Clusters start some seconds later.")
 
-	fs.BoolVar(&f.LeaderElect, "leader-elect", false, "Elect one leader among several managers.")
-	fs.StringVar(&f.LeaderElectNamespace, "leader-elect-namespace", "", "Namespace of the lease; that of the Pod when empty.")
-	fs.DurationVar(&f.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long others wait before they take over from a leader that is silent.")
-	fs.DurationVar(&f.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long the leader tries to renew its lease before it gives up.")
-	fs.DurationVar(&f.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "Pause between attempts to get or renew the lease.")
-
-	fs.StringVar(&f.HealthAddr, "health-addr", ":9440", "Address of /healthz and /readyz; 0 for none.")
-	fs.StringVar(&f.ProfilerAddress, "profiler-address", "", "Address of the pprof profiler, for example localhost:6060; none when empty.")
-	capiflags.AddManagerOptions(fs, &f.Serving)
-
-	fs.IntVar(&f.WebhookPort, "webhook-port", 9443, "Port of the webhooks; 0 for none.")
-	fs.StringVar(&f.WebhookHost, "webhook-host", "", "Address of the webhooks; all addresses when empty.")
-	fs.StringVar(&f.WebhookCertDir, "webhook-cert-dir", "/tmp/k8s-webhook-server/serving-certs/", "Folder with the certificate of the webhooks.")
-	fs.StringVar(&f.WebhookCertName, "webhook-cert-name", "tls.crt", "Name of the certificate in --webhook-cert-dir.")
-	fs.StringVar(&f.WebhookKeyName, "webhook-key-name", "tls.key", "Name of the private key in --webhook-cert-dir.")
-
-	fs.StringVar(&f.HookClientCA, "runtime-extension-client-ca-file", "",
-		"Certificate authority of the clients that may call the hooks of updates in place: that of core's flag --runtime-extension-client-cert-file. Every client may when empty.")
-	fs.StringVar(&f.HookClientName, "runtime-extension-client-name", "", "Common name of the clients that may call the hooks; any when empty.")
-
-	fs.StringSliceVar(&f.CertificateDirs, "certificate-dir", nil, "Folder of certificates (*.crt) whose expiry is reported in a metric, as that of the webhooks is. Repeatable.")
-
-	fs.Float32Var(&f.ClusterCacheQPS, "clustercache-client-qps", 20, "Most queries per second to the API server of one workload cluster.")
-	fs.IntVar(&f.ClusterCacheBurst, "clustercache-client-burst", 30, "Most queries in one burst to the API server of one workload cluster.")
-	fs.IntVar(&f.ClusterCacheConcurrency, "clustercache-concurrency", 100, "Workload clusters to connect to at the same time.")
+	f.addElection(fs)
+	f.addServing(fs)
+	f.addWebhooks(fs)
+	f.addClusterCache(fs)
 
 	for _, p := range providers {
 		for _, kind := range p.Kinds {
@@ -119,4 +98,38 @@ func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	}
 	feature.MutableGates.AddFlag(fs)
 	return f
+}
+
+func (f *Flags) addElection(fs *pflag.FlagSet) {
+	fs.BoolVar(&f.LeaderElect, "leader-elect", false, "Elect one leader among several managers.")
+	fs.StringVar(&f.LeaderElectNamespace, "leader-elect-namespace", "", "Namespace of the lease; that of the Pod when empty.")
+	fs.DurationVar(&f.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long others wait before they take over from a leader that is silent.")
+	fs.DurationVar(&f.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long the leader tries to renew its lease before it gives up.")
+	fs.DurationVar(&f.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "Pause between attempts to get or renew the lease.")
+}
+
+func (f *Flags) addServing(fs *pflag.FlagSet) {
+	fs.StringVar(&f.HealthAddr, "health-addr", ":9440", "Address of /healthz and /readyz; 0 for none.")
+	fs.StringVar(&f.ProfilerAddress, "profiler-address", "", "Address of the pprof profiler, for example localhost:6060; none when empty.")
+	capiflags.AddManagerOptions(fs, &f.Serving)
+}
+
+func (f *Flags) addWebhooks(fs *pflag.FlagSet) {
+	fs.IntVar(&f.WebhookPort, "webhook-port", 9443, "Port of the webhooks; 0 for none.")
+	fs.StringVar(&f.WebhookHost, "webhook-host", "", "Address of the webhooks; all addresses when empty.")
+	fs.StringVar(&f.WebhookCertDir, "webhook-cert-dir", "/tmp/k8s-webhook-server/serving-certs/", "Folder with the certificate of the webhooks.")
+	fs.StringVar(&f.WebhookCertName, "webhook-cert-name", "tls.crt", "Name of the certificate in --webhook-cert-dir.")
+	fs.StringVar(&f.WebhookKeyName, "webhook-key-name", "tls.key", "Name of the private key in --webhook-cert-dir.")
+
+	fs.StringVar(&f.HookClientCA, "runtime-extension-client-ca-file", "",
+		"Certificate authority of the clients that may call the hooks of updates in place: that of core's flag --runtime-extension-client-cert-file. Every client may when empty.")
+	fs.StringVar(&f.HookClientName, "runtime-extension-client-name", "", "Common name of the clients that may call the hooks; any when empty.")
+
+	fs.StringSliceVar(&f.CertificateDirs, "certificate-dir", nil, "Folder of certificates (*.crt) whose expiry is reported in a metric, as that of the webhooks is. Repeatable.")
+}
+
+func (f *Flags) addClusterCache(fs *pflag.FlagSet) {
+	fs.Float32Var(&f.ClusterCacheQPS, "clustercache-client-qps", 20, "Most queries per second to the API server of one workload cluster.")
+	fs.IntVar(&f.ClusterCacheBurst, "clustercache-client-burst", 30, "Most queries in one burst to the API server of one workload cluster.")
+	fs.IntVar(&f.ClusterCacheConcurrency, "clustercache-concurrency", 100, "Workload clusters to connect to at the same time.")
 }
