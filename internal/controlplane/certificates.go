@@ -192,7 +192,7 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 			return fmt.Sprintf("the Secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
 		}
 		if !staysAlone(s.Object, s.Object) {
-			return fmt.Sprintf("the Secret %s does not exist, and the encryption of etcd cannot begin: API servers before the change could not read the data of others. Instead, %s. With one replica, rollout.strategy.inPlace Only lets it begin", key.Name, model.TwoSteps), nil
+			return fmt.Sprintf("the Secret %s does not exist, and API servers with the former encryption setting cannot read data that the new setting encrypts: %s", key.Name, model.TwoStepsOrAlone), nil
 		}
 	}
 	value := make([]byte, render.EncryptionKeySize)

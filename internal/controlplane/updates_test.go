@@ -283,7 +283,7 @@ func TestEncryptionBegins_CP21(t *testing.T) {
 		cp.Spec.Rollout.Strategy.InPlace, cp.Spec.Replicas = controlplanev1.InPlaceNever, ptr.To[int32](3)
 	})
 	u.until("the reason is shown", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Machine "+name+" cannot read what an API server with the new encryption setting writes")
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Machine "+name+" has the former encryption setting and cannot read data that the new setting encrypts")
 	})
 	u.still("no Machine joins", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
 	u.failing = map[string]bool{}

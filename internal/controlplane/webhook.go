@@ -210,7 +210,7 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, alone bo
 	}
 	for _, resource := range has {
 		if !slices.Contains(had, resource) && !alone {
-			return field.ErrorList{field.Forbidden(path, fmt.Sprintf("API servers that do not have this change yet could not read the %s that others write: %s. With one replica, rollout.strategy.inPlace Only allows the change", resource, model.TwoSteps))}
+			return field.ErrorList{field.Forbidden(path, fmt.Sprintf("API servers with the former encryption setting cannot read the %s that the new setting encrypts: %s", resource, model.TwoStepsOrAlone))}
 		}
 	}
 	return nil

@@ -15,6 +15,9 @@ import (
 // TwoSteps is the way to more encrypted resources in a cluster with several API servers.
 const TwoSteps = "change the encryption in two steps (docs/machines.md, Encryption in etcd)"
 
+// TwoStepsOrAlone is the way for every number of API servers.
+const TwoStepsOrAlone = TwoSteps + ". Or, with one replica, set rollout.strategy.inPlace to Only"
+
 // EncryptionMode returns the mode of an API server.
 func EncryptionMode(spec bootstrapv1.EncryptionSpec) bootstrapv1.EncryptionMode {
 	return cmp.Or(spec.Mode, bootstrapv1.EncryptionSecretBox)
@@ -57,5 +60,5 @@ func (f Fleet) unreadable() string {
 	if len(active) == 0 || slices.ContainsFunc(active, func(i *Instance) bool { return !i.otherEncryption }) {
 		return ""
 	}
-	return fmt.Sprintf("Machine %s cannot read what an API server with the new encryption setting writes, so no such API server is added. With one replica, set rollout.strategy.inPlace to Only. With more, %s", active[0].Name(), TwoSteps)
+	return fmt.Sprintf("Machine %s has the former encryption setting and cannot read data that the new setting encrypts: %s", active[0].Name(), TwoStepsOrAlone)
 }
