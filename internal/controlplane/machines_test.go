@@ -194,7 +194,7 @@ func TestRollOutWithVolumes(t *testing.T) {
 	w.until("a Machine with volumes", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
 	rollTo("keeps-one", "data")
 	w.until("the condition has the remedy", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "set spec.replicas to 3")
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Set spec.replicas to 3")
 	})
 	w.most = 0
 	scaleTo(w, cp, 3)

@@ -178,7 +178,7 @@ func TestRestoreUnchecked(t *testing.T) {
 				conditions.GetReason(cp, controlplanev1.RestoredCondition) == reason
 		})
 	}
-	told(controlplanev1.CheckingReason, "the API server does not answer through the endpoint. When that lasts 2m0s, the cluster is restored without a check")
+	told(controlplanev1.CheckingReason, "the API server does not answer through the endpoint. If this lasts 2m0s, the restore starts without a check")
 	w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
 
 	w.restoring = true

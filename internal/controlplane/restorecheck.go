@@ -28,7 +28,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 		return true, why, 0, nil
 	case way == model.CheckLater:
 		s.showRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, fmt.Sprintf(
-			"A machine of the cluster has to check the backup %s before anything is removed, and %s. When that lasts %s, the cluster is restored without a check", spec.Name, why, model.Grace))
+			"Waiting for a machine that checks the backup %s: %s. If this lasts %s, the restore starts without a check", spec.Name, why, model.Grace))
 		return false, "", model.UnhealthyRetry, nil
 	case s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID():
 		return true, "the annotation " + controlplanev1.RestoreUncheckedAnnotation + " disables the check", 0, nil

@@ -136,7 +136,7 @@ func TestCredentialsElsewhere(t *testing.T) {
 		},
 	}
 	b.create(host)
-	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("expected the Secret with the host's credentials in the namespace of the infrastructure provider"))
+	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("the provider cannot patch the Secret with the host's credentials in namespace"))
 	b.get(secret)
 	b.Expect(secret.OwnerReferences).To(BeEmpty())
 	b.Expect(secret.Labels).To(BeEmpty())

@@ -115,7 +115,7 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 		return waitFor(w.held)
 	}
 	if w.inherits && len(active) == 1 {
-		return waitFor(fmt.Sprintf("Machine %s cannot be replaced: its successor needs its volumes, so it has to go first, and it is the only one: set spec.replicas to 3, and to 1 again after the rollout",
+		return waitFor(fmt.Sprintf("Machine %s is the only machine, and its successor needs its volumes. A replacement would delete the last machine first. Set spec.replicas to 3, and to 1 again after the rollout",
 			active[0].Name()))
 	}
 	return f.drop(f.victim(outdated, w.domains))

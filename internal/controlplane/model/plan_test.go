@@ -124,7 +124,7 @@ func TestPlanWithVolumes(t *testing.T) {
 		{replicas: 3, machines: "a:vo b:vo c:vo", want: "remove a"},
 		{replicas: 3, machines: "b:vo c:vo", want: "create 1"},
 		{replicas: 3, machines: "b:vo c:vo d:l", want: "wait", why: "d has not joined"},
-		{replicas: 1, machines: "a:vo", want: "wait", why: "set spec.replicas to 3"},
+		{replicas: 1, machines: "a:vo", want: "wait", why: "Set spec.replicas to 3"},
 		{replicas: 3, machines: "a:vo", want: "create 2"},
 		{replicas: 1, machines: "a:vo b:v", want: "remove a"},
 	} {

@@ -106,7 +106,7 @@ func (r Rotation) Describe(now time.Time) (rotating bool, reason, message string
 	switch {
 	case !r.Underway() && !r.owned && r.due(now):
 		return false, controlplanev1.AuthorityNotOwnedReason,
-			"The certificate authority is provided by the user and is not replaced: add a new one to its Secret in the three steps of docs/certificates.md, or take spec.certificates.rotateCAAfter away"
+			"The certificate authority is provided by the user and is not replaced: add a new one to its Secret in the three steps of docs/certificates.md, or remove spec.certificates.rotateCAAfter"
 	case !r.Underway() && len(r.Target) > 1:
 		return false, controlplanev1.NotRotatingReason, fmt.Sprintf("All of the cluster trusts the %d certificate authorities in the Secret, and is signed by the first", len(r.Target))
 	case !r.Underway():

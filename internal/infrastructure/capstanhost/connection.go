@@ -90,7 +90,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
 	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("expected the Secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this Secret with a Role: %w", ref.Namespace, err)
+		return fmt.Errorf("the provider cannot patch the Secret with the host's credentials in namespace %s: move the Secret to the namespace of the infrastructure provider, or give the provider a Role that allows the patch: %w", ref.Namespace, err)
 	}
 	return err
 }

@@ -125,7 +125,7 @@ func refusal(j joiner, t token, hosts []infrav1.CapstanHost, now time.Time) stri
 	used, again := t.uses[j.fingerprint]
 	switch {
 	case again && used == joining.Removed:
-		return "the CapstanHost of this host was deleted, which ended the token for it: create another one with `capstan host token create`"
+		return "the CapstanHost of this host was deleted, so the token is no longer valid for it: create another one with `capstan host token create`"
 	case again && used != j.Name:
 		return fmt.Sprintf("this host has used the token for the name %q, found %q: set --name %s, or create another token", used, j.Name, used)
 	case !again && len(t.uses) >= t.terms.Hosts:

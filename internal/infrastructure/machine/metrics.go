@@ -23,7 +23,7 @@ var (
 
 	refusals = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "capstan_placement_refusals_total",
-		Help: "Hosts that refused a machine in an attempt without a host, by the first requirement that they do not meet: FailureDomain, Network, LAN, Unavailable, Taint, Version, Image, ControlPlane, HostAccess, CPUs, Memory, Disk, Volume; NotAdmitted if the machine may use no host.",
+		Help: "Hosts that did not fit when no host was found, by the first requirement that they do not meet: FailureDomain, Network, LAN, Unavailable, Taint, Version, Image, ControlPlane, HostAccess, CPUs, Memory, Disk, Volume; NotAdmitted if the machine may use no host.",
 	}, []string{"reason"})
 )
 

@@ -87,7 +87,7 @@ func (r *Reconciler) refuseIdle(ctx context.Context, s *scope, plan portsPlan) {
 	}
 	for name, t := range idle {
 		if !serving[name] && s.trouble[name] == "" {
-			r.refuse(ctx, s, t.service, "no host that authorises its ports has a machine that serves it: Nodes must be Ready, and with externalTrafficPolicy Local have a ready endpoint")
+			r.refuse(ctx, s, t.service, "no host that authorises its ports has a machine that serves it. The Node of such a machine is Ready and, with externalTrafficPolicy Local, has a ready endpoint")
 		}
 	}
 }
