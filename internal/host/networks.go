@@ -199,10 +199,11 @@ func (ns *networks) hasTunnelAddress(n *hostpb.Network) error {
 
 // tunnelProblems explains, for networks that exist, what hasTunnelAddress refuses for a new one: an address can go to another interface, or
 // its interface can get a smaller MTU.
-func (ns *networks) tunnelProblems(overlays []network.Network) ([]string, error) {
+func (ns *networks) tunnelProblems(overlays []*hostpb.Network) ([]string, error) {
 	ends := map[network.Overlay]bool{}
 	for _, n := range overlays {
-		ends[network.Overlay{Address: n.Overlay.Address, MTU: n.Overlay.MTU}] = true
+		overlay := boxOverlay(n.Overlay)
+		ends[network.Overlay{Address: overlay.Address, MTU: overlay.MTU}] = true
 	}
 	problems := map[string]bool{}
 	for end := range ends {

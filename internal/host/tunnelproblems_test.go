@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -21,10 +20,10 @@ func TestTunnelProblems(t *testing.T) {
 	}
 	h := recorded(t)
 	h.box = network.Box{Dir: t.TempDir()}
-	networkWith := func(mtu int) network.Network {
-		return network.Network{Overlay: &network.Overlay{VNI: uint32(mtu), Address: netip.MustParseAddr(conformance.TunnelAddress), MTU: mtu}}
+	networkWith := func(mtu int32) *hostpb.Network {
+		return &hostpb.Network{Overlay: &hostpb.Overlay{Vni: uint32(mtu), Address: conformance.TunnelAddress, Mtu: mtu}}
 	}
-	overlays := []network.Network{networkWith(1400), networkWith(8950)}
+	overlays := []*hostpb.Network{networkWith(1400), networkWith(8950)}
 	expect := func(when, want string) {
 		t.Helper()
 		problems, err := h.networks.tunnelProblems(overlays)
