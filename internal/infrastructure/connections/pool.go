@@ -150,16 +150,17 @@ func (p *Pool) Connected(name string) *Host {
 	return nil
 }
 
-// HasAddress reports whether a machine of any host has the address in the network, except the machine of the given id.
-func (p *Pool) HasAddress(networkID, address, except string) bool {
+// Holders returns the names of the hosts with a machine that has the address in the network, except the machine of the given id. A host can
+// report any network: the caller must ask whether the host may have it.
+func (p *Pool) Holders(network Network, address, except string) (hosts []string) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	for _, h := range p.hosts {
-		if h.holds(networkAddress{networkID, address}, except) {
-			return true
+	for name, h := range p.hosts {
+		if h.holds(networkAddress{network, address}, except) {
+			hosts = append(hosts, name)
 		}
 	}
-	return false
+	return hosts
 }
 
 // Source turns events into reconcile requests of a controller. toRequests must not block.

@@ -16,7 +16,10 @@ type tally struct {
 }
 
 // networkAddress is an address in a network of machines.
-type networkAddress struct{ network, address string }
+type networkAddress struct {
+	network Network
+	address string
+}
 
 // add counts a machine.
 func (t *tally) add(m *hostpb.Machine) {
@@ -67,8 +70,9 @@ func (t *tally) holds(a networkAddress, except string) bool {
 }
 
 func networkAddresses(m *hostpb.Machine) (out []networkAddress) {
+	network := NetworkOf(m.GetSpec().GetNetwork().GetId(), m.GetSpec().GetNetwork())
 	for _, a := range m.GetSpec().GetAddresses() {
-		out = append(out, networkAddress{network: m.GetSpec().GetNetwork().GetId(), address: a.GetAddress()})
+		out = append(out, networkAddress{network, a.GetAddress()})
 	}
 	return out
 }

@@ -27,7 +27,7 @@ func BenchmarkFleet(b *testing.B) {
 				for _, h := range p.hosts {
 					h.Free()
 				}
-				p.HasAddress("1", "10.0.0.99", "new")
+				p.Holders(Network{ID: "1"}, "10.0.0.99", "new")
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(hosts), "ns/host")
 		})

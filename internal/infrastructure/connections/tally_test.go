@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -58,33 +59,40 @@ func randomMachine(random *rand.Rand, id string) *hostpb.Machine {
 	return &hostpb.Machine{Spec: spec}
 }
 
-// TestHasAddress: an address is taken in its network by any machine of any host but the asking one.
-func TestHasAddress(t *testing.T) {
-	machine := func(id, network, address string) *hostpb.Machine {
-		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Network: &hostpb.Network{Id: network}, Addresses: []*hostpb.Address{{Address: address}}}}
+// TestHolders: an address is taken in the network of a cluster by any machine of any host but the asking one. The id of another cluster is no
+// evidence.
+func TestHolders(t *testing.T) {
+	machine := func(id, namespace, address string) *hostpb.Machine {
+		return &hostpb.Machine{Spec: &hostpb.MachineSpec{
+			Id: id, Network: &hostpb.Network{Id: "n", Namespace: namespace, Name: "c"}, Addresses: []*hostpb.Address{{Address: address}},
+		}}
 	}
 	one, two := &Host{}, &Host{}
-	one.keepAll(machine("a", "n", "192.0.2.1"), machine("twice", "n", "192.0.2.3"), machine("again", "n", "192.0.2.3"), machine("gone", "n", "192.0.2.4"))
-	two.keepAll(machine("b", "n", "192.0.2.2"), machine("moved", "n", "192.0.2.5"))
+	one.keepAll(machine("a", "ns", "192.0.2.1"), machine("twice", "ns", "192.0.2.3"), machine("again", "ns", "192.0.2.3"), machine("gone", "ns", "192.0.2.4"))
+	two.keepAll(machine("b", "ns", "192.0.2.2"), machine("moved", "ns", "192.0.2.5"), machine("copy", "other", "192.0.2.7"))
 	one.dropMachine("gone")
-	two.keepAll(machine("moved", "n", "192.0.2.6"))
+	two.keepAll(machine("moved", "ns", "192.0.2.6"))
 	p := &Pool{hosts: map[string]*Host{"one": one, "two": two}}
+	network := Network{"n", "ns", "c"}
 	for name, tc := range map[string]struct {
-		network, address, except string
-		want                     bool
+		network         Network
+		address, except string
+		want            []string
 	}{
-		"of another machine":            {"n", "192.0.2.1", "x", true},
-		"on the second host":            {"n", "192.0.2.2", "x", true},
-		"of the machine itself":         {"n", "192.0.2.1", "a", false},
-		"of two machines":               {"n", "192.0.2.3", "again", true},
-		"in another network":            {"m", "192.0.2.1", "x", false},
-		"of nobody":                     {"n", "192.0.2.9", "x", false},
-		"of a removed machine":          {"n", "192.0.2.4", "x", false},
-		"the former address of another": {"n", "192.0.2.5", "x", false},
-		"the new address of another":    {"n", "192.0.2.6", "x", true},
+		"of another machine":             {network, "192.0.2.1", "x", []string{"one"}},
+		"on the second host":             {network, "192.0.2.2", "x", []string{"two"}},
+		"of the machine itself":          {network, "192.0.2.1", "a", nil},
+		"of two machines":                {network, "192.0.2.3", "again", []string{"one"}},
+		"in another network":             {Network{"m", "ns", "c"}, "192.0.2.1", "x", nil},
+		"of a cluster with another name": {Network{"n", "ns", "d"}, "192.0.2.1", "x", nil},
+		"of a cluster elsewhere":         {network, "192.0.2.7", "x", nil},
+		"of nobody":                      {network, "192.0.2.9", "x", nil},
+		"of a removed machine":           {network, "192.0.2.4", "x", nil},
+		"the former address of another":  {network, "192.0.2.5", "x", nil},
+		"the new address of another":     {network, "192.0.2.6", "x", []string{"two"}},
 	} {
-		if got := p.HasAddress(tc.network, tc.address, tc.except); got != tc.want {
-			t.Errorf("%s: got %t, want %t", name, got, tc.want)
+		if got := p.Holders(tc.network, tc.address, tc.except); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: got %v, want %v", name, got, tc.want)
 		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -106,8 +108,14 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 	}
 	var failed error
 	taken := func(a netip.Addr) bool {
-		// Machines without an object, as after the restore of an old management cluster, have addresses too.
-		if a.String() == capstanCluster.Spec.LoadBalancer.Address || r.Pool.HasAddress(capstanCluster.Spec.ID, a.String(), s.capstan.Spec.ID) {
+		if a.String() == capstanCluster.Spec.LoadBalancer.Address {
+			return true
+		}
+		onHost, err := r.onHosts(ctx, s, capstanCluster.Spec.ID, a.String())
+		if err != nil {
+			failed = err
+		}
+		if onHost {
 			return true
 		}
 		holders, err := r.holders(ctx, s, a.String())
@@ -125,6 +133,17 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 		return nil, err // there is no event when an address becomes free
 	}
 	return besides(s, capstanCluster.Spec.Network, cidr, addr)
+}
+
+// onHosts reports whether another machine of the cluster has the address on a host. Machines without an object, as after the restore of an old
+// management cluster, have addresses too. A host that does not admit the namespace has no say, whatever it reports (ALL-18).
+func (r *Reconciler) onHosts(ctx context.Context, s *scope, network, address string) (bool, error) {
+	for _, name := range r.Pool.Holders(connections.NetworkOf(network, s.cluster), address, s.capstan.Spec.ID) {
+		if admitting, err := hostselection.UsableHost(ctx, r.Client, name, s.capstan.Namespace); err != nil || len(admitting) > 0 {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // besides adds the IPv6 address of a machine in a dual stack network (IPAM-08). It is derived from the IPv4 address, so it is
