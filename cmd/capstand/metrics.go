@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"capstan.dev/capstan/internal/host/credentials"
 )
 
 // metricsOptions describe the listener of metrics.
@@ -34,7 +36,7 @@ func (o options) serveMetrics(ctx context.Context, handler http.Handler, log *sl
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", handler)
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: handshakeTimeout, WriteTimeout: time.Minute, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: mux, ReadHeaderTimeout: credentials.HandshakeTimeout, WriteTimeout: time.Minute, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	log.Info("serving metrics", "address", listener.Addr(), "clientCA", o.metrics.clientCA)

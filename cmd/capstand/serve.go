@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
@@ -28,9 +27,6 @@ func (o *options) addListenFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.tls.ClientCA, "client-ca", "", "certificate authority of clients (default: <root>/tls/ca.crt)")
 	f.StringVar(&o.tls.ClientName, "client-name", credentials.ClientName, "common name or DNS name that client certificates must have; any client with such a certificate has root access to this host")
 }
-
-// handshakeTimeout limits the TLS handshake of a connection.
-const handshakeTimeout = 10 * time.Second
 
 // server answers requests on a listener until the context ends.
 type server interface {
@@ -53,17 +49,19 @@ func (o options) serve(ctx context.Context, socket host.Socket, s server, log *s
 		}
 		log.Info("dialling the manager with mutual TLS", "address", o.dial)
 		g.Go(func() error {
-			return s.Serve(ctx, dialled, grpc.Creds(credentials.Handshaken()), grpc.ConnectionTimeout(handshakeTimeout))
+			return s.Serve(ctx, dialled, grpc.Creds(credentials.Handshaken()), grpc.ConnectionTimeout(credentials.HandshakeTimeout))
 		})
 	}
 	if o.listen != "" {
-		remote, transport, err := o.listenTCP(ctx, log)
+		remote, err := o.listenTCP(ctx, log)
 		if err != nil {
 			_ = local.Close()
 			return err
 		}
 		log.Info("serving over TCP with mutual TLS", "address", remote.Addr())
-		g.Go(func() error { return s.Serve(ctx, remote, transport, grpc.ConnectionTimeout(handshakeTimeout)) })
+		g.Go(func() error {
+			return s.Serve(ctx, remote, grpc.Creds(credentials.Handshaken()), grpc.ConnectionTimeout(credentials.HandshakeTimeout))
+		})
 	}
 	if o.listen != "" || o.dial != "" {
 		go o.tlsFiles().KeepRenewed(ctx, func(err error) { log.Warn("TLS", "error", err) })
@@ -80,14 +78,18 @@ func (o options) tlsFiles() credentials.Server {
 	return files
 }
 
-func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener, grpc.ServerOption, error) {
-	files, warn := o.tlsFiles(), func(err error) { log.Warn("TLS", "error", err) }
-	transport, err := files.Transport(warn)
+// listenTCP returns a listener with the connections of authenticated clients.
+func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener, error) {
+	raw, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--listen %s: %w", o.listen, err)
+		return nil, err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
-	return listener, grpc.Creds(transport), err
+	listener, err := o.tlsFiles().Listen(raw, func(err error) { log.Warn("TLS", "error", err) })
+	if err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("--listen %s: %w", o.listen, err)
+	}
+	return listener, nil
 }
 
 // dialManager begins to dial the manager. It reads the certificates for each connection.

@@ -45,7 +45,7 @@ func TestHostCredentials(t *testing.T) {
 	if _, err := client.Transport(time.Now(), nil); err != nil {
 		t.Error(err)
 	}
-	if _, err := credentials.In(dir).Transport(nil); err != nil {
+	if _, err := credentials.In(dir).Config("h2", nil); err != nil {
 		t.Error(err)
 	}
 }

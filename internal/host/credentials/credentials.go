@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/credentials"
 	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -92,15 +91,6 @@ type Server struct {
 // In returns the server files of a folder that Make created.
 func In(dir string) Server {
 	return Server{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), ClientCA: filepath.Join(dir, "ca.crt")}
-}
-
-// Transport returns mutual TLS for gRPC, as Config.
-func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
-	config, err := s.Config("h2", warn)
-	if err != nil {
-		return nil, err
-	}
-	return credentials.NewTLS(config), nil
 }
 
 // Config returns mutual TLS with the files for an application protocol. It reads the files at each handshake, so that certificates

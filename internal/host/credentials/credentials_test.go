@@ -41,15 +41,15 @@ func serve(t *testing.T, dir string) (address string, warnings *atomic.Int32) {
 func serveFiles(t *testing.T, files credentials.Server) (address string, warnings *atomic.Int32) {
 	t.Helper()
 	warnings = &atomic.Int32{}
-	transport, err := files.Transport(func(error) { warnings.Add(1) })
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := files.Listen(raw, func(error) { warnings.Add(1) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(transport))
+	server := grpc.NewServer(grpc.Creds(credentials.Handshaken()))
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
@@ -201,7 +201,7 @@ func TestRenewal(t *testing.T) {
 	if err := call(t, address, transport(t, second, "")); err != nil || warnings.Load() == 0 {
 		t.Errorf("%v, %d warnings", err, warnings.Load())
 	}
-	if _, err := credentials.In(dir).Transport(nil); err == nil || !strings.Contains(err.Error(), "capstan host credentials") {
+	if _, err := credentials.In(dir).Config("h2", nil); err == nil || !strings.Contains(err.Error(), "capstan host credentials") {
 		t.Errorf("started with damaged files: %v", err)
 	}
 }

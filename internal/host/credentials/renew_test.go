@@ -66,17 +66,20 @@ func TestClientRenews(t *testing.T) {
 	client := issue(t, dir, 2*time.Hour, time.Now().Add(-90*time.Minute), "127.0.0.1")
 	files := credentials.In(dir)
 	service := &credentials.Service{Server: files}
-	transport, err := files.Transport(func(err error) { t.Error(err) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	dial := func(listen grpc.ServerOption, use grpc.DialOption) hostpb.CredentialsClient {
+	dial := func(authenticate bool, use grpc.DialOption) hostpb.CredentialsClient {
 		t.Helper()
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := grpc.NewServer(listen)
+		transport := insecure.NewCredentials()
+		if authenticate {
+			transport = credentials.Handshaken()
+			if l, err = files.Listen(l, func(err error) { t.Error(err) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		server := grpc.NewServer(grpc.Creds(transport))
 		hostpb.RegisterCredentialsServer(server, service)
 		go func() { _ = server.Serve(l) }()
 		t.Cleanup(server.Stop)
@@ -93,7 +96,7 @@ func TestClientRenews(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	host := dial(grpc.Creds(transport), grpc.WithTransportCredentials(own))
+	host := dial(true, grpc.WithTransportCredentials(own))
 	renewed, err := client.Renew(ctx, host)
 	if err != nil {
 		t.Fatal(err)
@@ -106,13 +109,13 @@ func TestClientRenews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := renewed.Renew(ctx, dial(grpc.Creds(transport), grpc.WithTransportCredentials(again))); err != nil {
+	if _, err := renewed.Renew(ctx, dial(true, grpc.WithTransportCredentials(again))); err != nil {
 		t.Errorf("the renewed certificate does not work: %v", err)
 	}
 	if _, err := host.RenewClient(ctx, &hostpb.RenewClientRequest{Request: []byte("x")}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("garbage: %v", err)
 	}
-	socket := dial(grpc.Creds(insecure.NewCredentials()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	socket := dial(false, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if _, err := client.Renew(ctx, socket); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("without TLS: %v", err)
 	}

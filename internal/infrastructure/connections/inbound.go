@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -20,17 +19,8 @@ import (
 )
 
 const (
-	// handshakeTimeout limits the TLS handshake of a host that dials.
-	handshakeTimeout = 10 * time.Second
-	// maxHandshakes bounds the handshakes at once. When all places are taken, a new peer displaces the oldest handshake of the source that
-	// has most of them, so peers without a certificate keep no host out.
-	maxHandshakes = 256
 	// maxIdle bounds the unused connections of a host. The oldest one is closed.
 	maxIdle = 8
-	// acceptPause follows on a failure to accept, for example without a free file descriptor.
-	acceptPause = 100 * time.Millisecond
-	// refusalPause is the shortest time between two log lines about refused peers.
-	refusalPause = 10 * time.Second
 )
 
 var (
@@ -45,16 +35,14 @@ type Inbound struct {
 	// Address is the address at which the manager listens; empty if it does not listen. Set it before the first host.
 	Address string
 
-	timeout    time.Duration // of a handshake
-	handshakes handshakes
-	mu         sync.Mutex
-	slots      map[string]*slot
-	refusals   rate.Sometimes
+	timeout time.Duration // of a handshake
+	mu      sync.Mutex
+	slots   map[string]*slot
 }
 
 // NewInbound returns connections without a host.
 func NewInbound() *Inbound {
-	return &Inbound{timeout: handshakeTimeout, slots: map[string]*slot{}, refusals: rate.Sometimes{Interval: refusalPause}}
+	return &Inbound{timeout: credentials.HandshakeTimeout, slots: map[string]*slot{}}
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: the leader uses the hosts.
@@ -71,36 +59,12 @@ func (i *Inbound) Start(ctx context.Context) error {
 
 // Serve accepts connections until ctx ends.
 func (i *Inbound) Serve(ctx context.Context, listener net.Listener) error {
-	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
-	for {
-		conn, err := listener.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				_ = conn.Close()
-			}
-			i.closeIdle()
-			return nil
-		case err != nil:
-			i.refused(ctx, "", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(acceptPause):
-			}
-			continue
-		}
-		h := i.handshakes.begin(conn)
-		go func() {
-			authenticated, err := i.handshake(ctx, conn)
-			i.handshakes.end(h)
-			if err != nil {
-				_ = conn.Close()
-				i.refused(ctx, conn.RemoteAddr().String(), err)
-				return
-			}
-			authenticated()
-		}()
-	}
+	gate := credentials.Gate{Timeout: i.timeout, Handshake: i.handshake, Refused: func(peer string, reason error) {
+		ctrl.LoggerFrom(ctx).Info("Refused a connection at --host-listen-address", "peer", peer, "reason", reason.Error())
+	}}
+	gate.Serve(ctx, listener)
+	i.closeIdle()
+	return nil
 }
 
 // handshake authenticates a peer. The returned function gives the connection to the host of this name.
@@ -112,16 +76,7 @@ func (i *Inbound) handshake(ctx context.Context, raw net.Conn) (add func(), err 
 		}
 		return s.config, nil
 	}})
-	timed, cancel := context.WithTimeout(ctx, i.timeout)
-	defer cancel()
-	return func() { s.add(conn) }, conn.HandshakeContext(timed)
-}
-
-// refused logs a peer that was not accepted, at a low rate.
-func (i *Inbound) refused(ctx context.Context, peer string, err error) {
-	i.refusals.Do(func() {
-		ctrl.LoggerFrom(ctx).Info("Refused a connection at --host-listen-address", "peer", peer, "reason", err.Error())
-	})
+	return func() { s.add(conn) }, conn.HandshakeContext(ctx)
 }
 
 func (i *Inbound) find(name string) *slot {

@@ -112,15 +112,15 @@ func (h *Host) Start(t testing.TB) {
 // ServeTLS serves over TCP as well, with mutual TLS, until the test ends. It returns the address.
 func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
 	t.Helper()
-	transport, err := files.Transport(func(err error) { t.Error(err) })
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := files.Listen(raw, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept), grpc.Creds(transport))...)
+	server := grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept), grpc.Creds(credentials.Handshaken()))...)
 	hostpb.RegisterHostServer(server, h)
 	hostpb.RegisterCredentialsServer(server, &credentials.Service{Server: files})
 	go func() { _ = server.Serve(l) }()

@@ -1,4 +1,4 @@
-package connections
+package credentials
 
 import (
 	"net"
@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// handshakes are the peers that have not proved yet to be a host. The zero value is usable.
+// handshakes are the peers that have not authenticated yet. The zero value is usable.
 type handshakes struct {
 	mu       sync.Mutex
 	began    uint64
@@ -49,7 +49,7 @@ func (h *handshakes) begin(conn net.Conn) *handshake {
 func (h *handshakes) crowd() (found *handshake) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current < maxHandshakes {
+	if h.current < MaxHandshakes {
 		return nil
 	}
 	most := 0
