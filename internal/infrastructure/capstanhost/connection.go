@@ -43,6 +43,9 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
 		showTunnel(host, info)
+		if err := r.setOverlayKey(ctx, host, info.GetOverlayPublicKey()); err != nil {
+			return 0, err
+		}
 	}
 	if err := r.reconcileFencing(ctx, host, conn); err != nil {
 		return 0, err

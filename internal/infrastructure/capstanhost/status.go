@@ -1,6 +1,7 @@
 package capstanhost
 
 import (
+	"context"
 	"net/netip"
 	"regexp"
 	"strings"
@@ -9,9 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -44,8 +48,23 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.System.CgroupVersion = ptr.To(v)
 	}
 	s.BoxID = info.GetBoxId()
-	s.OverlayPublicKey = info.GetOverlayPublicKey()
 	s.TunnelAddress = tunnelAddress(info)
+}
+
+// setOverlayKey copies the WireGuard key that a host reports, unless another host has it.
+func (r *Reconciler) setOverlayKey(ctx context.Context, host *infrav1.CapstanHost, reported string) error {
+	if reported == host.Status.OverlayPublicKey {
+		return nil
+	}
+	list := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	host.Status.OverlayPublicKey = hostselection.KeyOwnersOf(list.Items).Admit(host, reported)
+	if host.Status.OverlayPublicKey != reported {
+		ctrl.LoggerFrom(ctx).Info("Ignored the WireGuard key that the host reports: a CapstanHost with another tunnel address has it", "key", limited(reported))
+	}
+	return nil
 }
 
 // tunnelAddress returns the tunnel address that a host reports in the notation of spec, with which it is compared, or "".

@@ -45,10 +45,11 @@ func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host,
 	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	out := map[string]overlay.Host{}
+	out, owners := map[string]overlay.Host{}, hostselection.KeyOwnersOf(list.Items)
 	for i := range list.Items {
 		h := &list.Items[i]
-		out[h.Name] = overlay.Host{Name: h.Name, Box: hostselection.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: hostselection.OverlayKey(h, r.Pool)}
+		key := owners.Admit(h, hostselection.OverlayKey(h, r.Pool))
+		out[h.Name] = overlay.Host{Name: h.Name, Box: hostselection.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: key}
 	}
 	return out, nil
 }

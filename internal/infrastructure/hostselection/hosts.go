@@ -160,6 +160,29 @@ func OverlayKey(h *infrav1.CapstanHost, pool *connections.Pool) string {
 	return h.Status.OverlayPublicKey
 }
 
+// KeyOwners are the tunnel addresses of hosts by the WireGuard keys in their status.
+type KeyOwners map[string]string
+
+// KeyOwnersOf returns the owners in a list of hosts.
+func KeyOwnersOf(hosts []infrav1.CapstanHost) KeyOwners {
+	out := KeyOwners{}
+	for i := range hosts {
+		if key := hosts[i].Status.OverlayPublicKey; key != "" {
+			out[key] = hosts[i].Spec.TunnelAddress
+		}
+	}
+	return out
+}
+
+// Admit returns a key that a host reports, or "" if it is the key of a host with another tunnel address. Root on a host can report any key, and
+// other hosts would then send the packets for its owner there.
+func (o KeyOwners) Admit(h *infrav1.CapstanHost, key string) string {
+	if tunnel, owned := o[key]; owned && tunnel != h.Spec.TunnelAddress && h.Status.OverlayPublicKey != key {
+		return ""
+	}
+	return key
+}
+
 // Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
 // and the tunnel address of its load balancer's host. Both are empty without a load balancer, in a LAN, and if the host does not
 // exist.
