@@ -22,7 +22,7 @@ func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server
 	if err := runtimehooksv1.AddToCatalog(catalog); err != nil {
 		return nil, err
 	}
-	hooks := guarded{name: flags.HookClientName, slots: make(chan struct{}, maxHooks), conversions: make(chan struct{}, maxConversions)}
+	hooks := guarded{name: flags.HookClientName, slots: make(chan struct{}, maxHooks)}
 	if flags.HookClientCA != "" {
 		ca, err := os.ReadFile(flags.HookClientCA)
 		if err != nil {
@@ -49,24 +49,20 @@ func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server
 	return s, nil
 }
 
-// Limits of the hooks. Without an authority every client that reaches the port can call them.
+// Limits of requests. Without an authority every client that reaches the port can call hooks.
 const (
 	// maxHooks is the number of requests at the same time. Further ones get an error, after which core asks again.
 	maxHooks = 16
 	// maxHookBody is the size of a request in bytes. The largest one has two MachineSets with their templates, each of which the
 	// API server limits to 1.5 MiB.
 	maxHookBody = 10 << 20
-	// hookTimeout bounds the time in which a client sends its request.
-	hookTimeout = 10 * time.Second
-)
+	// sendTimeout bounds the time in which a client sends its request, and answerTimeout that until it has read the answer.
+	sendTimeout, answerTimeout = 10 * time.Second, 30 * time.Second
 
-// Limits of conversions. The API server has no client certificate, so every client that reaches the port can send a request.
-const (
 	// conversionPath is the path of the conversion webhook in all CRDs.
 	conversionPath = "/convert"
-	// maxConversions is the number of requests at the same time. Further ones wait.
-	maxConversions = 4
-	// maxConversionBody is the size of a request in bytes. A request contains all objects of a page: most clients ask for 500.
+	// maxConversionBody is the size of a conversion request in bytes. It contains all objects of a page: most clients ask for 500. The number of
+	// requests has no limit: the API server has no client certificate, and other clients would take its place.
 	maxConversionBody = 64 << 20
 )
 
@@ -77,8 +73,8 @@ type guarded struct {
 	// clients are the authorities of the clients; nil without an authority.
 	clients *x509.CertPool
 	// name is the required common name; any if empty.
-	name               string
-	slots, conversions chan struct{}
+	name  string
+	slots chan struct{}
 }
 
 // Register implements webhook.Server.
@@ -90,7 +86,7 @@ func (g guarded) Register(path string, handler http.Handler) {
 		}
 	}
 	if path == conversionPath {
-		handler = g.inTurn(handler)
+		handler = limited(handler, maxConversionBody)
 	}
 	g.Server.Register(path, handler)
 }
@@ -127,28 +123,18 @@ func (g guarded) bounded(next http.Handler) http.Handler {
 			http.Error(w, fmt.Sprintf("more than %d hooks at the same time: try again later", cap(g.slots)), http.StatusServiceUnavailable)
 			return
 		}
-		limitBody(w, r, maxHookBody)
-		next.ServeHTTP(w, r)
+		limited(next, maxHookBody).ServeHTTP(w, r)
 	})
 }
 
-// inTurn answers a few conversions at a time. The others wait for their turn: an error would make the API server's answer to a user an error.
-func (g guarded) inTurn(next http.Handler) http.Handler {
+// limited limits the size of a request in bytes, and the time in which the client sends it and reads the answer.
+func limited(next http.Handler, size int64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case g.conversions <- struct{}{}:
-			defer func() { <-g.conversions }()
-		case <-r.Context().Done():
-			return
-		}
-		limitBody(w, r, maxConversionBody)
+		// Not every writer has deadlines; those of the server have.
+		control, now := http.NewResponseController(w), time.Now()
+		_ = control.SetReadDeadline(now.Add(sendTimeout))
+		_ = control.SetWriteDeadline(now.Add(answerTimeout))
+		r.Body = http.MaxBytesReader(w, r.Body, size)
 		next.ServeHTTP(w, r)
 	})
-}
-
-// limitBody limits the size of a request, and the time in which the client sends it.
-func limitBody(w http.ResponseWriter, r *http.Request, size int64) {
-	// Not every writer has deadlines; those of the server have.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(hookTimeout))
-	r.Body = http.MaxBytesReader(w, r.Body, size)
 }

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -132,42 +131,36 @@ func TestBoundedHooks(t *testing.T) {
 	}
 }
 
-// TestConversionsInTurn: a conversion waits for its turn, and one that is too large is an error.
-func TestConversionsInTurn(t *testing.T) {
+// TestConversions: a conversion that is too large is an error, and one whose client does not read the answer ends.
+func TestConversions(t *testing.T) {
 	r := recorded{handlers: map[string]http.Handler{}}
-	g := guarded{Server: r, conversions: make(chan struct{}, 1)}
-	entered, leave := make(chan struct{}, 2), make(chan struct{})
-	g.Register(conversionPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		entered <- struct{}{}
-		<-leave
-		if _, err := io.ReadAll(r.Body); err != nil {
+	guarded{Server: r}.Register(conversionPath, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(w, r.Body); err != nil {
 			http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
 		}
 	}))
-	call := func(ctx context.Context, size int64) int {
-		w, request := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, conversionPath, io.LimitReader(zeros{}, size))
-		r.handlers[conversionPath].ServeHTTP(w, request)
-		return w.Code
-	}
-	var first sync.WaitGroup
-	first.Go(func() {
-		if code := call(t.Context(), maxConversionBody); code != http.StatusOK {
-			t.Errorf("the first one: %d", code)
+	for size, want := range map[int64]int{1: http.StatusOK, maxConversionBody: http.StatusOK, maxConversionBody + 1: http.StatusRequestEntityTooLarge} {
+		w := &deadlines{ResponseWriter: httptest.NewRecorder()}
+		code := http.StatusOK
+		w.status = func(c int) { code = c }
+		r.handlers[conversionPath].ServeHTTP(w, httptest.NewRequest(http.MethodPost, conversionPath, io.LimitReader(zeros{}, size)))
+		if code != want || w.read.IsZero() || w.written.IsZero() {
+			t.Errorf("%d bytes: status %d, want %d; deadlines %s and %s", size, code, want, w.read, w.written)
 		}
-	})
-	<-entered
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	call(gone, 1)
-	if len(entered) != 0 {
-		t.Error("two conversions at the same time")
-	}
-	close(leave)
-	first.Wait()
-	if code := call(t.Context(), maxConversionBody+1); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("a large request: %d", code)
 	}
 }
+
+// deadlines is a writer that records its deadlines, and throws the answer away.
+type deadlines struct {
+	http.ResponseWriter
+	read, written time.Time
+	status        func(int)
+}
+
+func (d *deadlines) Write(p []byte) (int, error)        { return len(p), nil }
+func (d *deadlines) WriteHeader(code int)               { d.status(code) }
+func (d *deadlines) SetReadDeadline(t time.Time) error  { d.read = t; return nil }
+func (d *deadlines) SetWriteDeadline(t time.Time) error { d.written = t; return nil }
 
 // zeros is an endless reader.
 type zeros struct{}
