@@ -22,7 +22,7 @@ import (
 // paused by its Cluster or by its own annotation. It shows the condition Paused. Reconciliation continues after the
 // pause.
 func TestPausing_ALL08(t *testing.T) {
-	w := newEnvironment(t)
+	w := sharedEnvironment(t)
 	fake := fakehost.New(t)
 	ns := w.env.Namespace(t)
 	annotated := w.family(familyOf{

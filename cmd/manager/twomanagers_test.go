@@ -34,7 +34,7 @@ type tenant struct {
 // machines on the host than its memory allows.
 func TestTwoManagers(t *testing.T) {
 	for mode, divide := range map[string]func(w *environment, tenant string) ([]string, familyOf){
-		"watch filter": func(_ *environment, tenant string) ([]string, familyOf) {
+		"filter": func(_ *environment, tenant string) ([]string, familyOf) {
 			// Both tenants use one namespace.
 			return []string{"--watch-filter=" + tenant}, familyOf{namespace: "default", labels: map[string]string{clusterv1.WatchLabel: tenant}}
 		},
@@ -43,12 +43,12 @@ func TestTwoManagers(t *testing.T) {
 			return []string{"--namespace=" + ns}, familyOf{namespace: ns}
 		},
 	} {
-		t.Run(mode, func(t *testing.T) { twoManagers(t, divide) })
+		t.Run(mode, func(t *testing.T) { twoManagers(t, mode, divide) })
 	}
 }
 
-func twoManagers(t *testing.T, divide func(w *environment, tenant string) ([]string, familyOf)) {
-	w := newEnvironment(t)
+func twoManagers(t *testing.T, mode string, divide func(w *environment, tenant string) ([]string, familyOf)) {
+	w := sharedEnvironment(t)
 	fake := fakehost.New(t)
 	add := func(name, network string) *tenant {
 		args, of := divide(w, name)
@@ -58,7 +58,7 @@ func twoManagers(t *testing.T, divide func(w *environment, tenant string) ([]str
 			return w.family(of)
 		}}
 	}
-	red, blue := add("red", "10.201.0.0/16"), add("blue", "10.202.0.0/16")
+	red, blue := add(mode+"-red", "10.201.0.0/16"), add(mode+"-blue", "10.202.0.0/16")
 	stopRed := w.run(red.args...)
 	w.run(blue.args...)
 
