@@ -28,10 +28,10 @@ const (
 	longestProbePause = 2 * time.Second
 	// An API server that answers but is not ready is checked again soon, because it becomes ready within a second.
 	probePauseReady = 100 * time.Millisecond
-	// frequentProbes is the number of attempts with these pauses. The following ones have rareProbePause: each attempt is a TLS handshake, and
-	// the owner of the kubeconfig chooses the size of its key and the answers.
-	frequentProbes = 600
-	rareProbePause = 10 * time.Second
+	// frequentProbes is the number of attempts with these pauses. All others up to steadyProbes have longestProbePause, and then rareProbePause:
+	// each attempt is a TLS handshake, and the owner of the kubeconfig chooses the size of its key and the answers.
+	frequentProbes, steadyProbes = 600, 1200
+	rareProbePause               = 10 * time.Second
 )
 
 // prober detects when a new API server answers through its endpoint (CP-09). Nothing that Cluster API watches changes
@@ -131,8 +131,10 @@ func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlP
 // probePause returns the pause after a number of attempts without success. The last one had an error if the API server did not answer.
 func probePause(attempts int, err error, pauses *wait.Backoff) time.Duration {
 	switch {
-	case attempts > frequentProbes:
+	case attempts > steadyProbes:
 		return rareProbePause
+	case attempts > frequentProbes:
+		return longestProbePause
 	case err == nil:
 		*pauses = *backoff.Doubling(firstProbePause, longestProbePause)
 		return probePauseReady

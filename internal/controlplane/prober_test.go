@@ -83,8 +83,10 @@ func TestProbePause(t *testing.T) {
 		{3, nil, probePauseReady},
 		{4, failed, firstProbePause},
 		{frequentProbes, nil, probePauseReady},
-		{frequentProbes + 1, nil, rareProbePause},
-		{frequentProbes + 2, failed, rareProbePause},
+		{frequentProbes + 1, nil, longestProbePause},
+		{steadyProbes, failed, longestProbePause},
+		{steadyProbes + 1, nil, rareProbePause},
+		{steadyProbes + 2, failed, rareProbePause},
 	} {
 		if got := probePause(attempt.attempts, attempt.err, pauses); got != attempt.want {
 			t.Errorf("attempt %d of the test: a pause of %s, want %s", i, got, attempt.want)

@@ -290,7 +290,8 @@ type RolloutSpec struct {
 type RolloutBeforeSpec struct {
 	// certificatesExpiryDays replaces a machine when its certificates expire within this number of days. It must
 	// be less than config.cluster.certificateValidityDays. A machine that is younger than this number of days is
-	// not replaced, because a new machine's certificates would end with the same certificate authority.
+	// not replaced, because a new machine's certificates would end with the same certificate authority. It has no effect
+	// with an external etcd.
 	// +optional
 	// +kubebuilder:validation:Minimum=7
 	CertificatesExpiryDays int32 `json:"certificatesExpiryDays,omitempty"`

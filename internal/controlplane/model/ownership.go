@@ -58,7 +58,7 @@ func WhyNotAdoptable(controlPlane *controlplanev1.CapstanControlPlane, m *cluste
 	if errWanted != nil || errFound != nil || util.IsSupportedVersionSkew(wanted, found) {
 		return ""
 	}
-	return fmt.Sprintf("Machine %s has no owner and Kubernetes %s, and can only be adopted within one minor version of spec.version %s: set spec.version to a version at most one minor version away", m.Name, m.Spec.Version, controlPlane.Spec.Version)
+	return fmt.Sprintf("Machine %s has no owner and Kubernetes %s, and can only be adopted within one minor version of spec.version %s: set spec.version to a version at most one minor version from %s", m.Name, m.Spec.Version, controlPlane.Spec.Version, m.Spec.Version)
 }
 
 // MachineOfMember returns the name of the Machine on which an etcd member may run; "" without one. Labels and owners do not matter.

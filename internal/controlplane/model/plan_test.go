@@ -102,7 +102,7 @@ func TestPlan(t *testing.T) {
 		{what: "one whose member has left", replicas: 3, surge: 1, machines: "a:v b:v c:x", want: "remove c"},
 		{what: "scaled down in the middle", replicas: 1, surge: 1, machines: "a:vo b:vo c:v", want: "remove a"},
 		{what: "scaled up in the middle", replicas: 5, surge: 1, machines: "a:vo b:vo c:v", want: "create 3"},
-		{what: "another encryption, no surge: nothing goes", replicas: 3, surge: 0, machines: "a:voE b:voE c:voE", want: "wait", why: "new encryption setting"},
+		{what: "another encryption, no surge: nothing goes", replicas: 3, surge: 0, machines: "a:voE b:voE c:voE", want: "wait", why: "former encryption setting"},
 		{what: "a member has no machine and is ill", replicas: 1, surge: 1, machines: "a:v b:v c:v stray-x:u", want: "wait", why: "stray-x"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
