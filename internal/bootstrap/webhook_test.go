@@ -15,170 +15,25 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
+// rule is a change of a config that is accepted, or refused with a message.
+type rule struct {
+	change func(*bootstrapv1.CapstanConfigSpec)
+	want   string // empty: accepted
+}
+
+type rules map[string]rule
+
 // TestRules checks the rules of the CRD and the webhook, for configs and templates.
 func TestRules(t *testing.T) {
 	namespace := env.Namespace(t)
-	type spec = bootstrapv1.CapstanConfigSpec
-	file := func(change func(*bootstrapv1.File)) func(*spec) {
-		return func(s *spec) {
-			f := bootstrapv1.File{Path: "/etc/x", Content: "x"}
-			change(&f)
-			s.Files = []bootstrapv1.File{f}
-		}
+	for _, all := range []rules{generalRules(), nodeRules(), componentRules(), fileRules(), registryRules(), userRules(), imageRules(), proxyRules(), dnsRules()} {
+		checkRules(t, namespace, all)
 	}
-	registry := func(change func(*bootstrapv1.Registry)) func(*spec) {
-		return func(s *spec) {
-			r := bootstrapv1.Registry{Host: "docker.io"}
-			change(&r)
-			s.Registries = []bootstrapv1.Registry{r}
-		}
-	}
-	configMap := bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
-	both := configMap
-	both.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}
-	proxy := func(p bootstrapv1.ProxySpec) func(*spec) { return func(s *spec) { s.Proxy = p } }
-	kubelet := func(patch string) func(*spec) {
-		return func(s *spec) { s.Kubelet.Configuration.Raw = []byte(patch) }
-	}
-	dns := func(c bootstrapv1.CoreDNSSpec) func(*spec) {
-		return func(s *spec) { s.Role, s.Cluster.CoreDNS = bootstrapv1.RoleControlPlane, c }
-	}
-	user := func(change func(*bootstrapv1.User)) func(*spec) {
-		return func(s *spec) {
-			u := bootstrapv1.User{Name: "ann"}
-			change(&u)
-			s.Users = []bootstrapv1.User{u}
-		}
-	}
-	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"
-	environment := func(variables ...bootstrapv1.EnvVar) func(*spec) {
-		return func(s *spec) { s.Kubelet.Env = variables }
-	}
-	label := func(name string) func(*spec) {
-		return func(s *spec) { s.Node.Labels = map[string]string{name: "x"} }
-	}
-	for name, c := range map[string]struct {
-		change func(*spec)
-		want   string
-	}{
-		"plain":                         {func(s *spec) { s.PreCommands = []string{"true"} }, ""},
-		"a role that is none":           {func(s *spec) { s.Role = "Boss" }, "Unsupported value"},
-		"cluster settings of a worker":  {func(s *spec) { s.Role = bootstrapv1.RoleWorker; s.Cluster.DNS = bootstrapv1.DNSNone }, "cluster requires a control plane role"},
-		"an argument with dashes":       {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
-		"an argument without value":     {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
-		"an empty command":              {func(s *spec) { s.PreCommands = []string{""} }, "at least 1"},
-		"a taint of another effect":     {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{{Key: "a", Effect: "Never"}} }, "Unsupported value"},
-		"a taint without key":           {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{{Effect: corev1.TaintEffectNoExecute}} }, "key"},
-		"no taints at all":              {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{} }, ""},
-		"a label":                       {label("disk"), ""},
-		"a label of the user's":         {label("example.com/disk"), ""},
-		"a label that kubelets may set": {label("topology.kubernetes.io/zone"), ""},
-		"a role as label":               {label("node-role.kubernetes.io/worker"), "refuses this label from a kubelet"},
-		"a restricted label":            {label("node-restriction.kubernetes.io/x"), "refuses this label from a kubelet"},
-		"a malformed label":             {label("a b"), "spec"},
-		"a relative path":               {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
-		"permissions":                   {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
-		"an encoding":                   {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
-		"content twice":                 {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
-		"a mirror that is no URL":       {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"mirror.example.com"} }), "should match"},
-		"a registry as URL":             {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "https://docker.io", []string{"https://a"} }), "should match"},
-		"all other registries":          {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "_default", []string{"https://a"} }), ""},
-		"a registry without effect":     {registry(func(*bootstrapv1.Registry) {}), "has no effect"},
-		"others without mirrors":        {registry(func(r *bootstrapv1.Registry) { r.Host, r.Credentials.Name = "_default", "a" }), "the registry _default needs mirrors"},
-		"credentials over http":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors, r.Credentials.Name = []string{"http://a"}, "s" }), "would cross the network unencrypted"},
-		"credentials in a mirror":       {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://me:hunter2@a"} }), "name a Secret in credentials"},
-		"a mirror with a query":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a?b"} }), "expected URLs of mirrors"},
-		"a mirror with a quote":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a/\"]\n"} }), "expected URLs of mirrors"},
-		"a mirror with a path":          {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a.example.com:5000/docker"} }), ""},
-		"the path of a mirror": {registry(func(r *bootstrapv1.Registry) {
-			r.Mirrors, r.OverridePath = []string{"https://a.example.com/docker/v2"}, ptr.To(true)
-		}), ""},
-		"a mirror without its path": {registry(func(r *bootstrapv1.Registry) {
-			r.Mirrors, r.OverridePath = []string{"https://a.example.com/"}, ptr.To(true)
-		}), "every mirror must have the path of its API"},
-		"an authority that is none":   {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
-		"an authority twice":          {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
-		"an authority from two":       {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},
-		"an authority of a ConfigMap": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = configMap }), ""},
-		"a file of a ConfigMap":       {file(func(f *bootstrapv1.File) { f.Content, f.ContentFrom = "", configMap }), ""},
-		"images": {func(s *spec) {
-			s.Images = []string{"a.test:5000/team/app:v1", "docker.io/a/b@sha256:" + strings.Repeat("0", 64)}
-		}, ""},
-		"a user": {user(func(u *bootstrapv1.User) {
-			*u = bootstrapv1.User{Name: "ann_b-1", Gecos: "Ann Bäcker", PrimaryGroup: "staff", Groups: []string{"adm", "www-data"}, HomeDir: "/srv/ann.b", Shell: "/bin/bash",
-				PasswdFrom: bootstrapv1.PasswdSource{Secret: both.Secret}, LockPassword: ptr.To(false), Sudo: "ALL=(ALL) NOPASSWD:ALL",
-				SSHAuthorizedKeys: []string{key, `from="10.0.0.0/8",no-pty ` + key + " ann@example.com", "sk-ssh-ed25519@openssh.com AAAAGnNrLXNz= x", "ecdsa-sha2-nistp256 AAAAE2Vj=="}}
-		}), ""},
-		"root as user":                  {user(func(u *bootstrapv1.User) { u.Name = "root" }), "found a name of a system account"},
-		"etcd as user":                  {user(func(u *bootstrapv1.User) { u.Name = "etcd" }), "found a name of a system account"},
-		"a component as user":           {user(func(u *bootstrapv1.User) { u.Name = "kube-apiserver" }), "found a name of a system account"},
-		"a user of systemd":             {user(func(u *bootstrapv1.User) { u.Name = "systemd-resolve" }), "found a name of a system account"},
-		"a user with a colon":           {user(func(u *bootstrapv1.User) { u.Name = "a:b" }), "expected a name with lower case letters"},
-		"a user with two lines":         {user(func(u *bootstrapv1.User) { u.Name = "a\nb" }), "expected a name with lower case letters"},
-		"a user as option":              {user(func(u *bootstrapv1.User) { u.Name = "-b" }), "expected a name with lower case letters"},
-		"a user without a name":         {user(func(u *bootstrapv1.User) { u.Name = "" }), "name"},
-		"a long user":                   {user(func(u *bootstrapv1.User) { u.Name = strings.Repeat("a", 33) }), "may not be more than 32"},
-		"a user twice":                  {func(s *spec) { s.Users = []bootstrapv1.User{{Name: "ann"}, {Name: "ann"}} }, "Duplicate value"},
-		"17 users":                      {func(s *spec) { s.Users = manyUsers(17) }, "must have at most 16 items"},
-		"a description of 2 parts":      {user(func(u *bootstrapv1.User) { u.Gecos = "Ann:/root" }), "expected a text without"},
-		"a description of 2 lines":      {user(func(u *bootstrapv1.User) { u.Gecos = "Ann\nbob" }), "expected a text without"},
-		"a group with a comma":          {user(func(u *bootstrapv1.User) { u.Groups = []string{"a,b"} }), "expected names with lower case"},
-		"a primary group as text":       {user(func(u *bootstrapv1.User) { u.PrimaryGroup = "Staff of x" }), "expected a name with lower case letters"},
-		"a relative home":               {user(func(u *bootstrapv1.User) { u.HomeDir = "home/ann" }), "expected an absolute path"},
-		"a home outside":                {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/../etc" }), "expected an absolute path"},
-		"a home with a colon":           {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/ann:/x" }), "expected an absolute path"},
-		"a shell with arguments":        {user(func(u *bootstrapv1.User) { u.Shell = "/bin/sh -x" }), "expected the absolute path of a program"},
-		"a source without a key":        {user(func(u *bootstrapv1.User) { u.PasswdFrom.Secret.Name = "a" }), "key"},
-		"a rule without effect":         {user(func(u *bootstrapv1.User) { u.Sudo = "yes" }), "expected one rule of sudoers"},
-		"two rules":                     {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\nbob ALL=ALL" }), "expected one rule of sudoers"},
-		"a rule that goes on":           {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\\" }), "expected one rule of sudoers"},
-		"no public key":                 {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"hunter2hunter2hunter2"} }), "expected lines of authorized_keys"},
-		"two keys in one":               {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + "\n" + key} }), "expected lines of authorized_keys"},
-		"a private key":                 {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"-----BEGIN OPENSSH PRIVATE KEY-----"} }), "expected lines of authorized_keys"},
-		"a long key":                    {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + strings.Repeat("A", 4096)} }), "may not be more than 4096"},
-		"11 keys":                       {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = manyKeys(key, 11) }), "must have at most 10 items"},
-		"an image without a tag":        {func(s *spec) { s.Images = []string{"a.test/app"} }, "expected the full names of images"},
-		"an image without a registry":   {func(s *spec) { s.Images = []string{"nginx:v1"} }, "expected the full names of images"},
-		"an image with an option":       {func(s *spec) { s.Images = []string{"a.test/app:v1 --x"} }, "expected the full names of images"},
-		"an image twice":                {func(s *spec) { s.Images = []string{"a.test/app:v1", "a.test/app:v1"} }, "Duplicate value"},
-		"51 images":                     {func(s *spec) { s.Images = numbered(51) }, "must have at most 50 items"},
-		"a proxy":                       {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy.example.com:3128", HTTPS: "http://10.0.0.1:3128", NoProxy: []string{".example.com", "10.0.0.0/8", "fd00::1"}}), ""},
-		"a proxy that is no URL":        {proxy(bootstrapv1.ProxySpec{HTTP: "proxy.example.com:3128"}), "expected the URL of a proxy"},
-		"a proxy of another scheme":     {proxy(bootstrapv1.ProxySpec{HTTPS: "socks5://proxy:1080"}), "expected the URL of a proxy"},
-		"a proxy with a path":           {proxy(bootstrapv1.ProxySpec{HTTPS: "http://proxy:1080/x"}), "expected the URL of a proxy"},
-		"credentials of a proxy":        {proxy(bootstrapv1.ProxySpec{HTTPS: "http://me:hunter2@proxy:1080"}), "must not contain credentials"},
-		"exceptions without a proxy":    {proxy(bootstrapv1.ProxySpec{NoProxy: []string{"a"}}), "http or https must be set"},
-		"exceptions that are URLs":      {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"http://a"}}), "expected a host, a domain"},
-		"two exceptions in one":         {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"a,b"}}), "should match"},
-		"the kubelet's configuration":   {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
-		"an unknown field":              {kubelet(`{"maxPod":60}`), `unknown field "maxPod"`},
-		"a field of Capstan":            {kubelet(`{"authorization":{"mode":"AlwaysAllow"}}`), "authorization: Capstan sets this field"},
-		"a field in capitals":           {kubelet(`{"StaticPodPath":"/x"}`), `unknown field "StaticPodPath"`},
-		"a long configuration":          {kubelet(`{"clusterDNS":["` + strings.Repeat("x", 20000) + `"]}`), "expected at most 16384"},
-		"kube-proxy's configuration":    {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`) }, ""},
-		"kube-proxy's mode":             {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"mode":"iptables"}`) }, "mode: Capstan sets this field"},
-		"DNS":                           {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1", "[fd00::53]:5353"}, StubDomains: []bootstrapv1.StubDomain{{Domain: "corp", Servers: []string{"10.0.0.2:53"}}}}), ""},
-		"a name as DNS server":          {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"dns.example.com"}}), "should match"},
-		"half an address":               {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0"}}), "expected the address of a DNS server"},
-		"a stub domain in capitals":     {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "Corp", Servers: []string{"10.0.0.2"}}}}), "should match"},
-		"a block as stub domain":        {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "a {\n}", Servers: []string{"10.0.0.2"}}}}), "should match"},
-		"a stub domain without servers": {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "corp"}}}), "servers"},
-		"options of no DNS": {func(s *spec) {
-			s.Role = bootstrapv1.RoleControlPlane
-			s.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
-		}, "coreDNS cannot be set with dns None"},
-		"variables":               {environment(bootstrapv1.EnvVar{Name: "GOGC", Value: "50"}, bootstrapv1.EnvVar{Name: "GODEBUG"}), ""},
-		"a variable with =":       {environment(bootstrapv1.EnvVar{Name: "A=B", Value: "1"}), "should match"},
-		"a variable with a NUL":   {environment(bootstrapv1.EnvVar{Name: "A", Value: "1\x002"}), "should match"},
-		"a variable without name": {environment(bootstrapv1.EnvVar{Value: "1"}), "name"},
-		"a variable twice":        {environment(bootstrapv1.EnvVar{Name: "A", Value: "1"}, bootstrapv1.EnvVar{Name: "A", Value: "2"}), "Duplicate value"},
-		"a long variable":         {environment(bootstrapv1.EnvVar{Name: "A", Value: strings.Repeat("x", 5000)}), "may not be more than 4096"},
-		"variables of an external etcd": {func(s *spec) {
-			s.Role = bootstrapv1.RoleControlPlane
-			s.Cluster.Etcd = bootstrapv1.EtcdSpec{Env: []bootstrapv1.EnvVar{{Name: "A"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd"}}}
-		}, "env cannot be set together with external"},
-		"an authority without key": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom.Secret.Name = "a" }), "key"},
-	} {
+}
+
+func checkRules(t *testing.T, namespace string, all rules) {
+	t.Helper()
+	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			config := &bootstrapv1.CapstanConfig{}
 			config.Namespace, config.GenerateName = namespace, "test-"
@@ -189,6 +44,217 @@ func TestRules(t *testing.T) {
 			template.Spec.Template.Spec = config.Spec
 			testenv.Refused(t, env.Client.Create(context.Background(), template, client.DryRunAll), c.want)
 		})
+	}
+}
+
+func generalRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	return rules{
+		"plain":                        {func(s *spec) { s.PreCommands = []string{"true"} }, ""},
+		"a role that is none":          {func(s *spec) { s.Role = "Boss" }, "Unsupported value"},
+		"cluster settings of a worker": {func(s *spec) { s.Role = bootstrapv1.RoleWorker; s.Cluster.DNS = bootstrapv1.DNSNone }, "cluster requires a control plane role"},
+		"an empty command":             {func(s *spec) { s.PreCommands = []string{""} }, "at least 1"},
+	}
+}
+
+func nodeRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	label := func(name string) func(*spec) {
+		return func(s *spec) { s.Node.Labels = map[string]string{name: "x"} }
+	}
+	return rules{
+		"a taint of another effect":     {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{{Key: "a", Effect: "Never"}} }, "Unsupported value"},
+		"a taint without key":           {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{{Effect: corev1.TaintEffectNoExecute}} }, "key"},
+		"no taints at all":              {func(s *spec) { s.Node.Taints = &[]bootstrapv1.Taint{} }, ""},
+		"a label":                       {label("disk"), ""},
+		"a label of the user's":         {label("example.com/disk"), ""},
+		"a label that kubelets may set": {label("topology.kubernetes.io/zone"), ""},
+		"a role as label":               {label("node-role.kubernetes.io/worker"), "refuses this label from a kubelet"},
+		"a restricted label":            {label("node-restriction.kubernetes.io/x"), "refuses this label from a kubelet"},
+		"a malformed label":             {label("a b"), "spec"},
+	}
+}
+
+func componentRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	kubelet := func(patch string) func(*spec) {
+		return func(s *spec) { s.Kubelet.Configuration.Raw = []byte(patch) }
+	}
+	environment := func(variables ...bootstrapv1.EnvVar) func(*spec) {
+		return func(s *spec) { s.Kubelet.Env = variables }
+	}
+	return rules{
+		"an argument with dashes":     {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
+		"an argument without value":   {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
+		"the kubelet's configuration": {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
+		"an unknown field":            {kubelet(`{"maxPod":60}`), `unknown field "maxPod"`},
+		"a field of Capstan":          {kubelet(`{"authorization":{"mode":"AlwaysAllow"}}`), "authorization: Capstan sets this field"},
+		"a field in capitals":         {kubelet(`{"StaticPodPath":"/x"}`), `unknown field "StaticPodPath"`},
+		"a long configuration":        {kubelet(`{"clusterDNS":["` + strings.Repeat("x", 20000) + `"]}`), "expected at most 16384"},
+		"kube-proxy's configuration":  {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`) }, ""},
+		"kube-proxy's mode":           {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"mode":"iptables"}`) }, "mode: Capstan sets this field"},
+		"variables":                   {environment(bootstrapv1.EnvVar{Name: "GOGC", Value: "50"}, bootstrapv1.EnvVar{Name: "GODEBUG"}), ""},
+		"a variable with =":           {environment(bootstrapv1.EnvVar{Name: "A=B", Value: "1"}), "should match"},
+		"a variable with a NUL":       {environment(bootstrapv1.EnvVar{Name: "A", Value: "1\x002"}), "should match"},
+		"a variable without name":     {environment(bootstrapv1.EnvVar{Value: "1"}), "name"},
+		"a variable twice":            {environment(bootstrapv1.EnvVar{Name: "A", Value: "1"}, bootstrapv1.EnvVar{Name: "A", Value: "2"}), "Duplicate value"},
+		"a long variable":             {environment(bootstrapv1.EnvVar{Name: "A", Value: strings.Repeat("x", 5000)}), "may not be more than 4096"},
+		"variables of an external etcd": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster.Etcd = bootstrapv1.EtcdSpec{Env: []bootstrapv1.EnvVar{{Name: "A"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd"}}}
+		}, "env cannot be set together with external"},
+	}
+}
+
+func fileRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	file := func(change func(*bootstrapv1.File)) func(*spec) {
+		return func(s *spec) {
+			f := bootstrapv1.File{Path: "/etc/x", Content: "x"}
+			change(&f)
+			s.Files = []bootstrapv1.File{f}
+		}
+	}
+	return rules{
+		"a relative path": {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
+		"permissions":     {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
+		"an encoding":     {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
+		"content twice":   {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
+		"a file of a ConfigMap": {file(func(f *bootstrapv1.File) {
+			f.Content, f.ContentFrom = "", bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
+		}), ""},
+	}
+}
+
+func registryRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	registry := func(change func(*bootstrapv1.Registry)) func(*spec) {
+		return func(s *spec) {
+			r := bootstrapv1.Registry{Host: "docker.io"}
+			change(&r)
+			s.Registries = []bootstrapv1.Registry{r}
+		}
+	}
+	configMap := bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
+	both := configMap
+	both.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}
+	return rules{
+		"a mirror that is no URL":   {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"mirror.example.com"} }), "should match"},
+		"a registry as URL":         {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "https://docker.io", []string{"https://a"} }), "should match"},
+		"all other registries":      {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "_default", []string{"https://a"} }), ""},
+		"a registry without effect": {registry(func(*bootstrapv1.Registry) {}), "has no effect"},
+		"others without mirrors":    {registry(func(r *bootstrapv1.Registry) { r.Host, r.Credentials.Name = "_default", "a" }), "the registry _default needs mirrors"},
+		"credentials over http":     {registry(func(r *bootstrapv1.Registry) { r.Mirrors, r.Credentials.Name = []string{"http://a"}, "s" }), "would cross the network unencrypted"},
+		"credentials in a mirror":   {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://me:hunter2@a"} }), "name a Secret in credentials"},
+		"a mirror with a query":     {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a?b"} }), "expected URLs of mirrors"},
+		"a mirror with a quote":     {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a/\"]\n"} }), "expected URLs of mirrors"},
+		"a mirror with a path":      {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a.example.com:5000/docker"} }), ""},
+		"the path of a mirror": {registry(func(r *bootstrapv1.Registry) {
+			r.Mirrors, r.OverridePath = []string{"https://a.example.com/docker/v2"}, ptr.To(true)
+		}), ""},
+		"a mirror without its path": {registry(func(r *bootstrapv1.Registry) {
+			r.Mirrors, r.OverridePath = []string{"https://a.example.com/"}, ptr.To(true)
+		}), "every mirror must have the path of its API"},
+		"an authority that is none":   {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
+		"an authority twice":          {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
+		"an authority from two":       {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},
+		"an authority of a ConfigMap": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = configMap }), ""},
+		"an authority without key":    {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom.Secret.Name = "a" }), "key"},
+	}
+}
+
+func userRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	user := func(change func(*bootstrapv1.User)) func(*spec) {
+		return func(s *spec) {
+			u := bootstrapv1.User{Name: "ann"}
+			change(&u)
+			s.Users = []bootstrapv1.User{u}
+		}
+	}
+	key := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB"
+	return rules{
+		"a user": {user(func(u *bootstrapv1.User) {
+			*u = bootstrapv1.User{Name: "ann_b-1", Gecos: "Ann Bäcker", PrimaryGroup: "staff", Groups: []string{"adm", "www-data"}, HomeDir: "/srv/ann.b", Shell: "/bin/bash",
+				PasswdFrom: bootstrapv1.PasswdSource{Secret: bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}}, LockPassword: ptr.To(false), Sudo: "ALL=(ALL) NOPASSWD:ALL",
+				SSHAuthorizedKeys: []string{key, `from="10.0.0.0/8",no-pty ` + key + " ann@example.com", "sk-ssh-ed25519@openssh.com AAAAGnNrLXNz= x", "ecdsa-sha2-nistp256 AAAAE2Vj=="}}
+		}), ""},
+		"root as user":             {user(func(u *bootstrapv1.User) { u.Name = "root" }), "found a name of a system account"},
+		"etcd as user":             {user(func(u *bootstrapv1.User) { u.Name = "etcd" }), "found a name of a system account"},
+		"a component as user":      {user(func(u *bootstrapv1.User) { u.Name = "kube-apiserver" }), "found a name of a system account"},
+		"a user of systemd":        {user(func(u *bootstrapv1.User) { u.Name = "systemd-resolve" }), "found a name of a system account"},
+		"a user with a colon":      {user(func(u *bootstrapv1.User) { u.Name = "a:b" }), "expected a name with lower case letters"},
+		"a user with two lines":    {user(func(u *bootstrapv1.User) { u.Name = "a\nb" }), "expected a name with lower case letters"},
+		"a user as option":         {user(func(u *bootstrapv1.User) { u.Name = "-b" }), "expected a name with lower case letters"},
+		"a user without a name":    {user(func(u *bootstrapv1.User) { u.Name = "" }), "name"},
+		"a long user":              {user(func(u *bootstrapv1.User) { u.Name = strings.Repeat("a", 33) }), "may not be more than 32"},
+		"a user twice":             {func(s *spec) { s.Users = []bootstrapv1.User{{Name: "ann"}, {Name: "ann"}} }, "Duplicate value"},
+		"17 users":                 {func(s *spec) { s.Users = manyUsers(17) }, "must have at most 16 items"},
+		"a description of 2 parts": {user(func(u *bootstrapv1.User) { u.Gecos = "Ann:/root" }), "expected a text without"},
+		"a description of 2 lines": {user(func(u *bootstrapv1.User) { u.Gecos = "Ann\nbob" }), "expected a text without"},
+		"a group with a comma":     {user(func(u *bootstrapv1.User) { u.Groups = []string{"a,b"} }), "expected names with lower case"},
+		"a primary group as text":  {user(func(u *bootstrapv1.User) { u.PrimaryGroup = "Staff of x" }), "expected a name with lower case letters"},
+		"a relative home":          {user(func(u *bootstrapv1.User) { u.HomeDir = "home/ann" }), "expected an absolute path"},
+		"a home outside":           {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/../etc" }), "expected an absolute path"},
+		"a home with a colon":      {user(func(u *bootstrapv1.User) { u.HomeDir = "/home/ann:/x" }), "expected an absolute path"},
+		"a shell with arguments":   {user(func(u *bootstrapv1.User) { u.Shell = "/bin/sh -x" }), "expected the absolute path of a program"},
+		"a source without a key":   {user(func(u *bootstrapv1.User) { u.PasswdFrom.Secret.Name = "a" }), "key"},
+		"a rule without effect":    {user(func(u *bootstrapv1.User) { u.Sudo = "yes" }), "expected one rule of sudoers"},
+		"two rules":                {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\nbob ALL=ALL" }), "expected one rule of sudoers"},
+		"a rule that goes on":      {user(func(u *bootstrapv1.User) { u.Sudo = "ALL=ALL\\" }), "expected one rule of sudoers"},
+		"no public key":            {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"hunter2hunter2hunter2"} }), "expected lines of authorized_keys"},
+		"two keys in one":          {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + "\n" + key} }), "expected lines of authorized_keys"},
+		"a private key":            {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{"-----BEGIN OPENSSH PRIVATE KEY-----"} }), "expected lines of authorized_keys"},
+		"a long key":               {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = []string{key + strings.Repeat("A", 4096)} }), "may not be more than 4096"},
+		"11 keys":                  {user(func(u *bootstrapv1.User) { u.SSHAuthorizedKeys = manyKeys(key, 11) }), "must have at most 10 items"},
+	}
+}
+
+func imageRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	return rules{
+		"images": {func(s *spec) {
+			s.Images = []string{"a.test:5000/team/app:v1", "docker.io/a/b@sha256:" + strings.Repeat("0", 64)}
+		}, ""},
+		"an image without a tag":      {func(s *spec) { s.Images = []string{"a.test/app"} }, "expected the full names of images"},
+		"an image without a registry": {func(s *spec) { s.Images = []string{"nginx:v1"} }, "expected the full names of images"},
+		"an image with an option":     {func(s *spec) { s.Images = []string{"a.test/app:v1 --x"} }, "expected the full names of images"},
+		"an image twice":              {func(s *spec) { s.Images = []string{"a.test/app:v1", "a.test/app:v1"} }, "Duplicate value"},
+		"51 images":                   {func(s *spec) { s.Images = numbered(51) }, "must have at most 50 items"},
+	}
+}
+
+func proxyRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	proxy := func(p bootstrapv1.ProxySpec) func(*spec) { return func(s *spec) { s.Proxy = p } }
+	return rules{
+		"a proxy":                    {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy.example.com:3128", HTTPS: "http://10.0.0.1:3128", NoProxy: []string{".example.com", "10.0.0.0/8", "fd00::1"}}), ""},
+		"a proxy that is no URL":     {proxy(bootstrapv1.ProxySpec{HTTP: "proxy.example.com:3128"}), "expected the URL of a proxy"},
+		"a proxy of another scheme":  {proxy(bootstrapv1.ProxySpec{HTTPS: "socks5://proxy:1080"}), "expected the URL of a proxy"},
+		"a proxy with a path":        {proxy(bootstrapv1.ProxySpec{HTTPS: "http://proxy:1080/x"}), "expected the URL of a proxy"},
+		"credentials of a proxy":     {proxy(bootstrapv1.ProxySpec{HTTPS: "http://me:hunter2@proxy:1080"}), "must not contain credentials"},
+		"exceptions without a proxy": {proxy(bootstrapv1.ProxySpec{NoProxy: []string{"a"}}), "http or https must be set"},
+		"exceptions that are URLs":   {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"http://a"}}), "expected a host, a domain"},
+		"two exceptions in one":      {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"a,b"}}), "should match"},
+	}
+}
+
+func dnsRules() rules {
+	type spec = bootstrapv1.CapstanConfigSpec
+	dns := func(c bootstrapv1.CoreDNSSpec) func(*spec) {
+		return func(s *spec) { s.Role, s.Cluster.CoreDNS = bootstrapv1.RoleControlPlane, c }
+	}
+	return rules{
+		"DNS":                           {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1", "[fd00::53]:5353"}, StubDomains: []bootstrapv1.StubDomain{{Domain: "corp", Servers: []string{"10.0.0.2:53"}}}}), ""},
+		"a name as DNS server":          {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"dns.example.com"}}), "should match"},
+		"half an address":               {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0"}}), "expected the address of a DNS server"},
+		"a stub domain in capitals":     {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "Corp", Servers: []string{"10.0.0.2"}}}}), "should match"},
+		"a block as stub domain":        {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "a {\n}", Servers: []string{"10.0.0.2"}}}}), "should match"},
+		"a stub domain without servers": {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "corp"}}}), "servers"},
+		"options of no DNS": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
+		}, "coreDNS cannot be set with dns None"},
 	}
 }
 
