@@ -75,33 +75,34 @@ func TestVersionWithoutV_CP05(t *testing.T) {
 	}
 }
 
-// TestCreateRules checks the rules of the CRD and the webhook for new objects.
+// rule is a change of a control plane that is accepted, or refused with a message.
+type rule struct {
+	change func(*controlplanev1.CapstanControlPlane)
+	want   string // empty: accepted
+}
+
+type rules map[string]rule
+
+// TestCreateRules (CP-03, CP-05, CP-06, CP-14) checks the rules of the CRD and the webhook for new objects.
 func TestCreateRules(t *testing.T) {
+	for _, all := range []rules{replicaRules(), machineRules(), clusterRules(), certificateRules(), manifestRules(), storeRules()} {
+		checkRules(t, all)
+	}
+}
+
+func checkRules(t *testing.T, all rules) {
+	t.Helper()
+	for name, c := range all {
+		t.Run(name, func(t *testing.T) {
+			obj := newControlPlane(t, c.change)
+			testenv.Refused(t, env.Client.Create(context.Background(), obj, client.DryRunAll), c.want)
+		})
+	}
+}
+
+func replicaRules() rules {
 	type cp = controlplanev1.CapstanControlPlane
-	s3 := func(endpoint string) func(*cp) {
-		return func(o *cp) {
-			o.Spec.Backup.Store.S3 = etcdv1.S3Store{Endpoint: endpoint, Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "a"}}
-		}
-	}
-	longURL := func(length int) string {
-		const scheme = "https://"
-		return scheme + strings.Repeat("a", length-len(scheme))
-	}
-	const local = "must not be a loopback or link-local address"
-	for name, c := range map[string]struct {
-		change func(*cp)
-		want   string
-	}{
-		"S3":                   {s3("https://10.1.2.3:9000"), ""},
-		"S3 by name":           {s3("https://s3.example.org"), ""},
-		"S3 on loopback":       {s3("http://127.0.0.1:9000"), local},
-		"S3 on localhost":      {s3("http://localhost:9000"), local},
-		"S3 on IPv6 loopback":  {s3("http://[::1]:9000"), local},
-		"S3 on any address":    {s3("http://0.0.0.0"), local},
-		"S3 at the metadata":   {s3("http://169.254.169.254"), local},
-		"S3 link-local":        {s3("http://[fe80::1]"), local},
-		"S3, longest URL":      {s3(longURL(512)), ""},
-		"S3, URL too long":     {s3(longURL(513)), "spec.backup.store.s3.endpoint: Too long"},
+	return rules{
 		"plain":                {nil, ""},
 		"CP-03 even replicas":  {func(o *cp) { o.Spec.Replicas = ptr.To[int32](2) }, "replicas must be odd"},
 		"CP-03 three replicas": {func(o *cp) { o.Spec.Replicas = ptr.To[int32](3) }, ""},
@@ -112,46 +113,39 @@ func TestCreateRules(t *testing.T) {
 		"CP-03 no replicas":         {func(o *cp) { o.Spec.Replicas = ptr.To[int32](0) }, "greater than or equal to 1"},
 		"CP-05 no version":          {func(o *cp) { o.Spec.Version = "" }, "spec.version"},
 		"CP-05 a malformed version": {func(o *cp) { o.Spec.Version = "v1.36" }, "is not a Kubernetes version"},
+		"strategy":                  {func(o *cp) { o.Spec.Rollout.Strategy.Type = "Recreate" }, "Unsupported value"},
+		"maxSurge 2":                {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(2)) }, "maxSurge must be 0 or 1"},
+		"maxSurge 0, one replica":   {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(0)) }, "three replicas"},
+	}
+}
+
+func machineRules() rules {
+	type cp = controlplanev1.CapstanControlPlane
+	return rules{
 		"CP-06 no template": {func(o *cp) {
 			o.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{}
 		}, "spec.machineTemplate"},
-		"CP-06 negative timeout":  {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](-1) }, "greater than or equal to 0"},
-		"a role":                  {func(o *cp) { o.Spec.Config.Role = bootstrapv1.RoleInit }, "config.role is set by"},
-		"a node name":             {func(o *cp) { o.Spec.Config.Node.Name = "me" }, "config.node.name cannot be set"},
-		"strategy":                {func(o *cp) { o.Spec.Rollout.Strategy.Type = "Recreate" }, "Unsupported value"},
-		"maxSurge 2":              {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(2)) }, "maxSurge must be 0 or 1"},
-		"maxSurge 0, one replica": {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(0)) }, "three replicas"},
-		"certificatesExpiryDays":  {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 6 }, "greater than or equal to 7"},
-		"certificatesExpiryDays, default validity": {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 365 }, "must be less than config.cluster.certificateValidityDays"},
-		"certificatesExpiryDays, short validity": {func(o *cp) {
-			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 30, 30
-		}, "must be less than config.cluster.certificateValidityDays"},
-		"certificatesExpiryDays, long validity": {func(o *cp) {
-			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 500
-		}, ""},
-		"key algorithm":          {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-1024" }, `Unsupported value: "RSA-1024"`},
-		"RSA":                    {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-4096" }, ""},
-		"short authority":        {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 365 }, "caCertificateValidityDays must be more than certificateValidityDays"},
-		"authority of a year":    {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 366 }, ""},
-		"authority of 100 years": {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 36501 }, "less than or equal to 36500"},
-		"authority, short leaves": {func(o *cp) {
-			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 31, 30
-		}, ""},
-		"authority, long leaves": {func(o *cp) {
-			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 400
-		}, "caCertificateValidityDays must be more"},
-		"CP-06 a label":               {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"} }, "spec.machineTemplate.metadata.labels"},
-		"CP-06 an annotation":         {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Annotations = map[string]string{"a b": ""} }, "spec.machineTemplate.metadata.annotations"},
-		"naming without random":       {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},
-		"naming that is malformed":    {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .random" }, "cannot be read"},
-		"naming that loops":           {func(o *cp) { o.Spec.MachineNaming.Template = "{{range 9000000000000000000}}{{end}}{{ .random }}" }, "only text and"},
-		"naming that doubles":         {func(o *cp) { o.Spec.MachineNaming.Template = `{{define "a"}}{{.}}{{.}}{{end}}{{template "a" .random}}` }, "found a definition"},
-		"naming with random unused":   {func(o *cp) { o.Spec.MachineNaming.Template = "{{/* .random */}}x" }, "must contain {{ .random }}"},
-		"naming":                      {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}-{{ .random }}" }, ""},
-		"CP-14 renewal after the end": {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 10} }, "less than validityDays"},
-		"CP-14 renewal, default end":  {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{RenewBeforeDays: 400} }, "less than validityDays"},
-		"CP-14 one day":               {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 1} }, ""},
-		"CP-14":                       {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 3} }, ""},
+		"CP-06 negative timeout":    {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](-1) }, "greater than or equal to 0"},
+		"a role":                    {func(o *cp) { o.Spec.Config.Role = bootstrapv1.RoleInit }, "config.role is set by"},
+		"a node name":               {func(o *cp) { o.Spec.Config.Node.Name = "me" }, "config.node.name cannot be set"},
+		"CP-06 a label":             {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"} }, "spec.machineTemplate.metadata.labels"},
+		"CP-06 an annotation":       {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Annotations = map[string]string{"a b": ""} }, "spec.machineTemplate.metadata.annotations"},
+		"naming without random":     {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},
+		"naming that is malformed":  {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .random" }, "cannot be read"},
+		"naming that loops":         {func(o *cp) { o.Spec.MachineNaming.Template = "{{range 9000000000000000000}}{{end}}{{ .random }}" }, "only text and"},
+		"naming that doubles":       {func(o *cp) { o.Spec.MachineNaming.Template = `{{define "a"}}{{.}}{{.}}{{end}}{{template "a" .random}}` }, "found a definition"},
+		"naming with random unused": {func(o *cp) { o.Spec.MachineNaming.Template = "{{/* .random */}}x" }, "must contain {{ .random }}"},
+		"naming":                    {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}-{{ .random }}" }, ""},
+		"the kubelet's authorization": {func(o *cp) {
+			o.Spec.Config.Kubelet.Configuration.Raw = []byte(`{"authorization":{"mode":"AlwaysAllow"}}`)
+		}, "spec.config.kubelet.configuration: Invalid value: authorization: Capstan sets this field"},
+		"a label that a kubelet may not set": {func(o *cp) { o.Spec.Config.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""} }, "refuses this label from a kubelet"},
+	}
+}
+
+func clusterRules() rules {
+	type cp = controlplanev1.CapstanControlPlane
+	return rules{
 		"etcd twice": {func(o *cp) {
 			o.Spec.Config.Cluster.Etcd = bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd:2379"}}}
 		}, "cannot be set together with external"},
@@ -170,6 +164,44 @@ func TestCreateRules(t *testing.T) {
 			o.Spec.Config.Cluster.APIServer.AuditPolicy.Content = "apiVersion: audit.k8s.io/v1\nkind: Policy"
 		}, ""},
 		"authentication of another kind": {func(o *cp) { o.Spec.Config.Cluster.APIServer.Authentication.Content = "{" }, "AuthenticationConfiguration"},
+		"DNS for a cluster without it": {func(o *cp) {
+			o.Spec.Config.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
+		}, "coreDNS cannot be set with dns None"},
+	}
+}
+
+func certificateRules() rules {
+	type cp = controlplanev1.CapstanControlPlane
+	return rules{
+		"certificatesExpiryDays":                   {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 6 }, "greater than or equal to 7"},
+		"certificatesExpiryDays, default validity": {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 365 }, "must be less than config.cluster.certificateValidityDays"},
+		"certificatesExpiryDays, short validity": {func(o *cp) {
+			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 30, 30
+		}, "must be less than config.cluster.certificateValidityDays"},
+		"certificatesExpiryDays, long validity": {func(o *cp) {
+			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 500
+		}, ""},
+		"key algorithm":          {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-1024" }, `Unsupported value: "RSA-1024"`},
+		"RSA":                    {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-4096" }, ""},
+		"short authority":        {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 365 }, "caCertificateValidityDays must be more than certificateValidityDays"},
+		"authority of a year":    {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 366 }, ""},
+		"authority of 100 years": {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 36501 }, "less than or equal to 36500"},
+		"authority, short leaves": {func(o *cp) {
+			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 31, 30
+		}, ""},
+		"authority, long leaves": {func(o *cp) {
+			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 400
+		}, "caCertificateValidityDays must be more"},
+		"CP-14 renewal after the end": {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 10} }, "less than validityDays"},
+		"CP-14 renewal, default end":  {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{RenewBeforeDays: 400} }, "less than validityDays"},
+		"CP-14 one day":               {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 1} }, ""},
+		"CP-14":                       {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 3} }, ""},
+	}
+}
+
+func manifestRules() rules {
+	type cp = controlplanev1.CapstanControlPlane
+	return rules{
 		"a manifest": {func(o *cp) {
 			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}
 		}, ""},
@@ -186,28 +218,39 @@ func TestCreateRules(t *testing.T) {
 		"a long manifest": {func(o *cp) {
 			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: strings.Repeat("#", 65537)}}
 		}, "Too long"},
-		"DNS for a cluster without it": {func(o *cp) {
-			o.Spec.Config.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
-		}, "coreDNS cannot be set with dns None"},
-		"the kubelet's authorization": {func(o *cp) {
-			o.Spec.Config.Kubelet.Configuration.Raw = []byte(`{"authorization":{"mode":"AlwaysAllow"}}`)
-		}, "spec.config.kubelet.configuration: Invalid value: authorization: Capstan sets this field"},
-		"a label that a kubelet may not set": {func(o *cp) { o.Spec.Config.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""} }, "refuses this label from a kubelet"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			obj := newControlPlane(t, c.change)
-			testenv.Refused(t, env.Client.Create(context.Background(), obj, client.DryRunAll), c.want)
-		})
+	}
+}
+
+func storeRules() rules {
+	type cp = controlplanev1.CapstanControlPlane
+	s3 := func(endpoint string) func(*cp) {
+		return func(o *cp) {
+			o.Spec.Backup.Store.S3 = etcdv1.S3Store{Endpoint: endpoint, Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "a"}}
+		}
+	}
+	longURL := func(length int) string {
+		const scheme = "https://"
+		return scheme + strings.Repeat("a", length-len(scheme))
+	}
+	const local = "must not be a loopback or link-local address"
+	return rules{
+		"S3":                  {s3("https://10.1.2.3:9000"), ""},
+		"S3 by name":          {s3("https://s3.example.org"), ""},
+		"S3 on loopback":      {s3("http://127.0.0.1:9000"), local},
+		"S3 on localhost":     {s3("http://localhost:9000"), local},
+		"S3 on IPv6 loopback": {s3("http://[::1]:9000"), local},
+		"S3 on any address":   {s3("http://0.0.0.0"), local},
+		"S3 at the metadata":  {s3("http://169.254.169.254"), local},
+		"S3 link-local":       {s3("http://[fe80::1]"), local},
+		"S3, longest URL":     {s3(longURL(512)), ""},
+		"S3, URL too long":    {s3(longURL(513)), "spec.backup.store.s3.endpoint: Too long"},
 	}
 }
 
 // TestUpdateRules checks which fields can change.
 func TestUpdateRules(t *testing.T) {
 	type cp = controlplanev1.CapstanControlPlane
-	for name, c := range map[string]struct {
-		change func(*cp)
-		want   string
-	}{
+	all := rules{
 		"CP-05 two minors": {func(o *cp) { o.Spec.Version = "v1.38.0" }, "one minor version at a time"},
 		"CP-05 back":       {func(o *cp) { o.Spec.Version = "v1.35.0" }, "cannot go back"},
 		"CP-05 upgrade":    {func(o *cp) { o.Spec.Version = "v1.37.0" }, ""},
@@ -217,7 +260,8 @@ func TestUpdateRules(t *testing.T) {
 		"CP-07 metadata":   {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "b"} }, ""},
 		"CP-07 timeouts":   {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](1) }, ""},
 		"kubeconfig":       {func(o *cp) { o.Spec.Kubeconfig.ValidityDays = 3 }, ""},
-	} {
+	}
+	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			obj := newControlPlane(t, nil)
 			if err := env.Client.Create(context.Background(), obj); err != nil {
