@@ -294,10 +294,34 @@ func vlanChanges(b *box) error {
 func TestLANValidation(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
-	for name, tc := range map[string]struct {
-		change func(*infrav1.CapstanCluster)
-		why    string
-	}{
+	for name, tc := range lanClusters() {
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")}}
+		lanCluster(c)
+		tc.change(c)
+		if err := env.Client.Create(ctx, c); tc.why == "" {
+			b.Expect(err).NotTo(HaveOccurred(), name)
+			c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("cannot be changed to or from External")))
+			c.Spec.LoadBalancer.Mode, c.Spec.Network.LAN.Name = infrav1.LoadBalancerExternal, "other"
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
+			c.Spec.Network = infrav1.ClusterNetworkSpec{MachineCIDR: "192.0.2.0/24"}
+			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be added or removed")))
+		} else {
+			b.Expect(err).To(MatchError(ContainSubstring(tc.why)), name)
+		}
+	}
+	b.Expect(vlanChanges(b)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
+	checkRules(t, lanRules(b.namespace))
+}
+
+// changedLANCluster is a change of a cluster in a LAN that is accepted, or refused with a message.
+type changedLANCluster struct {
+	change func(*infrav1.CapstanCluster)
+	why    string // empty: accepted
+}
+
+func lanClusters() map[string]changedLANCluster {
+	return map[string]changedLANCluster{
 		"in a LAN":    {func(*infrav1.CapstanCluster) {}, ""},
 		"its network": {func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "192.0.2.0/24" }, ""},
 		"bind address": {func(c *infrav1.CapstanCluster) {
@@ -320,24 +344,13 @@ func TestLANValidation(t *testing.T) {
 		"VLAN 4095":      {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.VLAN = 4095 }, "4094"},
 		"VLAN -1":        {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.VLAN = -1 }, "greater than or equal to 1"},
 		"malformed name": {func(c *infrav1.CapstanCluster) { c.Spec.Network.LAN.Name = "br_0" }, "should match"},
-	} {
-		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")}}
-		lanCluster(c)
-		tc.change(c)
-		if err := env.Client.Create(ctx, c); tc.why == "" {
-			b.Expect(err).NotTo(HaveOccurred(), name)
-			c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerManaged
-			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("cannot be changed to or from External")))
-			c.Spec.LoadBalancer.Mode, c.Spec.Network.LAN.Name = infrav1.LoadBalancerExternal, "other"
-			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
-			c.Spec.Network = infrav1.ClusterNetworkSpec{MachineCIDR: "192.0.2.0/24"}
-			b.Expect(env.Client.Update(ctx, c)).To(MatchError(ContainSubstring("network.lan cannot be added or removed")))
-		} else {
-			b.Expect(err).To(MatchError(ContainSubstring(tc.why)), name)
-		}
 	}
-	names := infrav1.AllowedNamespaces{Names: []string{b.namespace}}
-	b.Expect(vlanChanges(b)).To(MatchError(ContainSubstring("network.lan cannot be changed")))
+}
+
+// lanRules are hosts with a LAN.
+func lanRules(namespace string) rules {
+	names := infrav1.AllowedNamespaces{Names: []string{namespace}}
+	out := rules{}
 	for name, tc := range map[string]struct {
 		change func(*infrav1.LANNetwork)
 		why    string
@@ -372,14 +385,9 @@ func TestLANValidation(t *testing.T) {
 	} {
 		n := infrav1.LANNetwork{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: names}
 		tc.change(&n)
-		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
+		out[name] = rule{why: tc.why, obj: &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
 			Address: "unix:///nothing", AllowedNamespaces: &names, LANNetworks: []infrav1.LANNetwork{n},
-		}}
-		if err := env.Client.Create(ctx, h); tc.why == "" {
-			b.Expect(err).NotTo(HaveOccurred(), name)
-			b.Expect(env.Client.Delete(ctx, h)).To(Succeed())
-		} else {
-			b.Expect(err).To(MatchError(ContainSubstring(tc.why)), name)
-		}
+		}}}
 	}
+	return out
 }

@@ -19,38 +19,46 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
+// rule is an object that is accepted, or refused with a message.
+type rule struct {
+	obj client.Object
+	why string // empty: accepted
+}
+
+type rules map[string]rule
+
 // Every rule of the CRDs and webhooks refuses its invalid objects with a helpful message.
 func TestValidation(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
-	meta := func() metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")} }
+	checkRules(t, clusterRules(b.namespace))
+	checkRules(t, machineRules(b.namespace))
+	checkRules(t, hostRules(b.namespace))
+}
+
+func checkRules(t *testing.T, all rules) {
+	t.Helper()
+	for name, tc := range all {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			err := env.Client.Create(ctx, tc.obj)
+			if tc.why != "" {
+				g.Expect(err).To(MatchError(ContainSubstring(tc.why)))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(env.Client.Delete(ctx, tc.obj)).To(Succeed())
+		})
+	}
+}
+
+func clusterRules(namespace string) rules {
 	cluster := func(change func(*infrav1.CapstanClusterSpec)) client.Object {
-		c := &infrav1.CapstanCluster{ObjectMeta: meta()}
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: unique("v")}}
 		change(&c.Spec)
 		return c
 	}
-	machine := func(change func(*infrav1.CapstanMachineSpec)) client.Object {
-		m := &infrav1.CapstanMachine{ObjectMeta: meta()}
-		change(&m.Spec)
-		return m
-	}
-	host := func(change func(*infrav1.CapstanHostSpec)) client.Object {
-		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
-			Address: "unix:///nothing", AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		}}
-		change(&h.Spec)
-		return h
-	}
-	disk := func(size string) func(*infrav1.CapstanMachineSpec) {
-		return func(s *infrav1.CapstanMachineSpec) { s.Disk.Size = ptr.To(resource.MustParse(size)) }
-	}
-	address := func(a infrav1.InterfaceAddress) func(*infrav1.CapstanMachineSpec) {
-		return func(s *infrav1.CapstanMachineSpec) { s.Network.Addresses = []infrav1.InterfaceAddress{a} }
-	}
-	for name, tc := range map[string]struct {
-		obj client.Object
-		why string // empty: accepted
-	}{
+	return rules{
 		"cluster": {obj: cluster(func(*infrav1.CapstanClusterSpec) {})},
 		"cluster with all": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
 			s.Network.MachineCIDR, s.LoadBalancer = "10.1.8.0/21", infrav1.LoadBalancerSpec{Mode: "Managed", BindAddress: "2001:db8::1", Port: 6443}
@@ -65,15 +73,42 @@ func TestValidation(t *testing.T) {
 		"cluster, IPv4 endpoint of IPv6 machines": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
 			s.Network.MachineCIDR, s.LoadBalancer.BindAddress = "fd00:1::/64", "192.0.2.10"
 		}), why: "the control plane endpoint 192.0.2.10 is IPv4"},
-		"cluster, dual stack":          {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::/64" })},
-		"cluster, IPv6 host bits":      {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::1/64" }), why: "machineIPv6CIDR must be an IPv6 network without host bits"},
-		"cluster, IPv4 as IPv6":        {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "10.1.0.0/24" }), why: "machineIPv6CIDR must be an IPv6 network"},
-		"cluster, IPv6 loopback":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "::/64" }), why: "loopback"},
-		"cluster, bind address":        {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "here" }), why: "bindAddress must be an IP address"},
-		"cluster, bind to all":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "0.0.0.0" }), why: "bindAddress must be a unicast address of the host"},
-		"cluster, mode":                {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Mode = "Some" }), why: "Unsupported value"},
-		"cluster, port":                {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
-		"cluster, id":                  {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
+		"cluster, dual stack":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::/64" })},
+		"cluster, IPv6 host bits":   {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::1/64" }), why: "machineIPv6CIDR must be an IPv6 network without host bits"},
+		"cluster, IPv4 as IPv6":     {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "10.1.0.0/24" }), why: "machineIPv6CIDR must be an IPv6 network"},
+		"cluster, IPv6 loopback":    {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "::/64" }), why: "loopback"},
+		"cluster, bind address":     {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "here" }), why: "bindAddress must be an IP address"},
+		"cluster, bind to all":      {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "0.0.0.0" }), why: "bindAddress must be a unicast address of the host"},
+		"cluster, mode":             {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Mode = "Some" }), why: "Unsupported value"},
+		"cluster, port":             {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
+		"cluster, id":               {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
+		"cluster, many values":      {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
+		"cluster, many expressions": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
+		"cluster, many labels":      {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = matchLabels(65) }), why: "hostSelector may have"},
+		"cluster, pool":             {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.AddressFromPool = &pools[0] })},
+		"cluster, pool and bind address": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
+			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], BindAddress: "192.0.2.1"}
+		}), why: "addressFromPool and bindAddress cannot be set together"},
+		"cluster, pool and no load balancer": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
+			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], Mode: infrav1.LoadBalancerExternal}
+		}), why: "addressFromPool requires mode Managed"},
+		"cluster, address without pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Address = "10.200.8.2" }), why: "address is set by the controller"},
+	}
+}
+
+func machineRules(namespace string) rules {
+	machine := func(change func(*infrav1.CapstanMachineSpec)) client.Object {
+		m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: unique("v")}}
+		change(&m.Spec)
+		return m
+	}
+	disk := func(size string) func(*infrav1.CapstanMachineSpec) {
+		return func(s *infrav1.CapstanMachineSpec) { s.Disk.Size = ptr.To(resource.MustParse(size)) }
+	}
+	address := func(a infrav1.InterfaceAddress) func(*infrav1.CapstanMachineSpec) {
+		return func(s *infrav1.CapstanMachineSpec) { s.Network.Addresses = []infrav1.InterfaceAddress{a} }
+	}
+	return rules{
 		"machine":                      {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs, s.Memory = 2, ptr.To(resource.MustParse("512Mi")) })},
 		"machine, image":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Image = "debian-13.1_a" })},
 		"machine, image with a path":   {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Image = "../etc" }), why: "should match"},
@@ -97,12 +132,6 @@ func TestValidation(t *testing.T) {
 		"machine, tolerates twice":     {obj: machine(tolerations(infrav1.HostToleration{Key: "a", Operator: "Exists", Value: "b"})), why: "value must be empty if operator is Exists"},
 		"machine, toleration effect":   {obj: machine(tolerations(infrav1.HostToleration{Key: "a", Effect: "NoExecute"})), why: "Unsupported value"},
 		"machine, many tolerations":    {obj: machine(tolerations(make([]infrav1.HostToleration, 33)...)), why: "32"},
-		"host, taints":                 {obj: host(taints("gpu", "example.com/gpu"))},
-		"host, taint twice":            {obj: host(taints("gpu", "gpu")), why: "Duplicate value"},
-		"host, taint key":              {obj: host(taints("a b")), why: "should match"},
-		"cluster, many values":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
-		"cluster, many expressions":    {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
-		"cluster, many labels":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = matchLabels(65) }), why: "hostSelector may have"},
 		"machine, processors":          {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs = -1 }), why: "greater than or equal to 1"},
 		"machine, addresses":           {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "10.200.8.1"}))},
 		"machine, address":             {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8", Prefix: 21})), why: "address must be an IP address"},
@@ -113,15 +142,22 @@ func TestValidation(t *testing.T) {
 		"machine, one pool twice": {obj: machine(func(s *infrav1.CapstanMachineSpec) {
 			s.Network.AddressesFromPools = []infrav1.IPPoolReference{pools[0], pools[0]}
 		}), why: "the two pools must differ"},
-		"cluster, pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.AddressFromPool = &pools[0] })},
-		"cluster, pool and bind address": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
-			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], BindAddress: "192.0.2.1"}
-		}), why: "addressFromPool and bindAddress cannot be set together"},
-		"cluster, pool and no load balancer": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
-			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], Mode: infrav1.LoadBalancerExternal}
-		}), why: "addressFromPool requires mode Managed"},
-		"cluster, address without pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Address = "10.200.8.2" }), why: "address is set by the controller"},
-		"host on a socket":              {obj: host(func(*infrav1.CapstanHostSpec) {})},
+	}
+}
+
+func hostRules(namespace string) rules {
+	host := func(change func(*infrav1.CapstanHostSpec)) client.Object {
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
+			Address: "unix:///nothing", AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{namespace}},
+		}}
+		change(&h.Spec)
+		return h
+	}
+	return rules{
+		"host, taints":      {obj: host(taints("gpu", "example.com/gpu"))},
+		"host, taint twice": {obj: host(taints("gpu", "gpu")), why: "Duplicate value"},
+		"host, taint key":   {obj: host(taints("a b")), why: "should match"},
+		"host on a socket":  {obj: host(func(*infrav1.CapstanHostSpec) {})},
 		"host, TCP": {obj: host(func(s *infrav1.CapstanHostSpec) {
 			s.Address, s.CredentialsRef = "[2001:db8::1]:7443", infrav1.SecretReference{Namespace: "a", Name: "b"}
 		})},
@@ -136,17 +172,6 @@ func TestValidation(t *testing.T) {
 		"host, relative socket":           {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "unix:relative" }), why: "address must be"},
 		"host, TCP without credentials":   {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "host:7443" }), why: "credentialsRef is required"},
 		"host, empty allowed namespaces":  {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{} }), why: "at least 1 properties"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			err := env.Client.Create(ctx, tc.obj)
-			if tc.why != "" {
-				g.Expect(err).To(MatchError(ContainSubstring(tc.why)))
-				return
-			}
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(env.Client.Delete(ctx, tc.obj)).To(Succeed())
-		})
 	}
 }
 
