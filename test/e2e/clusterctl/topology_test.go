@@ -29,7 +29,7 @@ type topologyTest struct {
 	local                         theHost
 }
 
-// ALL-10, CTL-09, CTL-10, CTL-12, CTL-15: a cluster is created from the class of the release, changed and deleted. Its
+// ALL-04, ALL-10, CTL-09, CTL-10, CTL-12, CTL-15: a cluster is created from the class of the release, changed and deleted. Its
 // machines change only when the topology requires it. At each stage, the output of the tools is correct.
 func TestTopology(t *testing.T) {
 	w := newTopologyTest(t)
@@ -104,6 +104,7 @@ func (w *topologyTest) becomesReady(t *testing.T) {
 	})
 	w.c.Connect(t)
 	ready(t, w.c, 3)
+	w.c.CreatedIn(t, "v1beta2") // ALL-04: the newer contract of the labels of the release.
 }
 
 func (w *topologyTest) describedReady(t *testing.T) {

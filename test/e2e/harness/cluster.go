@@ -113,6 +113,21 @@ func (c *Cluster) Machines(t *testing.T) []infrav1.CapstanMachine {
 	return list.Items
 }
 
+// CreatedIn checks the contract version in which Cluster API core created a CapstanMachine of the cluster.
+func (c *Cluster) CreatedIn(t *testing.T, contract string) {
+	t.Helper()
+	var wrote []string
+	for _, m := range c.Machines(t) {
+		for _, f := range m.ManagedFields {
+			if strings.HasPrefix(f.Manager, "capi-") && f.APIVersion == infrav1.GroupVersion.Group+"/"+contract {
+				return
+			}
+			wrote = append(wrote, fmt.Sprintf("%s: %s wrote %s", m.Name, f.Manager, f.APIVersion))
+		}
+	}
+	t.Errorf("core wrote no CapstanMachine in %s:\n%s", contract, strings.Join(wrote, "\n"))
+}
+
 // ControlPlaneMachine returns the first control plane machine.
 func (c *Cluster) ControlPlaneMachine(t *testing.T) infrav1.CapstanMachine {
 	t.Helper()

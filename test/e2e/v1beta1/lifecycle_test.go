@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package v1beta1 contains end-to-end tests of a cluster with both contract versions, and with CRDs that are labelled
-// only for v1beta1. It needs root and the built binaries.
+// Package v1beta1 contains the end-to-end test of a cluster with CRDs that are labelled only for v1beta1. It needs root and the built
+// binaries.
 package v1beta1
 
 import (
@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -36,18 +34,11 @@ var plane *harness.Plane
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
 
 // TestLife (ALL-04, IC-01, IC-02, IM-01, IM-02, IM-03, IM-04, IM-07, MP-01, MP-02, MP-03, MP-04, MP-05, MP-08, CP-05, CP-06, CP-09,
-// BC-01, BC-02, BC-03): Cluster API core creates, scales and deletes a cluster with a machine deployment, a machine pool and
-// addresses from an IP pool. It does so through the v1beta2 contract with the labels of a release, and through the v1beta1
-// contract without the labels for v1beta2. There it also upgrades the cluster: TestTopology of test/e2e/clusterctl does so through
-// the v1beta2 contract.
+// BC-01, BC-02, BC-03): without the labels for v1beta2, Cluster API core creates, scales, upgrades and deletes a cluster with a machine
+// deployment, a machine pool and addresses from an IP pool through the v1beta1 contract. TestTopology of test/e2e/clusterctl does so
+// through the v1beta2 contract.
 func TestLife(t *testing.T) {
-	t.Run("both versions", func(t *testing.T) { life(t, "v1beta2") })
 	onlyV1Beta1(t)
-	t.Run("v1beta1 only", func(t *testing.T) { life(t, "v1beta1") })
-}
-
-// life creates, changes and deletes a cluster. contract is the version that core must use.
-func life(t *testing.T, contract string) {
 	former := harness.FormerMinor(t)
 	makePool(t)
 	t.Setenv("CAPSTAN_MACHINE_CIDR", cidr)
@@ -59,11 +50,9 @@ func life(t *testing.T, contract string) {
 	plane.MustKubectl(t, "-n", namespace, "scale", "machinedeployment", c.Name+"-md-0", "--replicas=1")
 	plane.MustKubectl(t, "-n", namespace, "scale", "machinepool", c.Name+"-mp-0", "--replicas=1")
 	running(t, c, former)
-	createdIn(t, c, contract)
+	c.CreatedIn(t, "v1beta1")
 	checkObjects(t, c)
-	if contract == "v1beta1" {
-		upgrade(t, c)
-	}
+	upgrade(t, c)
 
 	c.Delete(t)
 	addresses := &capiipamv1.IPAddressList{}
@@ -110,8 +99,9 @@ func makePool(t *testing.T) {
 			CIDR: cidr, Gateway: "10.218.40.1", Ranges: []ipamv1.AddressRange{"10.218.40.10-10.218.40.29"},
 		}}},
 	}
-	// The pool of the previous part may still exist.
-	harness.Eventually(t, "the pool", time.Minute, func(ctx context.Context) error { return plane.Client.Create(ctx, pool) })
+	if err := plane.Client.Create(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
 			t.Error(err)
@@ -202,22 +192,4 @@ func upgraded(t *testing.T, c *harness.Cluster) {
 		}
 		return nil
 	})
-}
-
-// createdIn checks the contract version in which core created the CapstanMachine of the deployment.
-func createdIn(t *testing.T, c *harness.Cluster, contract string) {
-	t.Helper()
-	machines := c.Machines(t)
-	if !slices.ContainsFunc(machines, func(m infrav1.CapstanMachine) bool {
-		return slices.ContainsFunc(m.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
-			return strings.HasPrefix(f.Manager, "capi-") && f.APIVersion == "infrastructure.capstan.dev/"+contract
-		})
-	}) {
-		for _, m := range machines {
-			for _, f := range m.ManagedFields {
-				t.Logf("%s: %s wrote %s", m.Name, f.Manager, f.APIVersion)
-			}
-		}
-		t.Errorf("core wrote no CapstanMachine in %s", contract)
-	}
 }
