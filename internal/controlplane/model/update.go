@@ -26,7 +26,7 @@ type Update struct {
 	begun bool
 	// Phase is the host's report about the present objects; "" before there is one.
 	Phase infrav1.UpdatePhase
-	// refused is the reason why the host does not begin.
+	// refused is the reason why the host does not begin. It is also set if the data of the update cannot be made.
 	refused string
 	// unattended: the host does not answer or has lost the machine, or an object of the Machine is missing. Nothing ends the
 	// update then, not even its deadline.
@@ -57,6 +57,9 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	}
 	if c := conditions.Get(infraMachine, infrav1.UpdatingCondition); c != nil && (c.Reason == infrav1.UpdateRefusedReason || c.Reason == infrav1.NoCapacityReason) {
 		out.refused = c.Message
+	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&
+		c.ObservedGeneration == config.Generation && !hasData(machine, config) {
+		out.refused = c.Message
 	}
 	return out
 }
@@ -82,11 +85,15 @@ func annotated(obj metav1.Object) bool {
 	return ok
 }
 
+// hasData reports whether the data of an update was made for the present objects.
+func hasData(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig) bool {
+	data := config.Status.Update
+	return data.ID != "" && data.ObservedGeneration == config.Generation && data.KubernetesVersion == machine.Spec.Version
+}
+
 // isAbout reports whether a host's report is about the present objects, not about a former update.
 func isAbout(report infrav1.MachineUpdateStatus, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *infrav1.CapstanMachine) bool {
-	data := config.Status.Update
-	return data.ID != "" && data.ObservedGeneration == config.Generation && data.KubernetesVersion == machine.Spec.Version &&
-		report.ConfigUpdateID == data.ID && report.KubernetesVersion == machine.Spec.Version && report.ObservedGeneration == infraMachine.Generation
+	return hasData(machine, config) && report.ConfigUpdateID == config.Status.Update.ID && report.KubernetesVersion == machine.Spec.Version && report.ObservedGeneration == infraMachine.Generation
 }
 
 // Failed reports whether the update has ended without success.

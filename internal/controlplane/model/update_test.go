@@ -256,6 +256,44 @@ func TestUnattended(t *testing.T) {
 	}
 }
 
+// TestWithoutData: an update whose data cannot be made restarts nothing, so a deletion and a repair do not wait for it: the spec may only be
+// corrected after the deletion.
+func TestWithoutData(t *testing.T) {
+	type cfg = *bootstrapv1.CapstanConfig
+	noData := func(c cfg) { c.Status.Update = bootstrapv1.ConfigUpdateStatus{} }
+	for name, test := range map[string]struct {
+		change  func(cfg)
+		unknown bool // nobody has tried to make the data
+		phase   infrav1.UpdatePhase
+		waits   bool
+	}{
+		"the data cannot be made":                       {change: noData},
+		"only data of a former spec":                    {change: func(c cfg) { c.Status.Update.ObservedGeneration-- }},
+		"only data of a former version":                 {change: func(c cfg) { c.Status.Update.KubernetesVersion = "v1.35.4" }},
+		"the data is not made yet":                      {change: noData, unknown: true, waits: true},
+		"the spec was corrected a moment ago":           {change: func(c cfg) { noData(c); c.Generation++ }, waits: true},
+		"the data was made, and cannot be made again":   {change: func(cfg) {}, waits: true},
+		"the host has begun, and it cannot be made now": {change: func(cfg) {}, phase: infrav1.UpdateRunning, waits: true},
+	} {
+		m, config, infra := updating(test.phase)
+		if !test.unknown {
+			config.Status.Conditions = []metav1.Condition{{Type: bootstrapv1.UpdateDataAvailableCondition, Status: metav1.ConditionFalse, ObservedGeneration: 2, Message: "the Secret x does not exist"}}
+		}
+		test.change(config)
+		f := build("a:vf b:v c:v")
+		f.Instances[0].Update = NewUpdate(m, config, infra, nil)
+		if why := f.CannotRemove("b"); (why != "") != test.waits {
+			t.Errorf("%s: the removal of another member: %q", name, why)
+		}
+		if p := planRemediation(f, controlplanev1.RemediationSpec{}, true, nil, time.Unix(5000, 0)); p.Act == test.waits {
+			t.Errorf("%s: remediates %v (%s)", name, p.Act, p.Message)
+		}
+		if u := f.Instances[0].Update; !test.waits && u.String() != "The update in place waits: the Secret x does not exist" {
+			t.Errorf("%s: %s", name, u)
+		}
+	}
+}
+
 // TestDifferences: the paths that conditions name are those of the control plane.
 func TestDifferences(t *testing.T) {
 	now := time.Unix(1000000, 0)
