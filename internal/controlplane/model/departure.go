@@ -44,6 +44,9 @@ func PlanDeparture(f Fleet, i *Instance, initialized bool) Departure {
 		}
 	}
 	switch {
+	case initialized && !f.Stacked && len(f.active()) == 0:
+		// Its replacement is not created before the certificates and the spec are valid, and without a Machine none is created any more.
+		return keep("it is the last control plane machine, and its replacement has to be created first")
 	case !initialized || !f.Stacked:
 		return Departure{Step: ReleaseMachine}
 	case f.Unknown != "":

@@ -69,8 +69,28 @@ func TestDepart(t *testing.T) {
 	if got := PlanDeparture(f, f.Find("z"), true); got.Step != KeepMachine {
 		t.Error("goes while nothing is known", got)
 	}
-	f.Stacked = false
-	if got := PlanDeparture(f, f.Find("z"), true); got.Step != ReleaseMachine {
-		t.Error("an external etcd keeps the Machine", got)
+}
+
+// TestDepartWithExternalEtcd: the Machines have no votes. The last one stays until its replacement exists.
+func TestDepartWithExternalEtcd(t *testing.T) {
+	for _, c := range []struct {
+		machines string
+		before   bool
+		want     DepartureStep
+	}{
+		{machines: "z:-h a:- b:-", want: ReleaseMachine},
+		{machines: "z:-h a:-", want: ReleaseMachine},
+		{machines: "z:-h", want: KeepMachine},
+		{machines: "z:-h a:-h b:-d", want: KeepMachine},
+		{machines: "z:-h", before: true, want: ReleaseMachine},
+	} {
+		f := build(c.machines)
+		f.Stacked, f.Unknown = false, "nobody knows"
+		if got := PlanDeparture(f, f.Find("z"), !c.before); got.Step != c.want || got.Step == KeepMachine && !strings.Contains(got.Why, "last control plane machine") {
+			t.Errorf("%s: got %+v, want %s", c.machines, got, c.want)
+		}
+		if p := PlanMachines(f, Target{Replicas: 1, initialized: true}); c.want == KeepMachine && p.Create != 1 {
+			t.Errorf("%s: the replacement of the last Machine waits: %+v", c.machines, p)
+		}
 	}
 }
