@@ -175,7 +175,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 	if ms.box.Link != nil {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}
-	info.TunnelAddress = ms.networks.tunnelAddress()
+	info.TunnelAddress = admission.TunnelAddress(maps.Values(ms.networks.byID))
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	info.Volumes, info.VolumeBytes = ms.diskBackend == diskImage, ms.volumeBytes()
 	info.AllocatedDiskBytes = info.VolumeBytes

@@ -146,17 +146,6 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	return nil
 }
 
-// tunnelAddress returns the tunnel address of the networks with an overlay, or ""; mu is held. A host has had several only if an older
-// manager let it change.
-func (ns *networks) tunnelAddress() (first string) {
-	for _, n := range ns.byID {
-		if a := n.GetOverlay().GetAddress(); a != "" && (first == "" || a < first) {
-			first = a
-		}
-	}
-	return first
-}
-
 // abandon removes the parts of a network without a record, also for a caller that does not wait any more.
 func (ns *networks) abandon(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)

@@ -222,3 +222,14 @@ func checkEndpoint(endpoint string) error {
 	}
 	return nil
 }
+
+// TunnelAddress returns the tunnel address that a host with the networks reports, or "" if none has an overlay. A host has had several only if
+// an older manager let it change.
+func TunnelAddress(networks iter.Seq[*hostpb.Network]) (first string) {
+	for n := range networks {
+		if a := n.GetOverlay().GetAddress(); a != "" && (first == "" || a < first) {
+			first = a
+		}
+	}
+	return first
+}

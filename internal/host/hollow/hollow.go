@@ -156,6 +156,7 @@ func (h *Host) info() *hostpb.HostInfo {
 		Cpus: h.config.CPUs, MemoryBytes: h.config.MemoryBytes, AllocatedMemoryBytes: h.used, Machines: int32(len(h.machines)),
 		KubernetesVersions: h.config.Versions, Images: []string{"host"}, Driver: Driver, CgroupVersion: 2, CapstandVersion: "v0.0.0-hollow",
 		Lans: true, Vlans: true, Ipv6Lans: true, HostMounts: true, HostPorts: true, Volumes: true, VolumeBytes: admission.VolumeBytes(maps.Values(h.volumes)),
+		TunnelAddress: admission.TunnelAddress(maps.Values(h.networks)),
 	}
 }
 
@@ -200,8 +201,17 @@ func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Netw
 	if err := h.admitNetwork(n); err != nil {
 		return nil, err
 	}
-	h.networks[n.GetId()] = described(n)
+	h.changeNetworks(func() { h.networks[n.GetId()] = described(n) })
 	return h.networks[n.GetId()], nil
+}
+
+// changeNetworks reports the host if the change gives it another tunnel address; h.mu is held.
+func (h *Host) changeNetworks(change func()) {
+	before := admission.TunnelAddress(maps.Values(h.networks))
+	change()
+	if admission.TunnelAddress(maps.Values(h.networks)) != before {
+		h.broadcaster.Publish(events.Host(h.info()))
+	}
 }
 
 // admitNetwork decides whether the host may have the network; h.mu is held.
@@ -266,7 +276,7 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 	if err := admission.UnusedNetwork(r.GetId(), h.specs(), func(func(*hostpb.LoadBalancer) bool) {}); err != nil {
 		return nil, err
 	}
-	delete(h.networks, r.GetId())
+	h.changeNetworks(func() { delete(h.networks, r.GetId()) })
 	delete(h.peers, r.GetId())
 	delete(h.services, r.GetId())
 	return &hostpb.DeleteNetworkResponse{}, nil

@@ -388,10 +388,7 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 
 // reportTunnelAddress publishes the tunnel address of the networks if it has changed; h.mu is held.
 func (h *Host) reportTunnelAddress() {
-	address := ""
-	for _, n := range h.networks {
-		address = max(address, n.GetOverlay().GetAddress())
-	}
+	address := admission.TunnelAddress(maps.Values(h.networks))
 	if address == h.info.GetTunnelAddress() {
 		return
 	}
