@@ -231,8 +231,9 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 		return err
 	}
 	maintain := []step{r.propagation.reconcile, r.machineStatus.reconcile, r.departures.reconcile, r.remediations.reconcile}
-	if !s.certified || invalid(s) != "" {
-		// Machines are repaired and leave. No other one is deleted: it could not be replaced.
+	s.Irreplaceable = irreplaceable(s)
+	if s.Irreplaceable != "" {
+		// Machines leave, and unhealthy ones are deleted if another one serves. No other one is deleted: it could not be replaced.
 		found.merge(requeueAfter(model.UnhealthyRetry))
 		return runSteps(ctx, s, found, append(maintain, r.machines.endUpdate)...)
 	}
@@ -249,6 +250,14 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 func checkSpec(_ context.Context, s *scope) (result, error) {
 	message := invalid(s)
 	return result{blocked: message, stop: message != "" && len(s.Machines) == 0 && !s.Initialized()}, nil
+}
+
+// irreplaceable returns the reason why no Machine can be created, whatever their number; "" when one can.
+func irreplaceable(s *scope) string {
+	if !s.certified {
+		return noCertificates
+	}
+	return invalid(s)
 }
 
 // checkOwnership stops when the Machines of the control plane cannot be determined.

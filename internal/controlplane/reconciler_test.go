@@ -582,6 +582,27 @@ func TestInvalidWhileRunning(t *testing.T) {
 	w.until("the Machine is replaced", func() bool { return w.settled(cp, 3)() && has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
 }
 
+// TestOnlyMachineWhileInvalid: the only Machine is not repaired while the spec is invalid, because it could not be replaced. It is repaired
+// after the correction.
+func TestOnlyMachineWhileInvalid(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	w.until("one", w.settled(cp, 1))
+	w.cluster.Change(w.cluster.Cluster, func() {
+		network := &w.cluster.Spec.ClusterNetwork
+		network.Pods.CIDRBlocks, network.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}
+	})
+	w.until("Available names the setting", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap")
+	})
+	only := machinesOf(t, w.cluster)[0]
+	unhealthy(w, &only)
+	w.until("a condition says why it is not repaired", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "no other one can be created") && w.cluster.Get(&only) == nil && only.DeletionTimestamp.IsZero()
+	})
+	w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
+	w.until("the Machine is replaced", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
+}
+
 // TestMissingTemplate: a condition names the missing template, and its creation causes a reconcile.
 func TestMissingTemplate(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)

@@ -58,6 +58,8 @@ type ControlPlane struct {
 	Readiness *Readiness
 	// RestoreSource is the backup that the first Machine of a restored cluster starts with; nil without a restore.
 	RestoreSource *bootstrapv1.RestoreSource
+	// Irreplaceable is the reason why no Machine can be created, whatever their number; "" when one can.
+	Irreplaceable string
 	// UpgradeHeld is the reason why no other version may be rolled out; "" when it may.
 	UpgradeHeld string
 }
@@ -76,6 +78,7 @@ func (cp *ControlPlane) Stacked() bool {
 // CompleteFleet returns the state of all Machines.
 func (cp *ControlPlane) CompleteFleet() Fleet {
 	f := newFleet(cp.Machines, cp.Outdated, cp.Stacked(), cp.Workload, cp.Now)
+	f.irreplaceable = cp.Irreplaceable
 	for n := range f.Instances {
 		i := &f.Instances[n]
 		i.Changes, i.Update, i.otherEncryption = cp.Changes[i.Name()], cp.Updates[i.Name()], cp.OtherEncryption[i.Name()]

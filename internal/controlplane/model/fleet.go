@@ -31,6 +31,8 @@ type Fleet struct {
 	// Unknown is the reason why the current state of etcd is not known; "" when it is known. The health of every member is
 	// Unknown in the first case.
 	Unknown string
+	// irreplaceable is the reason why no Machine can be created; "" when one can.
+	irreplaceable string
 }
 
 // Instance is one Machine of a control plane and its components.

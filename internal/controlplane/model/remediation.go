@@ -130,10 +130,13 @@ func (f Fleet) changing(unhealthy *Instance) string {
 }
 
 // cannotRemediate returns the reason why an unhealthy Machine cannot be deleted. The last Machine can be deleted if another
-// one can still join it.
+// one can be created and can still join it.
 func (f Fleet) cannotRemediate(i *Instance) string {
 	if len(f.active()) == 1 {
-		if f.healthy(i) {
+		switch {
+		case f.irreplaceable != "":
+			return "it is the only control plane machine, and no other one can be created: " + f.irreplaceable
+		case f.healthy(i):
 			return ""
 		}
 		return "it is the only control plane machine, and another one cannot take over from it: " + f.problem(i)

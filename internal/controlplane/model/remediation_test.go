@@ -26,12 +26,14 @@ func TestRepair(t *testing.T) {
 		before   bool
 		spec     controlplanev1.RemediationSpec
 		history  string
-		open     *RemediationRecord
-		machine  string
-		act      bool
-		message  string
-		again    time.Duration
-		count    int32
+		// irreplaceable is the reason why no Machine can be created.
+		irreplaceable string
+		open          *RemediationRecord
+		machine       string
+		act           bool
+		message       string
+		again         time.Duration
+		count         int32
 	}{
 		{what: "healthy", machines: "a:v b:v c:v"},
 		{what: "one of three", machines: "a:v b:v z:uf", machine: "z", act: true},
@@ -53,6 +55,8 @@ func TestRepair(t *testing.T) {
 		{what: "no API server would be left", machines: "a:va b:va z:vf", machine: "z", message: "no other Machine has an API server"},
 		{what: "the only one, whose node is ill", machines: "z:vf", machine: "z", act: true},
 		{what: "the only one, dead", machines: "z:uf", machine: "z", message: "the only control plane machine"},
+		{what: "the only one, and none can be created", machines: "z:vf", irreplaceable: "it is broken", machine: "z", message: "no other one can be created: it is broken"},
+		{what: "one of three, and none can be created", machines: "a:v b:v z:uf", irreplaceable: "it is broken", machine: "z", act: true},
 		{what: "before there is data", machines: "z:-f", before: true, machine: "z", act: true},
 		{what: "what has not joined first", machines: "a:v b:v c:v y:uf z:-f", machine: "z", act: true},
 		{what: "a replacement, soon after", machines: "a:v b:v z:uf", history: after(5*time.Minute, 0), spec: retries(3), machine: "z", message: "retryPeriodSeconds are not over", again: 5 * time.Minute, count: 1},
@@ -75,6 +79,7 @@ func TestRepair(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			f := build(c.machines)
+			f.irreplaceable = c.irreplaceable
 			if c.history != "" {
 				f.Find("z").Machine.Annotations[controlplanev1.RemediationForAnnotation] = c.history
 			}
