@@ -118,10 +118,10 @@ func tryHost(command string) error {
 	return nil
 }
 
-// listenOn listens on a port of the host until the end of the test.
-func listenOn(t *testing.T) string {
+// listenOn listens on a port of an address of the host until the end of the test.
+func listenOn(t *testing.T, address string) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	check(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()

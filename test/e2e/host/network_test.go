@@ -192,7 +192,7 @@ func TestRefusals(t *testing.T) {
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: blue.machine(10)})
 	check(t, err) // The same request again succeeds.
 	c.balancer(blue)
-	taken := listenOn(t)
+	taken := listenOn(t, blue.address(1))
 
 	for name, test := range map[string]struct {
 		change func(*hostpb.MachineSpec)
@@ -234,6 +234,7 @@ func TestRefusals(t *testing.T) {
 		"port in use": {func(*hostpb.LoadBalancer) {}, codes.AlreadyExists, taken},
 		"other's":     {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{":6443"} }, codes.AlreadyExists, "6443"},
 		"no port":     {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{"127.0.0.1"} }, codes.InvalidArgument, "host:port"},
+		"loopback":    {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{"127.0.0.1:6443"} }, codes.InvalidArgument, "unicast"},
 		"no network":  {func(lb *hostpb.LoadBalancer) { lb.NetworkId = "none" }, codes.NotFound, "none"},
 		"same name":   {func(lb *hostpb.LoadBalancer) { lb.Name = blue.name }, codes.AlreadyExists, blue.id},
 	} {
