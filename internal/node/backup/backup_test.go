@@ -29,6 +29,7 @@ import (
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 func must(t *testing.T, err error) {
@@ -36,14 +37,6 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // start starts a program and kills it at the end of the test.
@@ -346,7 +339,7 @@ func startEtcd(t *testing.T, dataDir, name, peer string) *database {
 	t.Helper()
 	assets, err := testenv.Assets()
 	must(t, err)
-	d := &database{member: Member{Endpoint: "http://" + freeAddress(t)}, peer: peer}
+	d := &database{member: Member{Endpoint: "http://" + ports.Address(t)}, peer: peer}
 	start(t, dataDir+".log", filepath.Join(assets, "etcd"), "--name="+name, "--data-dir="+dataDir, "--listen-client-urls="+d.member.Endpoint,
 		"--advertise-client-urls="+d.member.Endpoint, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
 		"--initial-cluster="+name+"="+peer, "--unsafe-no-fsync", "--log-level=warn")
@@ -407,7 +400,7 @@ func TestHalfABackup(t *testing.T) {
 // restore fail. A second run changes nothing.
 func TestSaveAndRestore(t *testing.T) {
 	dir := t.TempDir()
-	old := startEtcd(t, filepath.Join(dir, "old"), "old", "http://"+freeAddress(t))
+	old := startEtcd(t, filepath.Join(dir, "old"), "old", "http://"+ports.Address(t))
 	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
 	store, err := Open(config)
 	must(t, err)
@@ -425,7 +418,7 @@ func TestSaveAndRestore(t *testing.T) {
 
 	assets, err := testenv.Assets()
 	must(t, err)
-	peer := "http://" + freeAddress(t)
+	peer := "http://" + ports.Address(t)
 	r := Restoring{
 		Restore: nodeconfig.Restore{Name: "first", Store: config, SHA256: manifest.SHA256, Keys: keys},
 		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"),
@@ -468,7 +461,7 @@ func TestSaveAndRestore(t *testing.T) {
 // It creates no data directory then.
 func TestRestoreRefused(t *testing.T) {
 	dir := t.TempDir()
-	source := startEtcd(t, filepath.Join(dir, "etcd"), "etcd", "http://"+freeAddress(t))
+	source := startEtcd(t, filepath.Join(dir, "etcd"), "etcd", "http://"+ports.Address(t))
 	source.put(t, "something")
 	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
 	store, err := Open(config)

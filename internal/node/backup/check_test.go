@@ -21,12 +21,13 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 // TestCheck: the check of a backup in a real S3 store reports the keys that the backup needs, or the problem. The report contains
 // no secret, and the check leaves no files on the machine.
 func TestCheck(t *testing.T) {
-	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
+	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+ports.Address(t))
 	source.put(t, "something")
 	c := s3Server(t, true)
 	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
@@ -71,7 +72,7 @@ func TestCheck(t *testing.T) {
 		"invalid database":    {name: "forged", want: "is damaged: etcdutl snapshot status"},
 		"wrong key":           {name: "good", change: func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }, want: "Access Denied"},
 		"unknown authority":   {name: "good", change: func(c *nodeconfig.S3) { c.CA = "" }, want: "certificate"},
-		"connection refused":  {name: "good", change: func(c *nodeconfig.S3) { c.Endpoint = "https://" + freeAddress(t) }, want: "refused"},
+		"connection refused":  {name: "good", change: func(c *nodeconfig.S3) { c.Endpoint = "https://" + ports.Address(t) }, want: "refused"},
 		"missing bucket":      {name: "good", change: func(c *nodeconfig.S3) { c.Bucket = "nothing" }, want: "there is no backup at s3://"},
 		"no credentials":      {name: "good", change: func(c *nodeconfig.S3) { c.AccessKeyID = "" }, want: "s3://"},
 	} {

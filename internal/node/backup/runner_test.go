@@ -17,6 +17,7 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 func object(t *testing.T, b etcdv1.EtcdBackup) *unstructured.Unstructured {
@@ -55,7 +56,7 @@ func TestMyChecks(t *testing.T) {
 // TestMake: the machine uploads a backup with the credentials of the cluster's Secret and removes surplus backups. A failure
 // message does not contain the credentials.
 func TestMake(t *testing.T) {
-	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
+	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+ports.Address(t))
 	source.put(t, "something")
 	c := s3Server(t, false)
 	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
