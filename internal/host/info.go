@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -144,7 +145,11 @@ func (ms *machines) keepLinks(ctx context.Context) {
 			ms.linkMTUs, changed = mtus, true
 		}
 		if errTunnels == nil && !slices.Equal(problems, ms.tunnelProblems) {
-			ms.log.Warn("The tunnels of networks to other hosts changed", "problems", problems, "before", ms.tunnelProblems)
+			level := slog.LevelWarn
+			if len(problems) == 0 {
+				level = slog.LevelInfo
+			}
+			ms.log.Log(ctx, level, "The tunnels of networks to other hosts changed", "problems", problems, "before", ms.tunnelProblems)
 			ms.tunnelProblems, changed = problems, true
 		}
 		if changed {

@@ -196,7 +196,7 @@ const (
 	fsckCanceled  = 32
 )
 
-// checkResult tells a damaged file system from a check that did not come to its end, after which the file system can be intact.
+// checkResult distinguishes a damaged file system from a check that did not come to its end, after which the file system can be intact.
 func checkResult(err error) error {
 	var exit *exec.ExitError
 	switch {
