@@ -36,22 +36,31 @@ func tunnelAddress(t *testing.T) {
 	}
 }
 
+// overlayNetwork is a network across hosts, whose tunnel address the namespace of the test gets.
+func overlayNetwork(t *testing.T) *hostpb.Network {
+	t.Helper()
+	tunnelAddress(t)
+	n := proto.CloneOf(goodSpec().Network)
+	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	return n
+}
+
+// peerOn is a request that one machine of a network is on another host.
+func peerOn(n *hostpb.Network, host string) *hostpb.SetPeersRequest {
+	return &hostpb.SetPeersRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Peers: []*hostpb.Peer{{Addresses: []string{"10.1.0.20"}, Host: host}}}
+}
+
 // After a reboot of the box, capstand restores the last peers and the last redirection of the endpoint. Another capstand of the
 // box may have set them.
 func TestPeersAreRestored(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	tunnelAddress(t)
-	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
-	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	h, n := onBox(t), overlayNetwork(t)
 	if _, err := h.EnsureNetwork(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
-	set := func(host string) *hostpb.SetPeersRequest {
-		return &hostpb.SetPeersRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Peers: []*hostpb.Peer{{Addresses: []string{"10.1.0.20"}, Host: host}}}
-	}
-	if _, err := h.SetPeers(t.Context(), set("192.0.2.2")); err != nil {
+	if _, err := h.SetPeers(t.Context(), peerOn(n, "192.0.2.2")); err != nil {
 		t.Fatal(err)
 	}
 	lb := goodBalancer()
@@ -78,7 +87,7 @@ func TestPeersAreRestored(t *testing.T) {
 		}
 	}
 	recovered("192.0.2.2")
-	if err := h.box.SetPeers(t.Context(), n.Id, boxPeers(set("192.0.2.3"))); err != nil { // As another capstand of the box.
+	if err := h.box.SetPeers(t.Context(), n.Id, boxPeers(peerOn(n, "192.0.2.3"))); err != nil { // As another capstand of the box.
 		t.Fatal(err)
 	}
 	recovered("192.0.2.3")
@@ -118,14 +127,12 @@ func TestPeersWithoutARecord(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	tunnelAddress(t)
-	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
-	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	h, n := onBox(t), overlayNetwork(t)
 	if _, err := h.EnsureNetwork(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
 	end := unrecordable(t, h, networksDir, filepath.Join(n.Id, peersFile))
-	req := &hostpb.SetPeersRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Peers: []*hostpb.Peer{{Addresses: []string{"10.1.0.20"}, Host: "192.0.2.2"}}}
+	req := peerOn(n, "192.0.2.2")
 	if _, err := h.SetPeers(t.Context(), req); err == nil {
 		t.Error("peers without a record are no error")
 	}
@@ -143,11 +150,9 @@ func TestRouteAppearsLater(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	tunnelAddress(t)
-	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	h, n := onBox(t), overlayNetwork(t)
 	var log bytes.Buffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
-	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
 	_, err := h.EnsureNetwork(t.Context(), n)
 	must(t, err)
 	vpn := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vpn"}, PeerName: "cable"}

@@ -52,15 +52,14 @@ const neighbours = "the machines and their neighbours"
 // keepSysctls sets the settings again that another program has changed, until ctx ends: `sysctl --system` sets those of all
 // programs, and a program for firewalls may end forwarding.
 func (h *Host) keepSysctls(ctx context.Context) {
-	var errs lastErrors
 	keepLooking(ctx, func() {
 		setSysctls("/proc/sys", &h.sysctlErrors, h.log)
-		h.restoreIPv6(&errs)
+		h.restoreIPv6()
 	})
 }
 
 // restoreIPv6 makes the box forward IPv6 again, if a network needs it.
-func (h *Host) restoreIPv6(errs *lastErrors) {
+func (h *Host) restoreIPv6() {
 	h.mu.Lock()
 	routed := h.networks.routeIPv6()
 	h.mu.Unlock()
@@ -68,7 +67,7 @@ func (h *Host) restoreIPv6(errs *lastErrors) {
 		return
 	}
 	changed, err := network.ForwardIPv6()
-	if errs.news("", err) {
+	if h.sysctlErrors.news("forwarding of IPv6", err) {
 		h.log.Error("Machines do not reach the outside over IPv6", "error", err)
 	}
 	if changed {

@@ -67,7 +67,7 @@ func TestIPv6ForwardingIsRestored(t *testing.T) {
 	for _, step := range []struct{ cidr, want string }{{"", "0"}, {"fd00:1::/64", "1"}} {
 		h.networks.byID[goodSpec().Network.Id].Ipv6Cidr = step.cidr
 		write(t, forwarding, "0")
-		h.restoreIPv6(&lastErrors{})
+		h.restoreIPv6()
 		if got := strings.TrimSpace(read(t, forwarding)); got != step.want {
 			t.Errorf("with the network %q the host has %s, want %s", step.cidr, got, step.want)
 		}
