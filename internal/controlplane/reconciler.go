@@ -252,7 +252,7 @@ func checkSpec(_ context.Context, s *scope) (result, error) {
 	return result{blocked: message, stop: message != "" && len(s.Machines) == 0 && !s.Initialized()}, nil
 }
 
-// irreplaceable returns the reason why no Machine can be created, whatever their number; "" when one can.
+// irreplaceable returns the reason why no Machine can be created; "" when one can. The number of Machines does not matter.
 func irreplaceable(s *scope) string {
 	if !s.certified {
 		return noCertificates

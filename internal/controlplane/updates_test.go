@@ -208,15 +208,22 @@ func TestUpdates_CP21(t *testing.T) {
 	u.t, w.t = t, t
 }
 
-// TestUpdatedAlone: a single control plane Machine is updated without a second one. Meanwhile the status has the former
-// version, which keeps workers from being upgraded, and the conditions show the step.
-func TestUpdatedAlone(t *testing.T) {
-	w, cp, _ := connected(t, inPlace(controlplanev1.InPlacePrefer, 1))
+// heldAlone begins the update of a single control plane Machine, and holds it on its host.
+func heldAlone(t *testing.T, policy controlplanev1.InPlacePolicy) (*simulation, *controlplanev1.CapstanControlPlane, *updater, string) {
+	t.Helper()
+	w, cp, _ := connected(t, inPlace(policy, 1))
 	u := newUpdater(w)
 	u.until("one", u.settled(cp, 1))
 	name := namesOfMachines(t, w)[0]
 	u.held[name] = true
 	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	return w, cp, u, name
+}
+
+// TestUpdatedAlone: a single control plane Machine is updated without a second one. Meanwhile the status has the former
+// version, which keeps workers from being upgraded, and the conditions show the step.
+func TestUpdatedAlone(t *testing.T) {
+	w, cp, u, name := heldAlone(t, controlplanev1.InPlacePrefer)
 	u.until("the update runs", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played. 1 of 1 machines remain") &&
 			has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "kubelet: as played")
@@ -244,12 +251,7 @@ func TestUpdatedAlone(t *testing.T) {
 
 // TestUpdateEndsUncertified: an update ends also while a certificate authority is missing.
 func TestUpdateEndsUncertified(t *testing.T) {
-	w, cp, _ := connected(t, inPlace(controlplanev1.InPlaceOnly, 1))
-	u := newUpdater(w)
-	u.until("one", u.settled(cp, 1))
-	name := namesOfMachines(t, w)[0]
-	u.held[name] = true
-	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	w, cp, u, _ := heldAlone(t, controlplanev1.InPlaceOnly)
 	u.until("the update runs", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played")
 	})

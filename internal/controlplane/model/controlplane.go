@@ -58,7 +58,7 @@ type ControlPlane struct {
 	Readiness *Readiness
 	// RestoreSource is the backup that the first Machine of a restored cluster starts with; nil without a restore.
 	RestoreSource *bootstrapv1.RestoreSource
-	// Irreplaceable is the reason why no Machine can be created, whatever their number; "" when one can.
+	// Irreplaceable is the reason why no Machine can be created; "" when one can. The number of Machines does not matter.
 	Irreplaceable string
 	// UpgradeHeld is the reason why no other version may be rolled out; "" when it may.
 	UpgradeHeld string

@@ -237,7 +237,7 @@ func ReadUpdate(controlPlane *controlplanev1.CapstanControlPlane, machine *clust
 	return NewUpdate(machine, p.Config, p.InfraMachine, unfinished(machine, changes, WantedVersion(controlPlane)))
 }
 
-// Updated returns a Machine whose update has succeeded and is not finished; nil when there is none.
+// Updated returns a Machine with a successful update that the provider has not finished; nil when there is none.
 func (f Fleet) Updated() *Instance {
 	for _, i := range f.active() {
 		if i.Update != nil && i.Update.Phase == infrav1.UpdateSucceeded {

@@ -9,7 +9,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// The clock of a host can be wrong. Its uptime tells when it has booted, by the manager's clock.
+// The clock of a host can be wrong. The manager computes the time of the boot from the uptime and its own clock.
 func TestKeepBoot(t *testing.T) {
 	received := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ahead := timestamppb.New(received.Add(time.Hour))

@@ -33,7 +33,7 @@ func Port(c *infrav1.CapstanCluster) int32 {
 // port is that of the Cluster. machines are the cluster's Machines, whose labels identify the control plane machines. A
 // Machine that is being drained keeps its place until its CapstanMachine is deleted. A machine whose address is not of the
 // cluster's network is left out: the host would refuse all of them.
-func Backends(cluster *clusterv1.Cluster, network infrav1.ClusterNetworkSpec, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
+func Backends(cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
 	port := strconv.Itoa(int(cmp.Or(cluster.Spec.ClusterNetwork.APIServerPort, infrav1.DefaultAPIServerPort)))
 	controlPlane := map[string]bool{}
 	for i := range machines {
@@ -45,7 +45,7 @@ func Backends(cluster *clusterv1.Cluster, network infrav1.ClusterNetworkSpec, ma
 	var out []*hostpb.Backend
 	for i := range infra {
 		m := &infra[i]
-		if controlPlane[m.Name] && m.Spec.ID != "" && m.DeletionTimestamp.IsZero() && inNetwork(m, network) {
+		if controlPlane[m.Name] && m.Spec.ID != "" && m.DeletionTimestamp.IsZero() && inNetwork(m, n) {
 			out = append(out, &hostpb.Backend{
 				Name:    m.Name,
 				Address: net.JoinHostPort(m.Spec.Network.Addresses[0].Address, port),
@@ -268,7 +268,7 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 
 // Members lists the Backends of a cluster in a network, except the CapstanMachine of the given name: that one is known
 // to leave, even if the cache does not show it yet.
-func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, network infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
+func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
 	key := client.ObjectKeyFromObject(cluster)
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
 	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key)); err != nil {
@@ -278,5 +278,5 @@ func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, n
 	if err := c.List(ctx, infra, reconciling.OfCluster(key), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(Backends(cluster, network, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
+	return slices.DeleteFunc(Backends(cluster, n, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
 }

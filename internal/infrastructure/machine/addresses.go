@@ -136,9 +136,9 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 }
 
 // onHosts reports whether another machine of the cluster has the address on a host. Machines without an object, as after the restore of an old
-// management cluster, have addresses too. A host that does not admit the namespace has no say, whatever it reports (ALL-18).
-func (r *Reconciler) onHosts(ctx context.Context, s *scope, network, address string) (bool, error) {
-	for _, name := range r.Pool.Holders(connections.NetworkOf(network, s.cluster), address, s.capstan.Spec.ID) {
+// management cluster, have addresses too. The report of a host that does not admit the namespace does not count (ALL-18).
+func (r *Reconciler) onHosts(ctx context.Context, s *scope, networkID, address string) (bool, error) {
+	for _, name := range r.Pool.Holders(connections.NetworkOf(networkID, s.cluster), address, s.capstan.Spec.ID) {
 		if admitting, err := hostselection.UsableHost(ctx, r.Client, name, s.capstan.Namespace); err != nil || len(admitting) > 0 {
 			return err == nil, err
 		}
