@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/topology"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -21,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/stored"
 )
 
@@ -42,7 +41,7 @@ type webhook struct{}
 
 // ValidateCreate checks a new config.
 func (webhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
-	return nil, invalidError("CapstanConfig", obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfig"), obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
 }
 
 // ValidateUpdate checks a changed config. A change has no effect on existing data. While an update in place is in progress, it
@@ -61,7 +60,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.Capsta
 			errs = append(errs, field.Forbidden(path, change.String()))
 		}
 	}
-	return nil, invalidError("CapstanConfig", obj.Name, errs)
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfig"), obj.Name, errs)
 }
 
 // ValidateDelete allows every deletion.
@@ -163,32 +162,17 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.Capsta
 	if obj.Spec.Template.Spec.Node.Name != "" {
 		errs = append(errs, field.Forbidden(path.Child("node", "name"), "a name cannot be set in a template: every machine needs its own name"))
 	}
-	return nil, invalidError("CapstanConfigTemplate", obj.Name, errs)
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfigTemplate"), obj.Name, errs)
 }
 
 // ValidateUpdate refuses all changes except dry runs of the topology controller, which test the effect of a changed
 // ClusterClass.
 func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
-	req, err := admission.RequestFromContext(ctx)
-	if err != nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
-	}
-	if topology.IsDryRunRequest(req, obj) || stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
-		return nil, nil
-	}
-	return nil, invalidError("CapstanConfigTemplate", obj.Name, field.ErrorList{
-		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: create another template and reference it"),
-	})
+	return nil, reconciling.UnchangedTemplate(ctx, bootstrapv1.GroupVersion.WithKind("CapstanConfigTemplate"), obj, field.NewPath("spec", "template", "spec"),
+		stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec))
 }
 
 // ValidateDelete allows every deletion.
 func (templateWebhook) ValidateDelete(context.Context, *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
 	return nil, nil
-}
-
-func invalidError(kind, name string, errs field.ErrorList) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return apierrors.NewInvalid(bootstrapv1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
 }

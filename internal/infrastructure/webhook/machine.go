@@ -12,6 +12,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // +kubebuilder:webhook:verbs=update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachine,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachines,versions=v1beta2,name=validation.capstanmachine.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
@@ -39,7 +40,7 @@ func (Machine) ValidateUpdate(_ context.Context, before, m *infrav1.CapstanMachi
 		return nil, nil
 	}
 	_, updating := m.Annotations[clusterv1.UpdateInProgressAnnotation]
-	return nil, invalid("CapstanMachine", m.Name, refused(inplace.Machine(before.Spec, m.Spec), updating)...)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachine"), m.Name, refused(inplace.Machine(before.Spec, m.Spec), updating))
 }
 
 // ValidateDelete implements admission.Validator.
@@ -49,8 +50,8 @@ func (Machine) ValidateDelete(context.Context, *infrav1.CapstanMachine) (admissi
 
 // refused returns an error for each change that is not allowed. Without an update, changes of fields that only matter for
 // placement stay allowed, as they have no effect.
-func refused(changes []inplace.Change, updating bool) []*field.Error {
-	var out []*field.Error
+func refused(changes []inplace.Change, updating bool) field.ErrorList {
+	var out field.ErrorList
 	for _, change := range changes {
 		path := field.NewPath("spec", strings.Split(change.Path, ".")...)
 		switch {

@@ -18,11 +18,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/topology"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstancluster,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclusters,versions=v1beta2,name=validation.capstancluster.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
@@ -66,8 +66,8 @@ func (v *Cluster) ValidateUpdate(ctx context.Context, before, c *infrav1.Capstan
 		return nil, nil
 	}
 	if before.AllowsBoot() {
-		return nil, invalid("CapstanCluster", c.Name, field.Forbidden(field.NewPath("spec", "network"),
-			fmt.Sprintf("cannot be changed from %s: machines and certificates have addresses of it", was)))
+		return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanCluster"), c.Name, field.ErrorList{field.Forbidden(field.NewPath("spec", "network"),
+			fmt.Sprintf("cannot be changed from %s: machines and certificates have addresses of it", was))})
 	}
 	return nil, v.validate(ctx, c)
 }
@@ -92,7 +92,7 @@ func (v *Cluster) validate(ctx context.Context, c *infrav1.CapstanCluster) error
 		err = network.CheckEndpoint(c.Spec.Network, c.Spec.ControlPlaneEndpoint.Host, c.Spec.LoadBalancer.BindAddress)
 	}
 	if err != nil {
-		return invalid("CapstanCluster", c.Name, field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error()))
+		return reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanCluster"), c.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error())})
 	}
 	return nil
 }
@@ -140,12 +140,12 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
 	}
 	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
-	return nil, invalid("CapstanClusterTemplate", t.Name, errs...)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanClusterTemplate"), t.Name, errs)
 }
 
 // ValidateUpdate implements admission.Validator.
 func (ClusterTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanClusterTemplate) (admission.Warnings, error) {
-	return nil, immutable(ctx, "CapstanClusterTemplate", t, before.Spec, t.Spec)
+	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind("CapstanClusterTemplate"), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
 }
 
 // ValidateDelete implements admission.Validator.
@@ -177,36 +177,15 @@ func (MachineTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanMachi
 		errs = append(errs, field.Forbidden(path.Child("network", "addresses"), own))
 	}
 	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
-	return nil, invalid("CapstanMachineTemplate", t.Name, errs...)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachineTemplate"), t.Name, errs)
 }
 
 // ValidateUpdate implements admission.Validator.
 func (MachineTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
-	return nil, immutable(ctx, "CapstanMachineTemplate", t, before.Spec, t.Spec)
+	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind("CapstanMachineTemplate"), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
 }
 
 // ValidateDelete implements admission.Validator.
 func (MachineTemplate) ValidateDelete(context.Context, *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
 	return nil, nil
-}
-
-// immutable refuses a changed spec, except in a dry run of the topology controller, which compares
-// templates that way.
-func immutable(ctx context.Context, kind string, t client.Object, before, after any) error {
-	req, err := admission.RequestFromContext(ctx)
-	if err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	if topology.IsDryRunRequest(req, t) || equality.Semantic.DeepEqual(before, after) {
-		return nil
-	}
-	return invalid(kind, t.GetName(), field.Forbidden(field.NewPath("spec"),
-		"a template cannot be changed: create another template and reference it"))
-}
-
-func invalid(kind, name string, errs ...*field.Error) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return apierrors.NewInvalid(infrav1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
 }

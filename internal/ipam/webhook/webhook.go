@@ -19,6 +19,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/alloc"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-capstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=capstanippools,versions=v1beta2,name=validation.capstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
@@ -50,7 +51,7 @@ func (v *validator[P]) ValidateCreate(ctx context.Context, p P) (admission.Warni
 			return nil, err
 		}
 	}
-	return nil, invalid(p, errs)
+	return nil, reconciling.Invalid(ipamv1.GroupVersion.WithKind(p.PoolKind()), p.GetName(), errs)
 }
 
 // ValidateUpdate refuses an invalid spec, and one that no longer contains the allocated addresses. It accepts a pool
@@ -61,7 +62,7 @@ func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.
 	}
 	plan, errs := compile(p)
 	if len(errs) > 0 {
-		return nil, invalid(p, errs)
+		return nil, reconciling.Invalid(ipamv1.GroupVersion.WithKind(p.PoolKind()), p.GetName(), errs)
 	}
 	errs, err := v.overlaps(ctx, p)
 	if err != nil {
@@ -71,7 +72,7 @@ func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.
 	if err != nil {
 		return nil, err
 	}
-	return nil, invalid(p, append(errs, lost...))
+	return nil, reconciling.Invalid(ipamv1.GroupVersion.WithKind(p.PoolKind()), p.GetName(), append(errs, lost...))
 }
 
 // ValidateDelete refuses to delete a pool that is in use, except by clusterctl after a move.
@@ -160,13 +161,6 @@ func list(names []string, total int) string {
 		s += ", …"
 	}
 	return s
-}
-
-func invalid(p ipamv1.Pool, errs field.ErrorList) error {
-	if len(errs) == 0 {
-		return nil
-	}
-	return apierrors.NewInvalid(ipamv1.GroupVersion.WithKind(p.PoolKind()).GroupKind(), p.GetName(), errs)
 }
 
 func resourceOf(p ipamv1.Pool) string {
