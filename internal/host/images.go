@@ -15,7 +15,6 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
-	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/machineapi"
 )
 
@@ -30,7 +29,7 @@ const (
 // importCommand reads an archive from its standard input and imports it into the machine's containerd, where the kubelet finds
 // the images. The client of containerd runs in the machine: the machine's users control containerd, so capstand does not
 // connect to it, and does not contain the client and its dependencies.
-var importCommand = []string{runc.Init, "images", "import"}
+var importCommand = []string{machineapi.InitPath, "images", "import"}
 
 // LoadImage imports an image archive into a machine. The archive goes to the machine as it arrives: nothing of it is kept on the
 // host, and a slow machine slows the client down.

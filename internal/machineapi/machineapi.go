@@ -1,7 +1,7 @@
 // Package machineapi defines the documents that capstand and capstan-init exchange, and the names of the files in the folder that they
 // share: the metadata, which capstand writes; the status, which capstan-init serves on a socket; the files of the election of the endpoint's
-// host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package
-// imports the standard library only.
+// host; and the output of `capstan-init images import`. It also defines the paths of Capstan's programs in a machine. A machine is not
+// trusted: capstand checks the values that it uses. The package imports the standard library only.
 //
 // Layer: contract. Allowed imports: api, library.
 package machineapi
@@ -16,6 +16,15 @@ import (
 
 // BlockVolumesFolder is the folder with the files of a machine's block volumes. Programs of the host ignore loop devices with them.
 const BlockVolumesFolder = "/var/lib/capstan/block-volumes"
+
+const (
+	// AssetsFolder is the read-only folder of a machine with all programs of Capstan.
+	AssetsFolder = "/opt/capstan"
+	// InitPath is the program of PID 1.
+	InitPath = AssetsFolder + "/capstan-init"
+	// SearchPath is the search path for programs: those of Capstan first.
+	SearchPath = AssetsFolder + "/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
 
 // SharedFolder is the place in a machine of the folder that capstand and the machine share.
 const SharedFolder = "/run/capstan"

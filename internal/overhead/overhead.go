@@ -1,5 +1,6 @@
-// Package overhead states by how much the packets between hosts are larger than the packets of machines in them. A manager chooses the MTU
-// of a cluster with it, and a host compares the MTU with its interfaces.
+// Package overhead states by how much the packets between hosts are larger than the packets of machines in them, and the limits of an
+// overlay. A manager chooses the MTU and the VXLAN network identifier of a cluster with it. A host checks both, and compares the MTU with
+// its interfaces.
 //
 // Layer: contract. Allowed imports: api, library.
 package overhead
@@ -11,6 +12,13 @@ const EthernetMTU = 1500
 
 // MinMTU is the smallest MTU of machines, in bytes: IPv6 needs it.
 const MinMTU = 1280
+
+const (
+	// MinVNI is the first VXLAN network identifier of clusters. Those below are left to the administrators.
+	MinVNI = 4096
+	// MaxVNI is the last one.
+	MaxVNI = 1<<24 - 1
+)
 
 // VXLANIPv6 are the bytes of VXLAN over IPv6: inner Ethernet, VXLAN, UDP and outer IP header. Encrypted packets have them inside of
 // WireGuard.

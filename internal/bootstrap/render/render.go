@@ -25,13 +25,6 @@ import (
 )
 
 const (
-	// NodeUpCommand is the command that makes the machine a node of its cluster.
-	NodeUpCommand = "/opt/capstan/capstan-init node up"
-	// NodeUpdateCommand is the command that brings a node to the configuration of the update data.
-	NodeUpdateCommand = "/opt/capstan/capstan-init node update"
-	// SentinelPath is the file whose existence means that the bootstrap succeeded (BC-05).
-	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
-
 	// ownFolder is Capstan's folder. Files of users must lie elsewhere.
 	ownFolder = "/etc/capstan/"
 
@@ -118,7 +111,7 @@ func Update(in Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return marshal(cloudConfig{WriteFiles: files, RunCmd: append([]string{NodeUpdateCommand}, in.Spec.UpdateCommands...)})
+	return marshal(cloudConfig{WriteFiles: files, RunCmd: append([]string{nodeconfig.UpdateCommand}, in.Spec.UpdateCommands...)})
 }
 
 func marshal(c cloudConfig) ([]byte, error) {
@@ -134,9 +127,9 @@ func marshal(c cloudConfig) ([]byte, error) {
 func commands(spec bootstrapv1.CapstanConfigSpec) []string {
 	out := []string{"set -e"}
 	out = append(out, spec.PreCommands...)
-	out = append(out, NodeUpCommand)
+	out = append(out, nodeconfig.UpCommand)
 	out = append(out, spec.PostCommands...)
-	return append(out, "mkdir -p "+path.Dir(SentinelPath)+" && echo success > "+SentinelPath)
+	return append(out, "mkdir -p "+path.Dir(nodeconfig.SentinelPath)+" && echo success > "+nodeconfig.SentinelPath)
 }
 
 func files(in Input) ([]writeFile, error) {

@@ -16,22 +16,13 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
 
 const (
-	nodeUserPrefix = "system:node:"
-	nodesGroup     = "system:nodes"
-
 	bootstrapUserPrefix = "system:bootstrap:"
 	bootstrapGroup      = "system:bootstrappers"
-
-	kubeProxyUser = "system:kube-proxy"
-
-	// NodeAgentUserPrefix begins the user name of a machine's node agent. The name of the Node follows.
-	NodeAgentUserPrefix = "capstan:node-agent:"
-	// NodeAgentGroup is the group of all node agents. RBAC of the workload cluster names it.
-	NodeAgentGroup = "capstan:node-agents"
 )
 
 // Verdict on a request.
@@ -91,9 +82,9 @@ func decideKubelet(csr *certificatesv1.CertificateSigningRequest, cluster Cluste
 	if err != nil {
 		return deny("%s", err)
 	}
-	node, ok := strings.CutPrefix(request.Subject.CommonName, nodeUserPrefix)
-	if !ok || node == "" || !slices.Equal(request.Subject.Organization, []string{nodesGroup}) {
-		return deny("the subject must be CN=%s<node>, O=%s", nodeUserPrefix, nodesGroup)
+	node, ok := strings.CutPrefix(request.Subject.CommonName, nodeconfig.NodeUserPrefix)
+	if !ok || node == "" || !slices.Equal(request.Subject.Organization, []string{nodeconfig.NodesGroup}) {
+		return deny("the subject must be CN=%s<node>, O=%s", nodeconfig.NodeUserPrefix, nodeconfig.NodesGroup)
 	}
 	if problem := checkClient(csr, request); problem != "" {
 		return deny("%s", problem)
@@ -115,8 +106,8 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 	if err != nil {
 		return deny("%s", err)
 	}
-	if request.Subject.CommonName != csr.Spec.Username || !slices.Equal(request.Subject.Organization, []string{nodesGroup}) {
-		return deny("the subject must be CN=%s, O=%s", csr.Spec.Username, nodesGroup)
+	if request.Subject.CommonName != csr.Spec.Username || !slices.Equal(request.Subject.Organization, []string{nodeconfig.NodesGroup}) {
+		return deny("the subject must be CN=%s, O=%s", csr.Spec.Username, nodeconfig.NodesGroup)
 	}
 	if problem := checkUsages(csr.Spec.Usages, certificatesv1.UsageServerAuth); problem != "" {
 		return deny("%s", problem)
@@ -144,8 +135,8 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 		return untouched("not a request that can be read")
 	}
 	user := request.Subject.CommonName
-	node, agent := strings.CutPrefix(user, NodeAgentUserPrefix)
-	if !agent && user != kubeProxyUser {
+	node, agent := strings.CutPrefix(user, nodeconfig.AgentUserPrefix)
+	if !agent && user != nodeconfig.KubeProxyUser {
 		return untouched("another client's")
 	}
 	token, kubelet := bootstrapToken(csr), kubeletNode(csr)
@@ -155,7 +146,7 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 	}
 	var groups []string
 	if agent {
-		groups = []string{NodeAgentGroup}
+		groups = []string{nodeconfig.AgentGroup}
 	}
 	if !slices.Equal(request.Subject.Organization, groups) {
 		return deny("the subject CN=%s needs the organizations %v, it has %v", user, groups, request.Subject.Organization)
@@ -185,7 +176,7 @@ func decideProxy(cluster Cluster, token, kubelet string) Decision {
 	case kubelet != "" && machineOf(kubelet, cluster.Machines) == nil:
 		return untouched("no Machine has the node %s yet", kubelet)
 	}
-	return approve("%s on a machine of this cluster", kubeProxyUser)
+	return approve("%s on a machine of this cluster", nodeconfig.KubeProxyUser)
 }
 
 // bootstrapToken is the id of the bootstrap token that made the request; empty if another credential did.
@@ -199,8 +190,8 @@ func bootstrapToken(csr *certificatesv1.CertificateSigningRequest) string {
 
 // kubeletNode is the node whose kubelet made the request; empty if another credential did.
 func kubeletNode(csr *certificatesv1.CertificateSigningRequest) string {
-	node, ok := strings.CutPrefix(csr.Spec.Username, nodeUserPrefix)
-	if !ok || !slices.Contains(csr.Spec.Groups, nodesGroup) {
+	node, ok := strings.CutPrefix(csr.Spec.Username, nodeconfig.NodeUserPrefix)
+	if !ok || !slices.Contains(csr.Spec.Groups, nodeconfig.NodesGroup) {
 		return ""
 	}
 	return node

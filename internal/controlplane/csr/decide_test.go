@@ -20,6 +20,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
 // asked contains the fields of a request.
@@ -43,27 +44,27 @@ var (
 
 func serving() asked {
 	return asked{
-		signer: certificatesv1.KubeletServingSignerName, user: "system:node:w1", groups: []string{nodesGroup, authenticated},
-		cn: "system:node:w1", o: []string{nodesGroup}, dns: []string{"w1"}, ips: []string{"10.200.0.3"}, usages: serverUsages,
+		signer: certificatesv1.KubeletServingSignerName, user: "system:node:w1", groups: []string{nodeconfig.NodesGroup, authenticated},
+		cn: "system:node:w1", o: []string{nodeconfig.NodesGroup}, dns: []string{"w1"}, ips: []string{"10.200.0.3"}, usages: serverUsages,
 	}
 }
 
 func agent() asked {
 	return asked{
 		signer: certificatesv1.KubeAPIServerClientSignerName, user: "system:bootstrap:aaaaaa", groups: []string{bootstrapGroup, authenticated},
-		cn: "capstan:node-agent:w1", o: []string{NodeAgentGroup}, usages: clientUsages,
+		cn: "capstan:node-agent:w1", o: []string{nodeconfig.AgentGroup}, usages: clientUsages,
 	}
 }
 
 func proxy() asked {
 	a := agent()
-	a.cn, a.o = kubeProxyUser, nil
+	a.cn, a.o = nodeconfig.KubeProxyUser, nil
 	return a
 }
 
 // fromKubelet sets the kubelet of the node as the requester.
 func fromKubelet(node string) func(*asked) {
-	return func(a *asked) { a.user, a.groups = "system:node:"+node, []string{nodesGroup, authenticated} }
+	return func(a *asked) { a.user, a.groups = "system:node:"+node, []string{nodeconfig.NodesGroup, authenticated} }
 }
 
 // data is bootstrap data of Capstan's provider.
@@ -166,7 +167,7 @@ func TestDecide(t *testing.T) {
 		"serving: a name like a node's, not in the group": {with(serving(), func(a *asked) { a.groups = nil }), w1, Untouched, ""},
 
 		"agent: with a token":                {agent(), w1, Approved, ""},
-		"agent: renewal":                     {with(agent(), func(a *asked) { a.user, a.groups = a.cn, []string{NodeAgentGroup} }), w1, Approved, ""},
+		"agent: renewal":                     {with(agent(), func(a *asked) { a.user, a.groups = a.cn, []string{nodeconfig.AgentGroup} }), w1, Approved, ""},
 		"agent: renewal of another's":        {with(agent(), func(a *asked) { a.user = "capstan:node-agent:w2" }), w1, Untouched, ""},
 		"agent: with another's token":        {with(agent(), func(a *asked) { a.user = "system:bootstrap:bbbbbb" }), two, Untouched, "token"},
 		"agent: from its kubelet":            {with(agent(), fromKubelet("w1")), w1, Approved, ""},
@@ -182,7 +183,7 @@ func TestDecide(t *testing.T) {
 		"agent: token's name, not its group": {with(agent(), func(a *asked) { a.groups = []string{authenticated} }), w1, Untouched, ""},
 
 		"proxy: with a token":                              {proxy(), w1, Approved, ""},
-		"proxy: with its own certificate":                  {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Untouched, "from a kubelet"},
+		"proxy: with its own certificate":                  {with(proxy(), func(a *asked) { a.user, a.groups = nodeconfig.KubeProxyUser, nil }), w1, Untouched, "from a kubelet"},
 		"proxy: with a group":                              {with(proxy(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "organizations"},
 		"proxy: with an unknown token":                     {with(proxy(), func(a *asked) { a.user = "system:bootstrap:zzzzzz" }), w1, Untouched, "token"},
 		"proxy: from its kubelet":                          {with(proxy(), fromKubelet("w1")), w1, Approved, ""},
@@ -210,7 +211,7 @@ func TestDecide(t *testing.T) {
 func kubelet(node, token string) asked {
 	return asked{
 		signer: certificatesv1.KubeAPIServerClientKubeletSignerName, user: "system:bootstrap:" + token, groups: []string{bootstrapGroup, authenticated},
-		cn: "system:node:" + node, o: []string{nodesGroup}, usages: clientUsages,
+		cn: "system:node:" + node, o: []string{nodeconfig.NodesGroup}, usages: clientUsages,
 	}
 }
 

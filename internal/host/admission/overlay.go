@@ -16,11 +16,10 @@ import (
 	"capstan.dev/capstan/internal/overhead"
 )
 
-// Limits of an overlay. VNIs below minVNI are left to other programs on the hosts.
+// Limits of an overlay, besides those of package overhead.
 const (
-	minVNI, maxVNI = 4096, 1<<24 - 1
-	maxMTU         = 9000
-	maxPeers       = 2048
+	maxMTU   = 9000
+	maxPeers = 2048
 )
 
 // checkOverlay refuses an overlay that is invalid on every host.
@@ -28,8 +27,8 @@ func checkOverlay(o *hostpb.Overlay) error {
 	if o == nil {
 		return nil
 	}
-	if o.Vni < minVNI || o.Vni > maxVNI {
-		return fmt.Errorf("the overlay has VNI %d: expected %d to %d", o.Vni, minVNI, maxVNI)
+	if o.Vni < overhead.MinVNI || o.Vni > overhead.MaxVNI {
+		return fmt.Errorf("the overlay has VNI %d: expected %d to %d", o.Vni, overhead.MinVNI, overhead.MaxVNI)
 	}
 	if o.Mtu < overhead.MinMTU || o.Mtu > maxMTU {
 		return fmt.Errorf("the overlay has an MTU of %d bytes: expected %d to %d", o.Mtu, overhead.MinMTU, maxMTU)

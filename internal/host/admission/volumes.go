@@ -10,6 +10,7 @@ import (
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // maxMounts is the largest number of volumes of a machine.
@@ -20,7 +21,7 @@ var mountForm = regexp.MustCompile(`^/(srv|mnt|data|opt|var/lib)(/[A-Za-z0-9_-][
 
 // reservedPaths contain the folders that a machine must have of its own. The API has the same list.
 var reservedPaths = []string{
-	"/opt/capstan", "/opt/cni", "/var/lib/capstan", "/var/lib/cni", "/var/lib/containerd", "/var/lib/etcd", "/var/lib/kubelet",
+	machineapi.AssetsFolder, "/opt/cni", "/var/lib/capstan", "/var/lib/cni", "/var/lib/containerd", "/var/lib/etcd", "/var/lib/kubelet",
 }
 
 // CheckVolume refuses a volume that is invalid on every host (INVALID).

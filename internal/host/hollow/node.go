@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -30,12 +31,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-const (
-	// leaseDuration is a kubelet's.
-	leaseDuration = 40 * time.Second
-	// kubeletSigner signs the certificates of kubelets.
-	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
-)
+// leaseDuration is a kubelet's.
+const leaseDuration = 40 * time.Second
 
 // Identity is the data that a machine needs to become a Node.
 type Identity struct {
@@ -67,7 +64,8 @@ func bootstrapCredentials(ctx context.Context, m Identity) (*rest.Config, error)
 	}
 	name := node.NodeName(m.Spec.GetName())
 	request := kube.Request{
-		Name: "node-csr", Signer: kubeletSigner, CommonName: "system:node:" + name, Organization: []string{"system:nodes"}, KeyFile: keyFile,
+		Name: "node-csr", Signer: certificatesv1.KubeAPIServerClientKubeletSignerName, KeyFile: keyFile,
+		CommonName: nodeconfig.NodeUserPrefix + name, Organization: []string{nodeconfig.NodesGroup},
 	}
 	if err := kube.EnsureCertificate(ctx, client, request, certFile); err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // Command is a command for a person in a container.
@@ -33,7 +34,7 @@ type Command struct {
 // ExecArgs returns the arguments of runc exec for a command.
 func (c Command) ExecArgs(id string, options ...string) []string {
 	args := append([]string{"exec", "--cwd", "/",
-		"--env", "PATH=/opt/capstan/kubernetes/" + c.KubernetesVersion + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"--env", "PATH=" + machineapi.AssetsFolder + "/kubernetes/" + c.KubernetesVersion + ":" + machineapi.SearchPath,
 		"--env", "HOME=/root", "--env", "TERM=" + c.Term}, options...)
 	if c.TTY {
 		args = append(args, "--tty")

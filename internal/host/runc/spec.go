@@ -14,9 +14,6 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// Init is the path of PID 1 in every machine, in the assets folder.
-const Init = "/opt/capstan/capstan-init"
-
 // Annotations of the container: the namespace and name of its machine, and the id of its network.
 const (
 	NamespaceAnnotation = "dev.capstan.namespace"
@@ -31,7 +28,7 @@ type Params struct {
 	Hostname, Namespace, NetworkID string
 	// Rootfs is the machine's disk.
 	Rootfs string
-	// Assets is bound read-only to /opt/capstan.
+	// Assets is bound read-only to machineapi.AssetsFolder.
 	Assets string
 	// Run is the folder shared between capstand and the machine, bound to machineapi.SharedFolder.
 	Run string
@@ -121,9 +118,9 @@ func Spec(p Params) *specs.Spec {
 		Hostname: p.Hostname,
 		Root:     &specs.Root{Path: p.Rootfs},
 		Process: &specs.Process{
-			Args: []string{Init},
+			Args: []string{machineapi.InitPath},
 			Env: []string{
-				"PATH=/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+				"PATH=" + machineapi.SearchPath,
 				"HOME=/root", "LANG=C.UTF-8", "container=capstan",
 			},
 			Cwd: "/",
@@ -183,7 +180,7 @@ func mounts(p Params) []specs.Mount {
 		// The kubelet watches the kernel's log for out-of-memory kills.
 		bind("/dev/kmsg", "/dev/kmsg", "rw"),
 		bind(p.Run, machineapi.SharedFolder, "rw", "nosuid", "nodev", "noexec"),
-		bind(p.Assets, "/opt/capstan", "ro", "nosuid", "nodev"),
+		bind(p.Assets, machineapi.AssetsFolder, "ro", "nosuid", "nodev"),
 	}
 	// containerd loads its profile for pods and applies it if it sees AppArmor here, unless the machine has no apparmor_parser. A
 	// machine that may not load profiles must not see it: its pods would fail, and so they run without a profile.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 func params() Params {
@@ -54,7 +56,7 @@ func TestSpec(t *testing.T) {
 	if slices.Contains(s.Linux.ReadonlyPaths, "/proc/sys") || !slices.Contains(s.Linux.ReadonlyPaths, "/proc/sys/kernel") {
 		t.Errorf("read-only: %v", s.Linux.ReadonlyPaths)
 	}
-	if s.Linux.RootfsPropagation != "rshared" || s.Linux.CgroupsPath != "/capstan/h/one" || s.Process.Args[0] != Init {
+	if s.Linux.RootfsPropagation != "rshared" || s.Linux.CgroupsPath != "/capstan/h/one" || s.Process.Args[0] != machineapi.InitPath {
 		t.Error("propagation, cgroup or init")
 	}
 }

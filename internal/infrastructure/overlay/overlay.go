@@ -18,15 +18,8 @@ import (
 	"capstan.dev/capstan/internal/overhead"
 )
 
-const (
-	// MinVNI is the first VXLAN network identifier of clusters. Those below are left to the administrators.
-	MinVNI = 4096
-	// MaxVNI is the last one.
-	MaxVNI = 1<<24 - 1
-
-	// DefaultPorts are the ports at which the load balancers of clusters that span several hosts listen.
-	DefaultPorts = "20000-23999"
-)
+// DefaultPorts are the ports at which the load balancers of clusters that span several hosts listen.
+const DefaultPorts = "20000-23999"
 
 // MTU of machines whose packets travel between tunnel addresses of this family, encrypted or not. links are the MTUs of interfaces
 // that carry less than usual packets. Hosts whose interfaces are too small for the smallest MTU fragment.
@@ -42,17 +35,17 @@ func MTU(tunnel netip.Addr, encrypted bool, links []int32) int32 {
 // clusters that share hosts therefore seldom choose the same one, and tenants cannot predict it. If a host has refused the
 // identifier after, the search starts behind it.
 func ChooseVNI(id string, taken map[int32]bool, after int32) (int32, error) {
-	const size = MaxVNI - MinVNI + 1
+	const size = overhead.MaxVNI - overhead.MinVNI + 1
 	start := start(id, size)
 	if after != 0 {
-		start = uint32(after-MinVNI+1) % size
+		start = uint32(after-overhead.MinVNI+1) % size
 	}
 	for i := range uint32(size) {
-		if vni := int32(MinVNI + (start+i)%size); !taken[vni] && vni != after {
+		if vni := int32(overhead.MinVNI + (start+i)%size); !taken[vni] && vni != after {
 			return vni, nil
 		}
 	}
-	return 0, fmt.Errorf("no VXLAN network identifier between %d and %d is free: delete clusters", MinVNI, MaxVNI)
+	return 0, fmt.Errorf("no VXLAN network identifier between %d and %d is free: delete clusters", overhead.MinVNI, overhead.MaxVNI)
 }
 
 // ChoosePort returns a port of the range that is not taken; see ChooseVNI.

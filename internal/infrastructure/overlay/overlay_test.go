@@ -16,11 +16,12 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/overhead"
 )
 
 func TestChooseVNI(t *testing.T) {
 	first, err := overlay.ChooseVNI("one", nil, 0)
-	if err != nil || first < overlay.MinVNI || first > overlay.MaxVNI {
+	if err != nil || first < overhead.MinVNI || first > overhead.MaxVNI {
 		t.Fatalf("%d, %v", first, err)
 	}
 	if again, _ := overlay.ChooseVNI("one", nil, 0); again != first {
@@ -35,7 +36,7 @@ func TestChooseVNI(t *testing.T) {
 	if next, _ := overlay.ChooseVNI("one", map[int32]bool{first + 1: true}, first); next != first+2 {
 		t.Errorf("refused: %d, want %d", next, first+2)
 	}
-	if next, _ := overlay.ChooseVNI("one", nil, overlay.MaxVNI); next != overlay.MinVNI {
+	if next, _ := overlay.ChooseVNI("one", nil, overhead.MaxVNI); next != overhead.MinVNI {
 		t.Errorf("behind the last: %d", next)
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
-	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -72,7 +72,7 @@ func (a *agent) makeBackups(ctx context.Context) error {
 	}
 	runner := &backup.Runner{
 		Name: a.name, Client: client, Member: backup.Member{Endpoint: etcd.LocalEndpoint, TLS: tls}, Dir: backupDir, Log: a.log,
-		Etcdutl: filepath.Join(machine.AssetsDir, "kubernetes", a.config.KubernetesVersion, "etcdutl"),
+		Etcdutl: filepath.Join(machineapi.AssetsFolder, "kubernetes", a.config.KubernetesVersion, "etcdutl"),
 	}
 	return runner.Run(ctx)
 }

@@ -27,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/loopdevice"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/localvolume"
 )
 
@@ -36,7 +37,6 @@ const (
 	// Program is the name under which the kubelet calls capstan-init to hold a device.
 	Program = "losetup"
 
-	self = "/opt/capstan/capstan-init"
 	// most is the largest number of volumes of a machine, and of devices that its kubelet holds: one for each volume of a pod.
 	most = 64
 	// blockSize of volumes, in bytes. It is that of the machine's disk, so that the device can use direct I/O.
@@ -94,7 +94,7 @@ func (d *Devices) Prepare() error {
 	if err := unix.Mount("tmpfs", d.Dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=700,size=64k"); err != nil {
 		return fmt.Errorf("mounting a file system for the nodes of block volumes at %s: %w", d.Dir, err)
 	}
-	if err := os.Symlink(self, filepath.Join(Programs, Program)); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink(machineapi.InitPath, filepath.Join(Programs, Program)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return d.restore()

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/process"
 )
 
@@ -62,7 +63,7 @@ type record struct {
 func New(starter process.Starter, log *slog.Logger, metadata machine.Metadata, setHostname func(string) error) *Runner {
 	return &Runner{
 		Starter: starter, Log: log, Metadata: metadata, SetHostname: setHostname,
-		DataPath: machine.BootstrapDataPath, RecordPath: RecordPath, Sentinel: machine.SentinelPath,
+		DataPath: machine.BootstrapDataPath, RecordPath: RecordPath, Sentinel: nodeconfig.SentinelPath,
 		LogPath: filepath.Join(machine.LogDir, "bootstrap.log"),
 	}
 }

@@ -26,12 +26,8 @@ const (
 	CDIDir = machineapi.SharedFolder + "/" + machineapi.CDIFolder
 	// ContainerImagesDir contains archives of container images, which the administrator of the host has put there.
 	ContainerImagesDir = machineapi.SharedFolder + "/" + machineapi.ContainerImagesFolder
-	// SentinelPath is written by the bootstrap data when it succeeded (BC-05).
-	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
 	// LogDir holds one log per service, and bootstrap.log.
 	LogDir = "/var/log/capstan"
-	// AssetsDir is the read-only folder with all programs.
-	AssetsDir = "/opt/capstan"
 )
 
 // Metadata is the machine's metadata, which capstand writes.

@@ -1,8 +1,10 @@
-// Package nodeconfig holds the types that the bootstrap provider writes into bootstrap data and that capstan-init reads
-// on the machine. Only these types are shared by the two.
+// Package nodeconfig is the contract of the managers and capstan-init: the types that the bootstrap provider writes into bootstrap data
+// and that capstan-init reads on the machine, the commands of that data, and the identities of a machine in its cluster.
 //
 // Layer: contract. Allowed imports: api, library.
 package nodeconfig
+
+import "capstan.dev/capstan/internal/machineapi"
 
 // Path is the file of the NodeConfiguration in the bootstrap data, as YAML, mode 0600.
 const Path = "/etc/capstan/node.yaml"
@@ -21,6 +23,30 @@ const (
 	EncryptionConfigPath = "/etc/kubernetes/encryption.yaml"
 	AuditPolicyPath      = "/etc/kubernetes/audit-policy.yaml"
 	AuthenticationPath   = "/etc/kubernetes/authentication.yaml"
+	// SentinelPath is the file whose existence means that the bootstrap succeeded (BC-05). The bootstrap data writes it.
+	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
+)
+
+const (
+	// UpCommand is the command of the bootstrap data that makes the machine a node of its cluster.
+	UpCommand = machineapi.InitPath + " node up"
+	// UpdateCommand is the command of the update data that brings a node to the configuration of that data. It marks the place in the
+	// commands of the data at which the engine provisions the machine.
+	UpdateCommand = machineapi.InitPath + " node update"
+)
+
+// Identities with which a machine requests certificates. The control plane provider approves them.
+const (
+	// NodeUserPrefix begins the user name of a kubelet. The name of the Node follows.
+	NodeUserPrefix = "system:node:"
+	// NodesGroup is the group of all kubelets.
+	NodesGroup = "system:nodes"
+	// KubeProxyUser is kube-proxy on all machines.
+	KubeProxyUser = "system:kube-proxy"
+	// AgentUserPrefix begins the user name of a node agent. The name of the Node follows.
+	AgentUserPrefix = "capstan:node-agent:"
+	// AgentGroup is the group of all node agents. RBAC of the workload cluster names it.
+	AgentGroup = "capstan:node-agents"
 )
 
 // Role is the role of a machine in its cluster.

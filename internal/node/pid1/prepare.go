@@ -18,13 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/blockvolume"
 	"capstan.dev/capstan/internal/node/machine"
 )
 
 // programPath is the search path for programs: the machine's assets first, after the program for block volumes, if the machine has it.
-const programPath = blockvolume.Programs + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+const programPath = blockvolume.Programs + ":" + machineapi.SearchPath
 
 // prepare performs the steps that a machine needs before its services. Each step can be repeated. It returns each error by
 // the name of its step.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -297,7 +297,7 @@ func (n *node) kubeletArgs() args {
 		out = append(out, arg("hostname-override", n.name))
 	}
 	if len(n.PassedCredentials()) > 0 {
-		out = append(out, arg("image-credential-provider-config", credentialProvidersFile), arg("image-credential-provider-bin-dir", machine.AssetsDir))
+		out = append(out, arg("image-credential-provider-config", credentialProvidersFile), arg("image-credential-provider-bin-dir", machineapi.AssetsFolder))
 	}
 	labels, _ := n.Node.KubeletLabels()
 	if len(labels) > 0 {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -20,7 +21,6 @@ import (
 )
 
 const (
-	servingSigner = "kubernetes.io/kubelet-serving"
 	// KubeletServing is the file with the kubelet's certificate for its clients, and the key.
 	KubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
 	// restarted is the record of this machine's restarts.
@@ -130,7 +130,7 @@ func (a *Authorities) renewAll(ctx context.Context, authority *x509.Certificate)
 }
 
 func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Certificate) error {
-	return a.renewKubelet(ctx, authority, "kubelet-client", kube.Request{Signer: kubeletSigner})
+	return a.renewKubelet(ctx, authority, "kubelet-client", kube.Request{Signer: certificatesv1.KubeAPIServerClientKubeletSignerName})
 }
 
 // renewKubeletServing requests the names and addresses of the kubelet's own request.
@@ -142,7 +142,7 @@ func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.C
 	if err != nil {
 		return err
 	}
-	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: servingSigner, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
+	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: certificatesv1.KubeletServingSignerName, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
 }
 
 // renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and stores it where the kubelet
@@ -157,7 +157,7 @@ func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certific
 		return err
 	}
 	r.Name, r.KeyFile = requestPrefix("capstan-"+name, authority), pair.nextKey()
-	r.CommonName, r.Organization = "system:node:"+a.NodeName, []string{"system:nodes"}
+	r.CommonName, r.Organization = nodeconfig.NodeUserPrefix+a.NodeName, []string{nodeconfig.NodesGroup}
 	certificate, err := kube.RequestCertificate(ctx, client, r)
 	if err != nil {
 		return err

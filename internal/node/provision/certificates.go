@@ -15,6 +15,7 @@ import (
 
 	"go4.org/netipx"
 	"golang.org/x/sync/errgroup"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -33,14 +34,9 @@ const (
 	// clientDir below PKIDir holds the client certificates of kubeconfigs.
 	clientDir = "clients"
 
-	// AgentGroup is the group of all node agents. Its members may read Nodes.
-	AgentGroup = "capstan:node-agents"
 	// AgentControlPlaneGroup is the additional group of the node agents on control plane machines. Its members write the
 	// EndpointSlices of DNS and of metrics-server.
 	AgentControlPlaneGroup = "capstan:control-plane-agents"
-	// AgentUserPrefix begins the user name of a node agent. The name of the Node follows.
-	AgentUserPrefix = "capstan:node-agent:"
-	proxyUser       = "system:kube-proxy"
 
 	metricsServerUser = "capstan:metrics-server"
 	// metricsServerHost is the name that API servers verify.
@@ -48,9 +44,6 @@ const (
 
 	// controllerManagerSAKey is a copy of sa.key: no other user can read a key of the API server's.
 	controllerManagerSAKey = nodeconfig.PKIDir + "/controller-manager-sa.key"
-
-	clientSigner  = "kubernetes.io/kube-apiserver-client"
-	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 )
 
 // leaves returns all certificates that a control plane machine signs for itself. `node agent` renews them.
@@ -79,9 +72,9 @@ func (n *node) componentLeaves() []certfiles.Leaf {
 		client("admin", "kubernetes-admin", "system:masters"),
 		client("controller-manager", "system:kube-controller-manager"),
 		client("scheduler", "system:kube-scheduler"),
-		client("kube-proxy", proxyUser),
+		client("kube-proxy", nodeconfig.KubeProxyUser),
 		client("coredns", "capstan:coredns"),
-		client("node-agent", AgentUserPrefix+n.name, AgentGroup, AgentControlPlaneGroup),
+		client("node-agent", nodeconfig.AgentUserPrefix+n.name, nodeconfig.AgentGroup, AgentControlPlaneGroup),
 	}
 	if n.ControlPlane.MetricsServer {
 		leaves = append(leaves, client("metrics-server", metricsServerUser), certfiles.Leaf{Name: "metrics-server", CA: "ca", Leaf: pki.Leaf{
@@ -191,7 +184,7 @@ func (n *node) writeKubeletCertificate() error {
 	if kubeletCertificateValid() {
 		return nil
 	}
-	leaf := certfiles.Leaf{Name: "kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client, Algorithm: n.algorithm()}}
+	leaf := certfiles.Leaf{Name: "kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: nodeconfig.NodeUserPrefix + n.name, Organization: []string{nodeconfig.NodesGroup}, Usages: pki.Client, Algorithm: n.algorithm()}}
 	pair, err := leaf.Issue(nodeconfig.PKIDir, n.validity(), time.Now())
 	if err != nil {
 		return err
@@ -278,8 +271,8 @@ func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error 
 	pair := kubeletPair{dir: kubeletPKIDir, name: "kubelet-client"}
 	if !kubeletCertificateValid() {
 		request := kube.Request{
-			Name: "capstan-kubelet", Signer: kubeletSigner, KeyFile: pair.nextKey(),
-			CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"},
+			Name: "capstan-kubelet", Signer: certificatesv1.KubeAPIServerClientKubeletSignerName, KeyFile: pair.nextKey(),
+			CommonName: nodeconfig.NodeUserPrefix + n.name, Organization: []string{nodeconfig.NodesGroup},
 		}
 		certificate, err := kube.RequestCertificate(ctx, client, request)
 		if err != nil {
@@ -353,15 +346,15 @@ type ClientRequest struct {
 func clientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []ClientRequest {
 	request := func(name, user string, groups ...string) ClientRequest {
 		return ClientRequest{name, kube.Request{
-			Name: "capstan-" + name, Signer: clientSigner, KeyFile: clientFiles(name).KeyFile, CommonName: user, Organization: groups,
+			Name: "capstan-" + name, Signer: certificatesv1.KubeAPIServerClientSignerName, KeyFile: clientFiles(name).KeyFile, CommonName: user, Organization: groups,
 		}, clientFiles(name).CertFile}
 	}
 	var requests []ClientRequest
 	if config.Network.PodNetwork == nodeconfig.PodNetworkRoutes {
-		requests = append(requests, request("node-agent", AgentUserPrefix+nodeName, AgentGroup))
+		requests = append(requests, request("node-agent", nodeconfig.AgentUserPrefix+nodeName, nodeconfig.AgentGroup))
 	}
 	if config.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
-		requests = append(requests, request("kube-proxy", proxyUser))
+		requests = append(requests, request("kube-proxy", nodeconfig.KubeProxyUser))
 	}
 	return requests
 }

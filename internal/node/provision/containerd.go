@@ -15,6 +15,7 @@ import (
 	kubeletconfigv1 "k8s.io/kubelet/config/v1"
 	credentialproviderv1 "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -65,7 +66,7 @@ func (n *node) containerdConfig() []byte {
 	var b bytes.Buffer
 	err := containerdTemplate.Execute(&b, map[string]any{
 		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir,
-		"Assets": machine.AssetsDir, "Imports": containerdImports, "CDI": machine.CDIDir,
+		"Assets": machineapi.AssetsFolder, "Imports": containerdImports, "CDI": machine.CDIDir,
 	})
 	if err != nil {
 		panic(err) // cannot fail: Capstan defines the template and its values

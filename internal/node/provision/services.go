@@ -9,8 +9,8 @@ import (
 
 	"k8s.io/utils/ptr"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/images"
-	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/supervisor"
 )
@@ -132,7 +132,7 @@ func (n *node) nodeServices() []supervisor.Service {
 		Revision:         revision(n.kubeletFiles()...) + n.size(),
 	}, {
 		Name:     "node-agent",
-		Command:  []string{machine.AssetsDir + "/capstan-init", "node", "agent"},
+		Command:  []string{machineapi.InitPath, "node", "agent"},
 		After:    first,
 		Revision: n.agentRevision(),
 	}}

@@ -22,6 +22,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/imagearchive"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
@@ -102,7 +103,7 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 	kube := n.program("kube-apiserver")
 	if _, err := os.Stat(filepath.Dir(kube)); err != nil {
 		return nil, fmt.Errorf("this host has no Kubernetes %s: %w; build it, or use one of the versions in %s",
-			n.KubernetesVersion, err, filepath.Join(machine.AssetsDir, "kubernetes"))
+			n.KubernetesVersion, err, filepath.Join(machineapi.AssetsFolder, "kubernetes"))
 	}
 	err = n.checkArguments()
 	return n, err
@@ -110,11 +111,13 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 
 // program returns the path of a program of the node's Kubernetes version.
 func (n *node) program(name string) string {
-	return filepath.Join(machine.AssetsDir, "kubernetes", n.KubernetesVersion, name)
+	return filepath.Join(machineapi.AssetsFolder, "kubernetes", n.KubernetesVersion, name)
 }
 
 // runtimeProgram returns the path of a program that all versions share.
-func runtimeProgram(name string) string { return filepath.Join(machine.AssetsDir, "node/bin", name) }
+func runtimeProgram(name string) string {
+	return filepath.Join(machineapi.AssetsFolder, "node/bin", name)
+}
 
 func (n *node) ip() string { return n.ips[0].String() }
 
@@ -300,7 +303,7 @@ func (n *node) loadPause(ctx context.Context) error {
 	if err := n.init.WaitReady(ctx, "containerd"); err != nil {
 		return err
 	}
-	if _, err := images.ImportFile(ctx, images.Socket, filepath.Join(machine.AssetsDir, "images/pause.tar")); err != nil {
+	if _, err := images.ImportFile(ctx, images.Socket, filepath.Join(machineapi.AssetsFolder, "images/pause.tar")); err != nil {
 		return fmt.Errorf("loading the pause image: %w", err)
 	}
 	return nil

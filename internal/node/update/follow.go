@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/process"
 )
 
@@ -40,7 +41,7 @@ type Follower struct {
 func NewFollower(starter process.Starter, log *slog.Logger) *Follower {
 	return &Follower{
 		Starter: starter, Log: log, Request: machine.UpdateRequestPath, Journal: journalPath,
-		Output: filepath.Join(machine.LogDir, "update.log"), Engine: strings.Fields(Command),
+		Output: filepath.Join(machine.LogDir, "update.log"), Engine: strings.Fields(nodeconfig.UpdateCommand),
 	}
 }
 

@@ -33,8 +33,6 @@ const (
 	// Dir contains the journal and the copies of files.
 	Dir         = "/var/lib/capstan/update"
 	journalPath = Dir + "/journal.json"
-	// Command is the command of the data at whose place the engine provisions the machine.
-	Command = "/opt/capstan/capstan-init node update"
 )
 
 // Run carries out the update that capstand requests, or continues it. It does nothing without a request, and after the update
@@ -290,7 +288,7 @@ func (u *updater) reload(ctx context.Context) error {
 	return u.onTarget(func(target *provision.Update) error { return target.ReloadAll(ctx) })
 }
 
-// commands runs the commands that choose returns from those before and after Command. The data declares that they can be
+// commands runs the commands that choose returns from those before and after nodeconfig.UpdateCommand. The data declares that they can be
 // repeated. The shell reads them from a pipe, so they are neither arguments nor a file.
 func (u *updater) commands(ctx context.Context, choose func(before, after []cloudconfig.Command) []cloudconfig.Command) error {
 	data, err := u.data()
@@ -299,7 +297,7 @@ func (u *updater) commands(ctx context.Context, choose func(before, after []clou
 	}
 	before, after := data.RunCommands, []cloudconfig.Command(nil)
 	own := slices.IndexFunc(data.RunCommands, func(c cloudconfig.Command) bool {
-		return c.Shell == Command || slices.Equal(c.Args, strings.Fields(Command))
+		return c.Shell == nodeconfig.UpdateCommand || slices.Equal(c.Args, strings.Fields(nodeconfig.UpdateCommand))
 	})
 	if own >= 0 {
 		before, after = data.RunCommands[:own], data.RunCommands[own+1:]
