@@ -349,13 +349,9 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 	if err := os.WriteFile(lb.startMark(), nil, 0o600); err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting the balancer process: %w", err)
-	}
-	ref, err := proc.Find(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }() // Wait only reaps the process; a pidfd reports its end.
+	ref, err := proc.Start(cmd)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("starting the balancer process: %w", err)
 	}
 	if err := lb.cgroup().Add(ref.PID); err != nil {
 		lb.log.Warn("The balancer process has no cgroup of its own", "error", err)

@@ -345,11 +345,7 @@ func (f *Fence) startGuard(program string, logging []string) error {
 	defer func() { _ = log.Close() }()
 	cmd.Stderr = log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ref, err := proc.Find(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }()
+	ref, err := proc.Start(cmd)
 	if err != nil {
 		return err
 	}

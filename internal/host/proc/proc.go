@@ -1,4 +1,5 @@
-// Package proc watches processes that need not be children of capstand, because an earlier capstand started them.
+// Package proc starts processes that can outlive capstand, and watches processes that need not be its children, because an earlier capstand
+// started them.
 //
 // Layer: host. Allowed imports: api, library, contract.
 package proc
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +36,17 @@ func Find(pid int) (Ref, error) {
 		return Ref{}, ErrGone
 	}
 	return Ref{PID: pid, StartTime: start, BootID: BootID()}, nil
+}
+
+// Start starts a process that can outlive this one, and returns its Ref, or ErrGone if it has already ended. The order matters: until Wait
+// reaps the process, the kernel does not give its id to another one, so that Find identifies this process.
+func Start(cmd *exec.Cmd) (Ref, error) {
+	if err := cmd.Start(); err != nil {
+		return Ref{}, err
+	}
+	ref, err := Find(cmd.Process.Pid)
+	go func() { _ = cmd.Wait() }() // Wait only reaps the process; a Handle reports its end.
+	return ref, err
 }
 
 // Alive returns whether the process still runs.

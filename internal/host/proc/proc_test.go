@@ -12,12 +12,7 @@ import (
 )
 
 func TestHandle(t *testing.T) {
-	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = cmd.Wait() }()
-	ref, err := Find(cmd.Process.Pid)
+	ref, err := Start(exec.Command("sleep", "60"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,6 +45,33 @@ func TestHandle(t *testing.T) {
 	}
 	if _, err := ref.Open(); !errors.Is(err, ErrGone) {
 		t.Errorf("a second open of an ended process: %v", err)
+	}
+}
+
+// A process that has ended leaves no zombie, which would keep its id.
+func TestStartReaps(t *testing.T) {
+	cmd := exec.Command("cat") // It ends when its input ends.
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := input.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
+		if err := unix.Kill(ref.PID, 0); errors.Is(err, unix.ESRCH) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d has ended and is a zombie", ref.PID)
+		}
+	}
+	if _, err := Start(exec.Command("/does/not/exist")); err == nil || errors.Is(err, ErrGone) {
+		t.Errorf("a program that does not exist: %v", err)
 	}
 }
 

@@ -84,13 +84,11 @@ func (l *Link) run(socket *os.File) error {
 	cmd := exec.Command("/proc/self/exe", append([]string{"wireguard", "--key", l.KeyFile, "--uid", strconv.Itoa(l.UID)}, l.Logging...)...)
 	cmd.Args[0], cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "capstan", "/", log, []*os.File{socket}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ref, err := proc.Find(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }()
-	if err != nil {
+	ref, err := proc.Start(cmd)
+	if errors.Is(err, proc.ErrGone) {
 		return fmt.Errorf("the process of the WireGuard device has ended: see %s: %w", l.Log(), err)
+	} else if err != nil {
+		return err
 	}
 	return atomicfile.WriteJSON(l.record(), ref, 0o600)
 }
