@@ -52,7 +52,7 @@ var layerOf = map[string]string{
 	"internal/host":    "host", "internal/node": "node",
 	"internal/cli": "tool", "internal/doctor": "tool", "internal/embedded": "tool",
 
-	"internal/testenv": "test", "internal/host/conformance": "test", "internal/node/process/processtest": "test", "internal/bootstrap/testcluster": "test",
+	"internal/testenv": "test", "internal/host/conformance": "test", "internal/node/process/processtest": "test",
 	"internal/infrastructure/connections/fakehost": "test", "internal/infrastructure/machinepool/integration": "test",
 	"internal/ipam/integration": "test",
 }

@@ -12,8 +12,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestRotatedAuthority_CP15: an annotation lists the certificate authorities in the data. The data of a Machine never changes. The
@@ -58,7 +59,7 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := strings.Join(names, ",")
-	testcluster.Eventually(t, "the data of the pool is updated", func() bool { return named(ofPool) == want })
+	expect.True(t, "the data of the pool is updated", func() bool { return named(ofPool) == want })
 	files, after := dataOf(t, cluster, ofPool)
 	if !bytes.Equal(files[nodeconfig.PKIDir+"/ca.crt"].Content, both) || after.BootstrapToken != before.BootstrapToken {
 		t.Error("the data has other authorities or another token")

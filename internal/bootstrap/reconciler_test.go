@@ -26,27 +26,18 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 var endpoint = clusterv1.APIEndpoint{Host: "10.200.0.1", Port: 6443}
 
-func has(config *bootstrapv1.CapstanConfig, kind string, status metav1.ConditionStatus, message string) bool {
-	c := conditions.Get(config, kind)
-	return c != nil && c.Status == status && strings.Contains(c.Message, message)
-}
-
-func becomes(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig, what string, holds func() bool) {
-	t.Helper()
-	testcluster.Eventually(t, what, func() bool { return cluster.Get(config) == nil && holds() })
-}
-
 // reconciled waits until a config was reconciled after the last change of its spec.
 func reconciled(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig) {
 	t.Helper()
-	becomes(t, cluster, config, "reconciled", func() bool { return config.Status.ObservedGeneration == config.Generation })
+	cluster.Becomes(t, config, "reconciled", func() bool { return config.Status.ObservedGeneration == config.Generation })
 }
 
 // authorities creates the Secrets of the control plane provider.
@@ -66,7 +57,7 @@ func authorities(t *testing.T, cluster *testcluster.Cluster) {
 // dataOf waits for the data Secret, checks its form (BC-02, BC-03), and parses it as a machine does.
 func dataOf(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
 	t.Helper()
-	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+	cluster.Becomes(t, config, "Ready", func() bool { return testcluster.Has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
 	pool := len(config.OwnerReferences) > 0 && config.OwnerReferences[0].Kind == "MachinePool"
 	if (config.Status.DataSecretName != config.Name) != pool || !ptr.Deref(config.Status.Initialization.DataSecretCreated, false) || config.Status.ObservedGeneration != config.Generation {
 		t.Errorf("BC-03: status %v", config.Status)
@@ -104,12 +95,12 @@ func TestControlPlaneMachine(t *testing.T) {
 		c.Spec.Role = bootstrapv1.RoleInit
 		c.Spec.Cluster.PodNetwork = bootstrapv1.PodNetworkNone
 	})
-	becomes(t, cluster, config, "waits for the endpoint", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "no spec.controlPlaneEndpoint")
+	cluster.Becomes(t, config, "waits for the endpoint", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "no spec.controlPlaneEndpoint")
 	})
 	cluster.SetEndpoint(endpoint)
-	becomes(t, cluster, config, "waits for the authorities", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "demo-ca does not exist")
+	cluster.Becomes(t, config, "waits for the authorities", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "demo-ca does not exist")
 	})
 	authorities(t, cluster)
 	files, node := dataOf(t, cluster, config)
@@ -219,12 +210,12 @@ func TestWorker(t *testing.T) {
 			t.Errorf("CP-23: a worker has %s", path)
 		}
 	}
-	becomes(t, cluster, config, "the token waits", func() bool {
-		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "not reachable")
+	cluster.Becomes(t, config, "the token waits", func() bool {
+		return testcluster.Has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "not reachable")
 	})
 	answers(t, cluster, cp)
-	becomes(t, cluster, config, "the token works", func() bool {
-		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, config, "the token works", func() bool {
+		return testcluster.Has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
 	})
 	s := tokenIn(t, node.BootstrapToken)
 	expires, err := time.Parse(time.RFC3339, string(s.Data["expiration"]))
@@ -236,8 +227,8 @@ func TestWorker(t *testing.T) {
 	}
 	// The node has joined.
 	cluster.ChangeStatus(machine, func() { machine.Status.NodeRef.Name = "worker" })
-	testcluster.Eventually(t, "the token is removed", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
-	becomes(t, cluster, config, "and it is said", func() bool {
+	expect.True(t, "the token is removed", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
+	cluster.Becomes(t, config, "and it is said", func() bool {
 		return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
 	})
 }
@@ -258,12 +249,12 @@ func TestHostileKubeconfig(t *testing.T) {
 			cluster.Change(secret, func() { secret.Data["value"] = bad })
 			answers(t, cluster, cp)
 			_, config := cluster.Machine("worker", nil, nil)
-			becomes(t, cluster, config, "refused", func() bool {
-				return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
+			cluster.Becomes(t, config, "refused", func() bool {
+				return testcluster.Has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
 			})
 			cluster.Change(secret, func() { secret.Data["value"] = good })
-			becomes(t, cluster, config, "used once it is repaired", func() bool {
-				return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
+			cluster.Becomes(t, config, "used once it is repaired", func() bool {
+				return testcluster.Has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
 			})
 		})
 	}
@@ -304,7 +295,7 @@ func TestTokenComesBack(t *testing.T) {
 	answers(t, cluster, cp)
 	_, config := cluster.Machine("worker", nil, nil)
 	_, node := dataOf(t, cluster, config)
-	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	expect.True(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	s := tokenIn(t, node.BootstrapToken)
 	before := s.DeepCopy()
 	s.Data["expiration"] = []byte(time.Now().Add(time.Minute).UTC().Format(time.RFC3339))
@@ -312,7 +303,7 @@ func TestTokenComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Change(config, func() { config.Annotations = map[string]string{"touched": "yes"} })
-	testcluster.Eventually(t, "renewed", func() bool {
+	expect.True(t, "renewed", func() bool {
 		s := tokenIn(t, node.BootstrapToken)
 		if s == nil {
 			return false
@@ -345,17 +336,17 @@ func TestMachinePool(t *testing.T) {
 	answers(t, cluster, cp)
 	pool, config := poolOf(cluster)
 	_, node := dataOf(t, cluster, config)
-	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	expect.True(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
-	testcluster.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	expect.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	rotates(t, cluster, config, node.BootstrapToken)
 
 	// The specification of machines has changed. The data gets a new name, so that the pool replaces its machines.
 	first := config.Status.DataSecretName
 	renamed := func(what string, from string) {
 		t.Helper()
-		becomes(t, cluster, config, what, func() bool {
-			return config.Status.DataSecretName != from && has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
+		cluster.Becomes(t, config, what, func() bool {
+			return config.Status.DataSecretName != from && testcluster.Has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
 		})
 	}
 	change(t, config, func() { config.Spec.Files = []bootstrapv1.File{{Path: "/etc/motd", Content: "hello"}} })
@@ -370,7 +361,7 @@ func TestMachinePool(t *testing.T) {
 	change(t, former, func() { former.OwnerReferences = nil })
 	cluster.Create(other)
 	change(t, pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = &second })
-	testcluster.Eventually(t, "the former data is removed after the MachinePool names the new data", func() bool { return cluster.Secret(first) == nil })
+	expect.True(t, "the former data is removed after the MachinePool names the new data", func() bool { return cluster.Secret(first) == nil })
 	if cluster.Secret(other.Name) == nil {
 		t.Error("a Secret without tokens was taken for data of the pool")
 	}
@@ -396,7 +387,7 @@ func ownerComesBack(t *testing.T, cluster *testcluster.Cluster, config *bootstra
 			}
 			data.OwnerReferences[0].APIVersion, data.OwnerReferences[0].UID = version, "of-before-the-restore"
 		})
-		testcluster.Eventually(t, "the owner after "+version, func() bool {
+		expect.True(t, "the owner after "+version, func() bool {
 			return equality.Semantic.DeepEqual(cluster.Secret(data.Name).OwnerReferences, want)
 		})
 	}
@@ -415,12 +406,12 @@ func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Cap
 	}
 	cluster.Change(config, func() { config.Annotations = map[string]string{"touched": "yes"} })
 	var token string
-	testcluster.Eventually(t, "another token", func() bool {
+	expect.True(t, "another token", func() bool {
 		_, node := dataOf(t, cluster, config)
 		token = node.BootstrapToken
 		return token != former && tokenIn(t, token) != nil
 	})
-	testcluster.Consistently(t, "there is no third token", func() bool {
+	expect.Consistently(t, "there is no third token", func() bool {
 		_, node := dataOf(t, cluster, config)
 		return node.BootstrapToken == token
 	})
@@ -455,8 +446,8 @@ func TestForeignControlPlane(t *testing.T) {
 	cluster.SetEndpoint(endpoint)
 	authorities(t, cluster)
 	_, config := cluster.Machine("worker", nil, nil)
-	becomes(t, cluster, config, "waits", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "not initialized")
+	cluster.Becomes(t, config, "waits", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "not initialized")
 	})
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 	_, node := dataOf(t, cluster, config)
@@ -489,7 +480,7 @@ func TestExistingSecret(t *testing.T) {
 	restored := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: "worker"}, Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("#cloud-config\n{}\n")}}
 	cluster.Create(restored)
 	machine, config := cluster.Machine("worker", nil, nil)
-	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+	cluster.Becomes(t, config, "Ready", func() bool { return testcluster.Has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
 	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) || s.Labels[clusterv1.ClusterNameLabel] != cluster.Name {
 		t.Errorf("the existing data was replaced, or lacks its owner or label: %v, %v", s.OwnerReferences, s.Labels)
 	}
@@ -501,11 +492,11 @@ func TestExistingSecret(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), restored); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "created again", func() bool {
+	expect.True(t, "created again", func() bool {
 		s := cluster.Secret("worker")
 		return s != nil && strings.Contains(string(s.Data["value"]), "changed")
 	})
-	testcluster.Eventually(t, "a condition reports it", func() bool {
+	expect.True(t, "a condition reports it", func() bool {
 		list := &eventsv1.EventList{}
 		return env.Client.List(context.Background(), list, client.InNamespace(config.Namespace)) == nil &&
 			slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Reason == "DataSecretRecreated" && e.Regarding.Name == "worker" })
@@ -517,9 +508,9 @@ func TestExistingSecret(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cluster.Secret("worker")); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, cluster, config, "used", func() bool {
+	cluster.Becomes(t, config, "used", func() bool {
 		return conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.DataSecretUsedReason &&
-			has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "not created again") && config.Status.DataSecretName == "worker"
+			testcluster.Has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "not created again") && config.Status.DataSecretName == "worker"
 	})
 	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed a third time"} })
 	reconciled(t, cluster, config)
@@ -530,8 +521,8 @@ func TestExistingSecret(t *testing.T) {
 	theirs := &corev1.Secret{ObjectMeta: cluster.Meta("busy"), Data: map[string][]byte{"value": []byte("theirs")}}
 	cluster.Create(theirs)
 	_, busy := cluster.Machine("busy", nil, nil)
-	becomes(t, cluster, busy, "said", func() bool {
-		return has(busy, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "has the name that the bootstrap data needs")
+	cluster.Becomes(t, busy, "said", func() bool {
+		return testcluster.Has(busy, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "has the name that the bootstrap data needs")
 	})
 	if s := cluster.Secret("busy"); s.ResourceVersion != theirs.ResourceVersion {
 		t.Error("the Secret of another owner was changed")
@@ -545,13 +536,13 @@ func TestReferences(t *testing.T) {
 	_, config := cluster.Machine("worker", nil, func(c *bootstrapv1.CapstanConfig) {
 		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
 	})
-	becomes(t, cluster, config, "the secret is missed", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the Secret mine does not exist")
+	cluster.Becomes(t, config, "the secret is missed", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the Secret mine does not exist")
 	})
 	mine := &corev1.Secret{ObjectMeta: cluster.Meta("mine"), Data: map[string][]byte{"y": []byte("hunter2")}}
 	cluster.Create(mine)
-	becomes(t, cluster, config, "the key is missed", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `has no key "x"`)
+	cluster.Becomes(t, config, "the key is missed", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `has no key "x"`)
 	})
 	cluster.Change(mine, func() { mine.Data["x"] = []byte("content") })
 	files, _ := dataOf(t, cluster, config)
@@ -570,13 +561,13 @@ func TestConfigMapReferences(t *testing.T) {
 	_, config := cluster.Machine("worker", nil, func(c *bootstrapv1.CapstanConfig) {
 		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: from("x")}, {Path: "/etc/y", ContentFrom: from("y")}}
 	})
-	becomes(t, cluster, config, "the ConfigMap is missed", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the ConfigMap mine does not exist")
+	cluster.Becomes(t, config, "the ConfigMap is missed", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the ConfigMap mine does not exist")
 	})
 	mine := &corev1.ConfigMap{ObjectMeta: cluster.Meta("mine"), Data: map[string]string{"x": "text"}}
 	cluster.Create(mine)
-	becomes(t, cluster, config, "the key is missed", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `the ConfigMap mine has no key "y"`)
+	cluster.Becomes(t, config, "the key is missed", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `the ConfigMap mine has no key "y"`)
 	})
 	cluster.Change(mine, func() { mine.BinaryData = map[string][]byte{"y": {0xff}} })
 	files, _ := dataOf(t, cluster, config)
@@ -612,8 +603,8 @@ func TestInvalid(t *testing.T) {
 			authorities(t, cluster)
 			cluster.SetEndpoint(endpoint)
 			_, config := cluster.Machine("machine", c.machine, c.config)
-			becomes(t, cluster, config, "said", func() bool {
-				return has(config, clusterv1.ReadyCondition, metav1.ConditionFalse, c.want) &&
+			cluster.Becomes(t, config, "said", func() bool {
+				return testcluster.Has(config, clusterv1.ReadyCondition, metav1.ConditionFalse, c.want) &&
 					conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.InvalidConfigReason
 			})
 			if cluster.Secret("machine") != nil {
@@ -631,8 +622,8 @@ func TestBrokenAuthority(t *testing.T) {
 	ca := &corev1.Secret{ObjectMeta: cluster.Meta(secret.Name("demo", secret.ClusterCA)), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"other": []byte("hunter2")}}
 	cluster.Create(ca)
 	_, config := cluster.Machine("worker", nil, nil)
-	becomes(t, cluster, config, "said", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "certificate")
+	cluster.Becomes(t, config, "said", func() bool {
+		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "certificate")
 	})
 	if strings.Contains(fmt.Sprint(config.Status), "hunter2") {
 		t.Error("the condition quotes the content")
@@ -645,7 +636,9 @@ func TestPaused(t *testing.T) {
 	cluster.SetEndpoint(endpoint)
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(true) })
 	_, config := cluster.Machine("worker", nil, nil)
-	becomes(t, cluster, config, "Paused", func() bool { return has(config, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
+	cluster.Becomes(t, config, "Paused", func() bool {
+		return testcluster.Has(config, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused")
+	})
 	if cluster.Secret("worker") != nil {
 		t.Error("data was created while the cluster was paused")
 	}
@@ -659,18 +652,18 @@ func TestSteadyState(t *testing.T) {
 	cluster.SetEndpoint(endpoint)
 	_, config := cluster.Machine("worker", nil, nil)
 	dataOf(t, cluster, config)
-	becomes(t, cluster, config, "the token waits", func() bool { return conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition) })
+	cluster.Becomes(t, config, "the token waits", func() bool { return conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition) })
 	versions := func() string {
 		if err := cluster.Get(config); err != nil {
 			return err.Error()
 		}
 		return config.ResourceVersion + " " + cluster.Secret("worker").ResourceVersion
 	}
-	before := testcluster.Rest(t, versions)
+	before := expect.Rest(t, versions)
 	for i := range 3 {
 		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": fmt.Sprint(i)} })
 	}
-	testcluster.Consistently(t, "no writes", func() bool { return versions() == before })
+	expect.Consistently(t, "no writes", func() bool { return versions() == before })
 }
 
 // TestMayBegin: exactly one machine gets the data that initializes a cluster.

@@ -12,9 +12,10 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // setUpdating sets or removes Cluster API's annotation of an update in progress.
@@ -50,8 +51,8 @@ func TestUpdateData_ALL17(t *testing.T) {
 		t.Error("there is update data before the start")
 	}
 	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
-	becomes(t, cluster, config, "update data", func() bool {
-		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "") && config.Status.Update.DataSecretName == "worker-update"
+	cluster.Becomes(t, config, "update data", func() bool {
+		return testcluster.Has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "") && config.Status.Update.DataSecretName == "worker-update"
 	})
 	s := cluster.Secret("worker-update")
 	if s == nil || s.Type != clusterv1.ClusterSecretType || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, config) ||
@@ -75,12 +76,12 @@ func TestUpdateData_ALL17(t *testing.T) {
 
 	first := config.Status.Update.ID
 	cluster.Change(config, func() { config.Spec.Files[1].Content = "new" })
-	becomes(t, cluster, config, "data of the new spec", func() bool {
+	cluster.Becomes(t, config, "data of the new spec", func() bool {
 		return config.Status.Update.ID != first && config.Status.Update.ObservedGeneration == config.Generation
 	})
 	second := config.Status.Update.ID
 	cluster.Change(machine, func() { machine.Spec.Version = "v1.36.3" })
-	becomes(t, cluster, config, "data of the new version", func() bool {
+	cluster.Becomes(t, config, "data of the new version", func() bool {
 		return config.Status.Update.ID != second && config.Status.Update.KubernetesVersion == "v1.36.3"
 	})
 	if files, node := filesOf(t, cluster.Secret("worker-update")); string(files["/etc/again"].Content) != "new" || node.KubernetesVersion != "v1.36.3" {
@@ -92,12 +93,12 @@ func TestUpdateData_ALL17(t *testing.T) {
 
 	third := config.Status.Update.ID
 	cluster.Change(config, func() { setUpdating(config, false) })
-	becomes(t, cluster, config, "no data without an update", func() bool {
+	cluster.Becomes(t, config, "no data without an update", func() bool {
 		return cluster.Secret("worker-update") == nil && config.Status.Update.DataSecretName == "" && config.Status.Update.ID == third &&
 			conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition) == nil
 	})
 	forgotten(cluster, config, "worker-update")
-	becomes(t, cluster, config, "no data that the status does not name", func() bool { return cluster.Secret("worker-update") == nil })
+	cluster.Becomes(t, config, "no data that the status does not name", func() bool { return cluster.Secret("worker-update") == nil })
 }
 
 // forgotten creates update data that the status does not name: the manager was killed in between.
@@ -117,8 +118,8 @@ func TestUpdateDataOfAnother(t *testing.T) {
 	machine, config := cluster.Machine("worker", nil, nil)
 	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
 	cluster.Change(config, func() { setUpdating(config, true) })
-	becomes(t, cluster, config, "refused", func() bool {
-		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, "delete or rename it")
+	cluster.Becomes(t, config, "refused", func() bool {
+		return testcluster.Has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, "delete or rename it")
 	})
 	if s := cluster.Secret("worker-update"); string(s.Data["value"]) != "theirs" || len(s.OwnerReferences) != 0 {
 		t.Errorf("changed: %+v", s)
@@ -126,8 +127,8 @@ func TestUpdateDataOfAnother(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), theirs); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, cluster, config, "then created", func() bool {
-		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, config, "then created", func() bool {
+		return testcluster.Has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "")
 	})
 }
 
@@ -138,7 +139,7 @@ func TestUpdateDataOfPool(t *testing.T) {
 	pool, config := poolOf(cluster)
 	dataOf(t, cluster, config)
 	cluster.Change(pool, func() { setUpdating(pool, true) })
-	becomes(t, cluster, config, "update data", func() bool {
+	cluster.Becomes(t, config, "update data", func() bool {
 		return config.Status.Update.DataSecretName == bootstrapv1.UpdateSecretName(config.Status.DataSecretName)
 	})
 	old, former := config.Status.Update.DataSecretName, config.Status.DataSecretName
@@ -147,21 +148,21 @@ func TestUpdateDataOfPool(t *testing.T) {
 		pool.Spec.Template.Spec.Version = "v1.36.4"
 		pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName)
 	})
-	becomes(t, cluster, config, "update data of the new version", func() bool {
+	cluster.Becomes(t, config, "update data of the new version", func() bool {
 		return config.Status.Update.KubernetesVersion == "v1.36.4" && config.Status.Update.DataSecretName != old &&
 			cluster.Secret(config.Status.Update.DataSecretName) != nil && cluster.Secret(old) == nil && cluster.Secret("forgotten") == nil
 	})
 	// The pool's former bootstrap data is deleted, and the update data stays.
 	cluster.Change(pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName) })
 	data := cluster.Secret(config.Status.Update.DataSecretName)
-	testcluster.Eventually(t, "the former bootstrap data is deleted", func() bool { return cluster.Secret(former) == nil })
-	testcluster.Consistently(t, "the update data stays", func() bool {
+	expect.True(t, "the former bootstrap data is deleted", func() bool { return cluster.Secret(former) == nil })
+	expect.Consistently(t, "the update data stays", func() bool {
 		now := cluster.Secret(data.Name)
 		return now != nil && now.UID == data.UID
 	})
 	forgotten(cluster, config, "forgotten")
 	cluster.Change(pool, func() { setUpdating(pool, false) })
-	becomes(t, cluster, config, "no data without an update", func() bool { return cluster.Secret(data.Name) == nil && cluster.Secret("forgotten") == nil })
+	cluster.Becomes(t, config, "no data without an update", func() bool { return cluster.Secret(data.Name) == nil && cluster.Secret("forgotten") == nil })
 }
 
 // Row ALL-17: during an update, admission accepts changes that can be made in place, and refuses others.

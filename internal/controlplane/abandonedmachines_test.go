@@ -13,8 +13,8 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // Row ALL-15: if core does not remove its finalizer, for example because another version of core replaced it, Capstan removes it.

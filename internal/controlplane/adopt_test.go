@@ -18,8 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // secretsOfCapstan lists the Secrets that Capstan creates for a cluster. The control plane owns them.
@@ -45,8 +46,8 @@ func changeOwners(w *simulation, change func(client.Object)) {
 	pause := func(paused bool) {
 		w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.Paused = &paused })
 		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: w.cluster.Meta("demo")}
-		becomes(w.t, w.cluster, cp, "paused or not", func() bool {
-			return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") == paused
+		w.cluster.Becomes(w.t, cp, "paused or not", func() bool {
+			return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") == paused
 		})
 	}
 	pause(true)
@@ -101,7 +102,7 @@ func TestAdoption(t *testing.T) {
 			changeOwners(w, c.change)
 			w.until("the owner references are restored", ownersAre(t, w, cp))
 			w.still("three members vote", func() bool { return w.settled(cp, 3)() })
-			if has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "") {
+			if testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "") {
 				t.Error("the control plane is not Available")
 			}
 		})
@@ -120,7 +121,7 @@ func TestDeleteWithoutOwners(t *testing.T) {
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
-	becomes(t, w.cluster, cp, "paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
+	w.cluster.Becomes(t, cp, "paused", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
 	for _, obj := range owned(t, w.cluster) {
 		w.cluster.Change(obj, func() { withoutOwners(obj) })
 	}
@@ -143,14 +144,14 @@ func TestLostSecretLabels(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	for _, labels := range []map[string]string{nil, {clusterv1.ClusterNameLabel: "other"}} {
 		for _, name := range secretsOfCapstan {
 			s := &corev1.Secret{ObjectMeta: cluster.Meta(name)}
 			cluster.Change(s, func() { s.Labels = labels })
 		}
 		for _, name := range secretsOfCapstan {
-			testcluster.Eventually(t, "the label of "+name, func() bool {
+			expect.True(t, "the label of "+name, func() bool {
 				return cluster.Secret(name).Labels[clusterv1.ClusterNameLabel] == cluster.Name
 			})
 		}
@@ -214,7 +215,7 @@ func TestMemberKeepsItsMachine(t *testing.T) {
 						t.Errorf("%s recommends a restore: %s", condition.Type, condition.Message)
 					}
 				}
-				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, c.says) || has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, c.says)
+				return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, c.says) || testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, c.says)
 			}
 			w.until("a condition names the Machine", says)
 			w.still("no Machine is created, and no member leaves", func() bool { return w.voting() == 3 && len(w.made) == 3 && says() })
@@ -227,13 +228,13 @@ func TestAllUnlabelled(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	machine := machinesOf(t, cluster)[0]
 	cluster.Change(&machine, func() { machine.Labels = nil })
-	becomes(t, cluster, cp, "a condition contains the remedy", func() bool {
-		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "lacks its labels") && !has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "restore")
+	cluster.Becomes(t, cp, "a condition contains the remedy", func() bool {
+		return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "lacks its labels") && !testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "restore")
 	})
 	cluster.Change(&machine, func() {
 		machine.Labels = ownLabels(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}})
 	})
-	becomes(t, cluster, cp, "the control plane continues", func() bool { return has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
+	cluster.Becomes(t, cp, "the control plane continues", func() bool { return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
 }
 
 // TestSecretsOfUsers (CP-14, CP-15): a Secret whose type is not Cluster API's belongs to a user and gets no owner.
@@ -249,7 +250,7 @@ func TestSecretsOfUsers(t *testing.T) {
 	}
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	if s := cluster.Secret("demo-ca"); len(s.OwnerReferences) != 0 {
 		t.Errorf("the user's authority has an owner: %v", s.OwnerReferences)
 	}

@@ -16,9 +16,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // untouched is a client that fails the test at any read or write.

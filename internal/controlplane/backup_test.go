@@ -17,8 +17,9 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 func s3() etcdv1.BackupStore {
@@ -87,11 +88,11 @@ func TestBackups(t *testing.T) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: s3(), Retention: ptr.To[int32](1), Schedule: "0 0 29 2 *"}
 	})
 	w.until("no backup is due", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionUnknown, "No backup was due yet")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionUnknown, "No backup was due yet")
 	})
 	demand(w, cp, "one")
 	w.until("a condition names the missing Secret", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
 	})
 	if n := len(w.backups()); n != 0 {
 		t.Errorf("%d backups were requested without credentials", n)
@@ -115,7 +116,7 @@ func TestBackups(t *testing.T) {
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), given) })
 	w.ends(b, etcdv1.BackupSucceeded, "")
 	w.until("the status contains the first backup", func() bool {
-		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "")
+		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "")
 	})
 	if got := cp.Status.Backups[0]; got.Name != b.Name || got.Request != "one" || got.SizeBytes != 4096 || got.Revision != 7 || got.EtcdVersion != "3.6.14" || len(got.Keys) != 3 || got.SHA256 == "" || !strings.HasPrefix(got.Location, "s3://") {
 		t.Errorf("%+v", got)
@@ -128,7 +129,7 @@ func TestBackups(t *testing.T) {
 	}
 	w.ends(second, etcdv1.BackupFailed, "nobody is there")
 	w.until("a condition reports the failure", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "nobody is there") && len(cp.Status.Backups) == 1
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "nobody is there") && len(cp.Status.Backups) == 1
 	})
 	demand(w, cp, "four")
 	third := w.backupWith(etcdv1.BackupOnDemand, "four")
@@ -138,7 +139,7 @@ func TestBackups(t *testing.T) {
 	})
 	w.cluster.Change(cp, func() { cp.Spec.Backup = controlplanev1.BackupSpec{} })
 	w.until("without backups, there is no condition", func() bool {
-		return w.cluster.Get(cp) == nil && !has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1
+		return w.cluster.Get(cp) == nil && !testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1
 	})
 	w.until("the workload cluster has no credentials", func() bool {
 		return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(given), given)) && w.cluster.Get(cp) == nil && !conditions.Has(cp, controlplanev1.BackupSucceededCondition)
@@ -172,8 +173,8 @@ func TestBackupBeforeUpgrade(t *testing.T) {
 	w.still("no Machine is replaced", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
 	w.ends(b, etcdv1.BackupFailed, "the disk is full")
 	w.until("a condition reports it", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the disk is full") &&
-			has(cp, "RollingOut", metav1.ConditionTrue, "the backup before the upgrade to v1.36.4 is not there yet")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the disk is full") &&
+			testcluster.Has(cp, "RollingOut", metav1.ConditionTrue, "the backup before the upgrade to v1.36.4 is not there yet")
 	})
 	if now := namesOfMachines(t, w); len(now) != 1 || now[0] != before[0] {
 		t.Errorf("%v became %v", before, now)
@@ -260,7 +261,7 @@ func TestBackupNotAdmitted(t *testing.T) {
 	refuseBackups(w)
 	demand(w, cp, "one")
 	w.until("a condition reports it", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "no backups today")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "no backups today")
 	})
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
@@ -298,7 +299,7 @@ func refuseBackups(w *simulation) {
 	probe := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: etcdv1.EtcdBackupSpec{
 		Member: "m", Trigger: etcdv1.BackupOnDemand, Request: "probe", Store: inDirectory(), Folder: "a/b", KubernetesVersion: "v1.36.3",
 	}}
-	testcluster.Eventually(w.t, "the policy holds", func() bool {
+	expect.True(w.t, "the policy holds", func() bool {
 		err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll)
 		return err != nil && strings.Contains(err.Error(), "no backups today")
 	})

@@ -27,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestUncertified (CP-14, CP-15): a Secret with keys is missing. Machines can still be removed, changes still reach the other
@@ -40,7 +41,7 @@ func TestUncertified(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.until("a condition reports it", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
 	})
 	gone := namesOfMachines(t, w)[0]
 	deleteMachine(t, w, gone)
@@ -59,7 +60,7 @@ func TestUncertified(t *testing.T) {
 	}
 	w.until("the kubeconfig is created again", func() bool { return w.cluster.Secret("demo-kubeconfig") != nil })
 	w.still("no Machine is created", func() bool { return len(w.made) == 3 })
-	if w.cluster.Get(cp) != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, noCertificates) {
+	if w.cluster.Get(cp) != nil || !testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, noCertificates) {
 		t.Errorf("no condition contains the cause: %v", cp.Status.Conditions)
 	}
 	lost.ResourceVersion, lost.UID = "", ""

@@ -18,8 +18,9 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // withMachine returns a cluster with the first Machine of its control plane.
@@ -30,7 +31,7 @@ func withMachine(t *testing.T) (*testcluster.Cluster, *controlplanev1.CapstanCon
 		cp.Spec.MachineTemplate.Spec.Deletion.NodeDeletionTimeoutSeconds = ptr.To[int32](0)
 	})
 	cluster.SetInfraEndpoint(somewhere)
-	testcluster.Eventually(t, "the first Machine", func() bool { return handedOver(t, cluster) })
+	expect.True(t, "the first Machine", func() bool { return handedOver(t, cluster) })
 	return cluster, cp, &machinesOf(t, cluster)[0]
 }
 
@@ -62,19 +63,19 @@ func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 				return cluster.Get(machine) == nil && machine.DeletionTimestamp.IsZero() && machine.Annotations[controlplanev1.PreTerminateHookAnnotation] == "" &&
 					len(machine.Finalizers) == 1
 			}
-			testcluster.Consistently(t, "nothing is deleted before the control plane", remains)
+			expect.Consistently(t, "nothing is deleted before the control plane", remains)
 			cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 			deleteNow(t, cp)
-			becomes(t, cluster, cp, "paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
-			testcluster.Consistently(t, "nothing is deleted during a pause", remains)
+			cluster.Becomes(t, cp, "paused", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
+			expect.Consistently(t, "nothing is deleted during a pause", remains)
 			cluster.Change(cp, func() { delete(cp.Annotations, clusterv1.PausedAnnotation) })
 
-			becomes(t, cluster, cp, "the deletion is reported", func() bool {
-				return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "the Cluster does not exist, and 1 control plane machines") &&
-					has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "being deleted")
+			cluster.Becomes(t, cp, "the deletion is reported", func() bool {
+				return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "the Cluster does not exist, and 1 control plane machines") &&
+					testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "being deleted")
 			})
 			parts := []client.Object{&infrav1.CapstanMachine{ObjectMeta: cluster.Meta(machine.Name)}, &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta(machine.Name)}}
-			testcluster.Consistently(t, "the hook of a user delays the deletion of the machine", func() bool {
+			expect.Consistently(t, "the hook of a user delays the deletion of the machine", func() bool {
 				return cluster.Get(parts[0]) == nil && cluster.Get(parts[1]) == nil && cluster.Get(machine) == nil
 			})
 			owners := []metav1.OwnerReference{}
@@ -83,12 +84,12 @@ func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 				parts[1].SetOwnerReferences(stranger.OwnerReferences)
 			})
 			cluster.Change(machine, func() { delete(machine.Annotations, clusterv1.PreTerminateDeleteHookAnnotationPrefix+"/user") })
-			becomes(t, cluster, cp, "the object of another owner is named", func() bool {
-				return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "waits for the deletion of the CapstanConfig "+machine.Name)
+			cluster.Becomes(t, cp, "the object of another owner is named", func() bool {
+				return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "waits for the deletion of the CapstanConfig "+machine.Name)
 			})
 			cluster.Change(parts[1], func() { parts[1].SetOwnerReferences(owners) })
 			for _, obj := range append(parts, machine, cp) {
-				testcluster.Eventually(t, "deletion", func() bool { return apierrors.IsNotFound(cluster.Get(obj)) })
+				expect.True(t, "deletion", func() bool { return apierrors.IsNotFound(cluster.Get(obj)) })
 			}
 			if err := cluster.Get(stranger); err != nil || !stranger.DeletionTimestamp.IsZero() || cluster.Get(strangersConfig) != nil {
 				t.Errorf("the Machine of another owner was deleted: %v", err)
@@ -106,19 +107,19 @@ func TestLostOwnerReference(t *testing.T) {
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(true) })
 	cluster.Change(cp, func() { cp.OwnerReferences = nil })
 	deleteNow(t, cp)
-	becomes(t, cluster, cp, "paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
+	cluster.Becomes(t, cp, "paused", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = nil })
-	becomes(t, cluster, cp, "waits for the worker", func() bool {
-		return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
+	cluster.Becomes(t, cp, "waits for the worker", func() bool {
+		return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
 	})
 	if cluster.Get(machine) != nil || !machine.DeletionTimestamp.IsZero() {
 		t.Error("the control plane machine was deleted before the worker")
 	}
 	cluster.Change(cp, func() { cp.Annotations[clusterctlv1.DeleteForMoveAnnotation] = "" })
 	deleteNow(t, cluster.Cluster, worker)
-	testcluster.Consistently(t, "clusterctl deletes no machine", func() bool { return cluster.Get(machine) == nil && machine.DeletionTimestamp.IsZero() })
+	expect.Consistently(t, "clusterctl deletes no machine", func() bool { return cluster.Get(machine) == nil && machine.DeletionTimestamp.IsZero() })
 	cluster.Change(cp, func() { delete(cp.Annotations, clusterctlv1.DeleteForMoveAnnotation) })
-	testcluster.Eventually(t, "deletion", func() bool {
+	expect.True(t, "deletion", func() bool {
 		return apierrors.IsNotFound(cluster.Get(cp)) && apierrors.IsNotFound(cluster.Get(machine))
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestDeadHost (CP-10): the host of a Machine is lost, so its infrastructure cannot be removed. The member of the Machine leaves
@@ -25,7 +26,7 @@ func TestDeadHost(t *testing.T) {
 	infra := &infrav1.CapstanMachine{ObjectMeta: w.cluster.Meta(lost.Name)}
 	w.dead[lost.Name], w.careful[lost.Name] = true, true
 	w.until("a condition reports the failure", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, lost.Name)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, lost.Name)
 	})
 	unhealthy(w, &lost)
 	w.until("its member is asked to leave", func() bool { m := w.member(lost.Name); return m != nil && m.Spec.Leave })
@@ -37,7 +38,7 @@ func TestDeadHost(t *testing.T) {
 	w.careful = map[string]bool{}
 	w.until("another Machine is created", func() bool {
 		return len(w.made) == 4 && w.voting() == 3 && w.cluster.Get(cp) == nil && ptr.Deref(cp.Status.Replicas, 0) == 4 &&
-			has(cp, clusterv1.ScalingDownCondition, metav1.ConditionTrue, "Machine "+lost.Name+" has left the cluster, and its CapstanMachine "+lost.Name+" is still there")
+			testcluster.Has(cp, clusterv1.ScalingDownCondition, metav1.ConditionTrue, "Machine "+lost.Name+" has left the cluster, and its CapstanMachine "+lost.Name+" is still there")
 	})
 
 	before := namesOfMachines(t, w)

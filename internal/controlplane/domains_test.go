@@ -11,6 +11,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestLabelsOfAnyName: control planes of any name have valid labels, and different names have different labels.
@@ -45,22 +46,26 @@ func TestLabelsOfAnyName(t *testing.T) {
 func TestReady(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	w.until("Ready", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
 	})
 	machine := machinesOf(t, w.cluster)[0]
 	ready := func(status metav1.ConditionStatus) {
 		w.cluster.ChangeStatus(&machine, func() {
 			conditions.Set(&machine, metav1.Condition{Type: clusterv1.ReadyCondition, Status: status, Reason: "Test", Message: "as the test wants it"})
 		})
-		w.until("Ready follows", func() bool { return w.cluster.Get(cp) == nil && has(cp, clusterv1.ReadyCondition, status, "") })
+		w.until("Ready follows", func() bool {
+			return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.ReadyCondition, status, "")
+		})
 	}
 	ready(metav1.ConditionFalse)
-	if !has(cp, clusterv1.ReadyCondition, metav1.ConditionFalse, machine.Name) {
+	if !testcluster.Has(cp, clusterv1.ReadyCondition, metav1.ConditionFalse, machine.Name) {
 		t.Errorf("Ready does not contain the cause: %v", conditions.Get(cp, clusterv1.ReadyCondition))
 	}
 	ready(metav1.ConditionTrue)
 	w.cluster.MachineTemplate("other")
 	w.broken[machine.Name] = true
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "other" })
-	becomes(t, w.cluster, cp, "not Ready during a rollout", func() bool { return has(cp, clusterv1.ReadyCondition, metav1.ConditionFalse, "not up-to-date") })
+	w.cluster.Becomes(t, cp, "not Ready during a rollout", func() bool {
+		return testcluster.Has(cp, clusterv1.ReadyCondition, metav1.ConditionFalse, "not up-to-date")
+	})
 }

@@ -19,9 +19,10 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // stoppableClient is a client that blocks at one write, before it or directly after it, until the test releases it.
@@ -196,15 +197,15 @@ func TestForeignName(t *testing.T) {
 		cp.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: `{"name":"worker"}`}
 	})
 	cluster.SetInfraEndpoint(somewhere)
-	becomes(t, cluster, cp, "refused", func() bool {
-		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the name worker is taken")
+	cluster.Becomes(t, cp, "refused", func() bool {
+		return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the name worker is taken")
 	})
 	before := worker.ResourceVersion
 	if err := cluster.Get(worker); err != nil || worker.ResourceVersion != before {
 		t.Errorf("the worker was changed: %v", err)
 	}
 	cluster.Change(cp, func() { delete(cp.Annotations, controlplanev1.FirstMachineAnnotation) })
-	testcluster.Eventually(t, "without the annotation, the first Machine has another name", func() bool {
+	expect.True(t, "without the annotation, the first Machine has another name", func() bool {
 		return len(machinesOf(t, cluster)) == 1
 	})
 }
@@ -221,8 +222,8 @@ func TestFormerData(t *testing.T) {
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: `{"name":"first"}`}
 	})
-	becomes(t, cluster, cp, "it waits", func() bool {
-		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the Secret first still has the bootstrap data of a former CapstanConfig")
+	cluster.Becomes(t, cp, "it waits", func() bool {
+		return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the Secret first still has the bootstrap data of a former CapstanConfig")
 	})
 	if err := cluster.Get(former); !apierrors.IsNotFound(err) {
 		t.Errorf("the CapstanConfig exists too early: %v", err)
@@ -230,7 +231,7 @@ func TestFormerData(t *testing.T) {
 	if err := env.Client.Delete(t.Context(), data); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "the first Machine exists", func() bool {
+	expect.True(t, "the first Machine exists", func() bool {
 		machines := machinesOf(t, cluster)
 		return len(machines) == 1 && machines[0].Name == "first"
 	})
@@ -281,7 +282,7 @@ func TestRefusedConfig(t *testing.T) {
 			break
 		}
 	}
-	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "refused for the") {
+	if err := cluster.Get(cp); err != nil || !testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "refused for the") {
 		t.Errorf("no condition contains the refusal: %v", cp.Status.Conditions)
 	}
 	cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} })
@@ -311,12 +312,14 @@ func TestRefusedConfigForReal(t *testing.T) {
 		cluster.Create(obj)
 		t.Cleanup(func() { _ = env.Client.Delete(context.Background(), obj) })
 	}
-	testcluster.Eventually(t, "the policy is active", func() bool {
+	expect.True(t, "the policy is active", func() bool {
 		return env.Client.Create(context.Background(), &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("probe")}, client.DryRunAll) != nil
 	})
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "a condition reports it", func() bool { return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "no configs here") })
+	cluster.Becomes(t, cp, "a condition reports it", func() bool {
+		return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "no configs here")
+	})
 	version := cp.ResourceVersion
-	testcluster.Consistently(t, "nothing is written during the refusals", func() bool { return cluster.Get(cp) == nil && cp.ResourceVersion == version })
+	expect.Consistently(t, "nothing is written during the refusals", func() bool { return cluster.Get(cp) == nil && cp.ResourceVersion == version })
 }

@@ -15,7 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // foreignGroup is the API group of most infrastructure providers. A provider with its own group must aggregate its role into
@@ -58,7 +59,7 @@ func installForeign(t *testing.T, kinds ...string) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = env.Client.Delete(context.Background(), obj) })
-		testcluster.Eventually(t, kind+" is served", func() bool {
+		expect.True(t, kind+" is served", func() bool {
 			list := &unstructured.UnstructuredList{}
 			list.SetAPIVersion(foreignGroup + "/v1beta7")
 			list.SetKind(kind + "List")
@@ -85,8 +86,8 @@ func TestForeignInfrastructure(t *testing.T) {
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: foreignGroup, Kind: "OtherMachineTemplate", Name: "large"}
 	})
-	becomes(t, cluster, cp, "waits for the endpoint", func() bool {
-		return has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
+	cluster.Becomes(t, cp, "waits for the endpoint", func() bool {
+		return testcluster.Has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
 	})
 	cluster.Change(infra, func() {
 		infra.Object["spec"] = map[string]any{"controlPlaneEndpoint": map[string]any{"host": somewhere.Host, "port": int64(somewhere.Port)}}
@@ -94,7 +95,7 @@ func TestForeignInfrastructure(t *testing.T) {
 	})
 
 	var made *unstructured.Unstructured
-	testcluster.Eventually(t, "a machine of the other provider, owned by its Machine", func() bool {
+	expect.True(t, "a machine of the other provider, owned by its Machine", func() bool {
 		machines := machinesOf(t, cluster)
 		if len(machines) == 0 {
 			return false
@@ -110,7 +111,7 @@ func TestForeignInfrastructure(t *testing.T) {
 		made.GetAnnotations()[clusterv1.TemplateClonedFromNameAnnotation] != "large" {
 		t.Errorf("made %v", made.Object)
 	}
-	testcluster.Eventually(t, "the Cluster owns the template", func() bool {
+	expect.True(t, "the Cluster owns the template", func() bool {
 		return cluster.Get(template) == nil && len(template.GetOwnerReferences()) == 1
 	})
 
@@ -118,7 +119,7 @@ func TestForeignInfrastructure(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "the Machine is being deleted", func() bool {
+	expect.True(t, "the Machine is being deleted", func() bool {
 		for _, m := range machinesOf(t, cluster) {
 			if m.DeletionTimestamp.IsZero() {
 				return false

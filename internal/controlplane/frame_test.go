@@ -14,8 +14,9 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestLateWrite writes a status late, as after a slow answer of the API server. A later reconcile has read the object from
@@ -24,14 +25,18 @@ import (
 func TestLateWrite(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "it waits for the endpoint", func() bool { return has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, noEndpoint) })
-	testcluster.Rest(t, func() string { _ = cluster.Get(cp); return cp.ResourceVersion })
+	cluster.Becomes(t, cp, "it waits for the endpoint", func() bool {
+		return testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, noEndpoint)
+	})
+	expect.Rest(t, func() string { _ = cluster.Get(cp); return cp.ResourceVersion })
 	before := cp.DeepCopy()
 	conditions.Set(cp, metav1.Condition{Type: clusterv1.AvailableCondition, Status: metav1.ConditionTrue, Reason: "Late", Message: "late"})
 	if err := env.Client.Status().Patch(context.Background(), cp, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, cluster, cp, "the late write is corrected", func() bool { return has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, noEndpoint) })
+	cluster.Becomes(t, cp, "the late write is corrected", func() bool {
+		return testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, noEndpoint)
+	})
 }
 
 // TestForeignCondition checks that a condition of another writer survives the status of a reconcile whose cache is behind.
@@ -43,7 +48,7 @@ func TestForeignCondition(t *testing.T) {
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}
 	reconcile := func() {
 		t.Helper()
-		testcluster.Eventually(t, "a reconcile without a conflict with the controller that reports the pause", func() bool {
+		expect.True(t, "a reconcile without a conflict with the controller that reports the pause", func() bool {
 			_, err := r.Reconcile(t.Context(), request)
 			if err != nil && !apierrors.IsConflict(err) {
 				t.Fatal(err)
@@ -61,10 +66,10 @@ func TestForeignCondition(t *testing.T) {
 		conditions.Set(cp, metav1.Condition{Type: "ExampleChecked", Status: metav1.ConditionTrue, Reason: "Checked"})
 	})
 	reconcile()
-	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "to 3 replicas") {
+	if err := cluster.Get(cp); err != nil || !testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "to 3 replicas") {
 		t.Fatalf("the status was not written: %v, %v", cp.Status.Conditions, err)
 	}
-	if !has(cp, "ExampleChecked", metav1.ConditionTrue, "") {
+	if !testcluster.Has(cp, "ExampleChecked", metav1.ConditionTrue, "") {
 		t.Errorf("the condition of another writer is lost: %v", cp.Status.Conditions)
 	}
 }
@@ -76,7 +81,7 @@ func TestReconcilerRateLimiting(t *testing.T) {
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil) // Its first Machine is an event for the controller of certificate requests.
 	for _, controller := range []string{"capstancontrolplane", "capstan-csr"} {
-		testcluster.Eventually(t, controller+" is limited", func() bool { return limitedReconciles(t, controller) > 0 })
+		expect.True(t, controller+" is limited", func() bool { return limitedReconciles(t, controller) > 0 })
 	}
 }
 

@@ -19,8 +19,9 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // trap is a server of a tenant. It asks for a client certificate, because that makes client-go run an exec plugin.
@@ -108,20 +109,20 @@ func TestHostileKubeconfig(t *testing.T) {
 				return os.IsNotExist(err) && trap.contacts.Load() == 0
 			}
 			refused := func() bool {
-				return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
+				return testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
 			}
-			becomes(t, cluster, cp, "a condition refuses the kubeconfig, or the server of the tenant got a connection", func() bool { return refused() || !safe() })
-			testcluster.Eventually(t, "the first Machine, so that its API server is probed", func() bool { return !safe() || len(machinesOf(t, cluster)) == 1 })
+			cluster.Becomes(t, cp, "a condition refuses the kubeconfig, or the server of the tenant got a connection", func() bool { return refused() || !safe() })
+			expect.True(t, "the first Machine, so that its API server is probed", func() bool { return !safe() || len(machinesOf(t, cluster)) == 1 })
 			// In an initialized cluster, more code and the cache of workload clusters connect.
 			cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 			cluster.ChangeStatus(cluster.Cluster, func() {
 				cluster.Status.Initialization = clusterv1.ClusterInitializationStatus{ControlPlaneInitialized: ptr.To(true), InfrastructureProvisioned: ptr.To(true)}
 			})
-			becomes(t, cluster, cp, "Available is False", func() bool {
-				return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "because the kubeconfig is refused") || !safe()
+			cluster.Becomes(t, cp, "Available is False", func() bool {
+				return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "because the kubeconfig is refused") || !safe()
 			})
-			testcluster.Eventually(t, "the cache of workload clusters tries to connect", func() bool { return triedToConnect(t, cluster) || !safe() })
-			testcluster.Consistently(t, fmt.Sprintf("no program, no connection (%d)", trap.contacts.Load()), safe)
+			expect.True(t, "the cache of workload clusters tries to connect", func() bool { return triedToConnect(t, cluster) || !safe() })
+			expect.Consistently(t, fmt.Sprintf("no program, no connection (%d)", trap.contacts.Load()), safe)
 		})
 	}
 }
@@ -166,26 +167,28 @@ func TestUserKubeconfig(t *testing.T) {
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	cp := cluster.ControlPlane(nil)
 	endpoint.Serve(t, authority, env.Config)
-	becomes(t, cluster, cp, "refused", func() bool {
-		return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "cluster.proxy-url")
+	cluster.Becomes(t, cp, "refused", func() bool {
+		return testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "cluster.proxy-url")
 	})
 	cluster.Change(mine, func() { mine.Data["value"] = data })
-	becomes(t, cluster, cp, "initialized through the user's kubeconfig", func() bool {
-		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, cp, "initialized through the user's kubeconfig", func() bool {
+		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
 	})
 	if after := cluster.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
 		t.Error("the user's kubeconfig was changed")
 	}
 	for found, labels := range map[string]map[string]string{`found ""`: nil, `found "other"`: {clusterv1.ClusterNameLabel: "other"}} {
 		cluster.Change(mine, func() { mine.Labels = labels })
-		becomes(t, cluster, cp, "CP-13: without the label", func() bool {
-			return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, found+": set the label")
+		cluster.Becomes(t, cp, "CP-13: without the label", func() bool {
+			return testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, found+": set the label")
 		})
 		if after := cluster.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
 			t.Error("the user's kubeconfig was changed")
 		}
 		cluster.Change(mine, func() { mine.Labels = map[string]string{clusterv1.ClusterNameLabel: cluster.Name} })
-		becomes(t, cluster, cp, "CP-13: with the label", func() bool { return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "") })
+		cluster.Becomes(t, cp, "CP-13: with the label", func() bool {
+			return testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
+		})
 	}
 }
 
@@ -195,13 +198,13 @@ func TestSpoiledKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "a kubeconfig", func() bool {
-		return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, cp, "a kubeconfig", func() bool {
+		return testcluster.Has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
 	})
 	own := cluster.Secret("demo-kubeconfig")
 	spoiled := strings.Replace(string(own.Data["value"]), "server: ", "proxy-url: http://127.0.0.1:1\n    server: ", 1)
 	cluster.Change(own, func() { own.Data["value"] = []byte(spoiled) })
-	testcluster.Eventually(t, "created again", func() bool {
+	expect.True(t, "created again", func() bool {
 		return !strings.Contains(string(cluster.Secret("demo-kubeconfig").Data["value"]), "proxy-url")
 	})
 }

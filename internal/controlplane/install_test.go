@@ -17,8 +17,8 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func initializedFor(age time.Duration) *controlplanev1.CapstanControlPlane {
@@ -80,7 +80,7 @@ func TestInstalled(t *testing.T) {
 		if err := env.Client.Delete(t.Context(), crd); err != nil {
 			t.Fatal(err)
 		}
-		testcluster.Eventually(t, "the kind is deleted", func() bool {
+		expect.True(t, "the kind is deleted", func() bool {
 			return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
 		})
 		if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(role), role); client.IgnoreNotFound(err) != nil {
@@ -95,7 +95,7 @@ func TestInstalled(t *testing.T) {
 	}
 	current := func(what string, r *workloads) {
 		t.Helper()
-		testcluster.Eventually(t, what, func() bool {
+		expect.True(t, what, func() bool {
 			if _, err := r.reconcile(t.Context(), s); err != nil {
 				t.Fatal(err)
 			}

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // interruptions is a client with one error around the creation of the next Machine.
@@ -64,7 +64,7 @@ func (s *staleControlPlane) interrupted(replicas int, c *interruptions) {
 	s.cache.Client = c
 	defer func() { s.cache.Client = env.Client }()
 	var errs []error
-	testcluster.Eventually(s.t, "all Machines exist, or there is another error", func() bool {
+	expect.True(s.t, "all Machines exist, or there is another error", func() bool {
 		_, err := s.reconciler.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.cp)})
 		if err != nil {
 			errs = append(errs, err)

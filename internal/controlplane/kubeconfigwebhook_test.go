@@ -10,8 +10,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // unchecked disables the check of kubeconfigs for a namespace, and waits until the API server applies this.
@@ -25,7 +25,7 @@ func unchecked(t *testing.T, namespace string) {
 	if err := env.Client.Update(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "namespace "+namespace+" is no longer checked", func() bool {
+	expect.True(t, "namespace "+namespace+" is no longer checked", func() bool {
 		return env.Client.Create(t.Context(), kubeconfigSecret(namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) == nil
 	})
 }
@@ -88,7 +88,7 @@ func TestKubeconfigSecrets(t *testing.T) {
 	if err := env.Client.Patch(t.Context(), ns, client.RawPatch(client.Merge.Type(), fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, KubeconfigCheckLabel))); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "the namespace is checked again", func() bool {
+	expect.True(t, "the namespace is checked again", func() bool {
 		return env.Client.Create(t.Context(), kubeconfigSecret(bad.Namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) != nil
 	})
 	bad.Labels = map[string]string{"a": "b"}

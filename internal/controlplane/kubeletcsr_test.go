@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // bootstrapper is a user with the rights of a bootstrap token.
@@ -101,13 +101,13 @@ func TestKubeletRequests(t *testing.T) {
 	foreign := requestKubelet(t, "foreign", "bbbbbb", "requests-a")
 	own := requestKubelet(t, "own", "aaaaaa", "requests-a")
 	start := time.Now()
-	testcluster.Eventually(t, "the request for its own machine", func() bool { return approved(t, own) })
+	expect.True(t, "the request for its own machine", func() bool { return approved(t, own) })
 	t.Logf("approved after %s", time.Since(start))
 	if approved(t, early) {
 		t.Error("approved for a Machine that does not exist")
 	}
 	join("requests-b", "bbbbbb")
-	testcluster.Eventually(t, "the request for its own machine, after the Machine exists", func() bool { return approved(t, early) })
+	expect.True(t, "the request for its own machine, after the Machine exists", func() bool { return approved(t, early) })
 	if approved(t, foreign) {
 		t.Error("a token got the kubelet certificate of another machine")
 	}

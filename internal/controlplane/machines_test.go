@@ -23,8 +23,9 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // namesOfMachines returns the names of the Machines, the oldest first.
@@ -65,7 +66,7 @@ func TestScaleUpAndDown(t *testing.T) {
 	first := namesOfMachines(t, w)[0]
 	scaleTo(w, cp, 3)
 	// The simulation makes no step meanwhile, so no machine joins.
-	testcluster.Eventually(t, "both Machines are created at the same time", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
+	expect.True(t, "both Machines are created at the same time", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
 	if w.voting() != 1 {
 		t.Errorf("%d members vote, want 1: the other Machines must be created before the first of them joins", w.voting())
 	}
@@ -115,7 +116,7 @@ func TestRollOut(t *testing.T) {
 			w.most, w.fewest = 0, 1000
 			c.change()
 			w.until("the rollout begins", func() bool {
-				return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "")
+				return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "")
 			})
 			w.until("all Machines are replaced", func() bool {
 				for _, name := range namesOfMachines(t, w) {
@@ -194,7 +195,7 @@ func TestRollOutWithVolumes(t *testing.T) {
 	w.until("a Machine with volumes", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
 	rollTo("keeps-one", "data")
 	w.until("the condition has the remedy", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Set spec.replicas to 3")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Set spec.replicas to 3")
 	})
 	w.most = 0
 	scaleTo(w, cp, 3)
@@ -233,7 +234,7 @@ func changeMind(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPl
 		return hung != ""
 	})
 	w.until("a condition names the Machine that the rollout waits for", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "waits: Machine "+hung+" has not joined etcd")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "waits: Machine "+hung+" has not joined etcd")
 	})
 	w.still("no member leaves", func() bool { return w.voting() >= 3 })
 	otherTemplate(w, cp, "last")
@@ -267,7 +268,7 @@ func TestDeletedMachines(t *testing.T) {
 	w.cluster.Change(&victim, func() { victim.Annotations[other] = "" })
 	deleteMachine(t, w, victim.Name)
 	w.until("the deletion waits for the other hook", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && model.WaitsForHook(&victim)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && model.WaitsForHook(&victim)
 	})
 	w.still("its member stays", func() bool { return w.voting() == 3 })
 	w.cluster.Change(&victim, func() { delete(victim.Annotations, other) })
@@ -311,15 +312,15 @@ func repair(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane)
 	killed := machinesOf(t, w.cluster)[1]
 	w.dead[killed.Name] = true
 	w.until("a condition reports the failure", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
 	})
-	if !has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") {
+	if !testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") {
 		t.Error("the control plane is not Available with two of three machines")
 	}
 	w.still("nothing is replaced without a mark", func() bool { return len(w.made) == 3 })
 	unhealthy(w, &killed)
 	w.until("replaced", func() bool { return len(w.made) == 4 && w.settled(cp, 3)() })
-	if cp.Status.LastRemediation.Machine != killed.Name || !has(cp, clusterv1.RemediatingCondition, metav1.ConditionFalse, "") {
+	if cp.Status.LastRemediation.Machine != killed.Name || !testcluster.Has(cp, clusterv1.RemediatingCondition, metav1.ConditionFalse, "") {
 		t.Errorf("last %v, conditions %v", cp.Status.LastRemediation, cp.Status.Conditions)
 	}
 	if _, open := cp.Annotations[controlplanev1.RemediationInProgressAnnotation]; open {
@@ -372,7 +373,7 @@ func TestRepairRetries(t *testing.T) {
 	killed := machinesOf(t, w.cluster)[0]
 	w.dead[killed.Name] = true
 	w.until("a condition reports the failure", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
 	})
 	unhealthy(w, &killed)
 	second := replace(4)
@@ -381,8 +382,8 @@ func TestRepairRetries(t *testing.T) {
 	unhealthy(w, &third)
 	w.until("the repair has stopped", func() bool {
 		return w.cluster.Get(&third) == nil && conditions.GetReason(&third, clusterv1.MachineOwnerRemediatedCondition) == controlplanev1.CannotBeRemediatedReason &&
-			w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "Machine "+third.Name+": it replaces Machine "+second.Name) &&
-			has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
+			w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "Machine "+third.Name+": it replaces Machine "+second.Name) &&
+			testcluster.Has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
 	})
 	w.still("no further Machine is created", func() bool { return len(w.made) == 5 })
 	w.broken = map[string]bool{}
@@ -405,7 +406,7 @@ func dieDuringDeparture(t *testing.T, w *simulation, cp *controlplanev1.CapstanC
 	w.until("it is asked to leave", func() bool { m := w.member(leaving); return m != nil && m.Spec.Leave })
 	w.dead[dead.Name] = true
 	w.until("a condition names the lost member", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead.Name)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead.Name)
 	})
 	unhealthy(w, &dead)
 	w.until("the lost member has left", func() bool { return w.member(dead.Name) == nil })
@@ -426,7 +427,7 @@ func loseQuorum(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPl
 		w.set(m, metav1.Condition{Type: etcdv1.HealthyCondition, Status: metav1.ConditionFalse, Reason: "Unreachable"})
 	}
 	w.until("a condition reports it", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, "1 of 3 voting members work") &&
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, "1 of 3 voting members work") &&
 			conditions.GetReason(cp, controlplanev1.EtcdClusterHealthyCondition) == controlplanev1.QuorumLostReason
 	})
 	w.untilEvent(controlplanev1.QuorumLostReason, "1 of 3 voting members work")
@@ -516,7 +517,7 @@ func TestMoved(t *testing.T) {
 		m := machinesOf(t, w.cluster)
 		return len(m) == 1 && m[0].DeletionTimestamp.IsZero()
 	})
-	becomes(t, w.cluster, cp, "initialized", func() bool {
+	w.cluster.Becomes(t, cp, "initialized", func() bool {
 		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false)
 	})
 }
@@ -592,8 +593,8 @@ func TestDomainsFirst(t *testing.T) {
 			infra := &infrav1.CapstanCluster{ObjectMeta: cluster.Meta("demo")}
 			endpoint(cluster, infra)
 			cp := cluster.ControlPlane(nil)
-			becomes(t, cluster, cp, "the first Machine waits, and all other objects exist", func() bool {
-				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "does not show failure domains yet") && cluster.Secret("demo-kubeconfig") != nil
+			cluster.Becomes(t, cp, "the first Machine waits, and all other objects exist", func() bool {
+				return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "does not show failure domains yet") && cluster.Secret("demo-kubeconfig") != nil
 			})
 			if n := len(machinesOf(t, cluster)); n != 0 {
 				t.Fatalf("%d Machines", n)
@@ -601,7 +602,7 @@ func TestDomainsFirst(t *testing.T) {
 			cluster.ChangeStatus(infra, func() {
 				infra.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "x", ControlPlane: ptr.To(false)}, {Name: "y", ControlPlane: ptr.To(true)}}
 			})
-			testcluster.Eventually(t, "the Machine is in domain y", func() bool {
+			expect.True(t, "the Machine is in domain y", func() bool {
 				m := machinesOf(t, cluster)
 				return len(m) == 1 && m[0].Spec.FailureDomain == "y"
 			})

@@ -14,9 +14,10 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestOwnerReferencesEnforcement (ALL-05): the role is sufficient for all owner references on an API server that enforces rights on owners,
@@ -49,7 +50,7 @@ func TestOwnerReferencesEnforcement(t *testing.T) {
 	r := newReconciler(c, nil, reconciling.Options{LiveClient: c, SecretCachingClient: c})
 	until := func(what string, holds func() bool) {
 		t.Helper()
-		testcluster.Eventually(t, what, func() bool {
+		expect.True(t, what, func() bool {
 			if _, err := r.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}); err != nil {
 				t.Fatal(err)
 			}

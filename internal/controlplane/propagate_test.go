@@ -9,7 +9,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // refuseMachines makes the API server refuse every Machine with the label refused, as Cluster API's core does with
@@ -36,7 +37,7 @@ func refuseMachines(t *testing.T, cluster *testcluster.Cluster) {
 	}
 	probe := machinesOf(t, cluster)[0]
 	probe.Labels["refused"] = ""
-	testcluster.Eventually(t, "the policy is active", func() bool {
+	expect.True(t, "the policy is active", func() bool {
 		return env.Client.Patch(context.Background(), probe.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"refused":""}}}`)), client.DryRunAll) != nil
 	})
 }
@@ -50,18 +51,18 @@ func TestRefusedChange(t *testing.T) {
 	refuseMachines(t, w.cluster)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"refused": ""} })
 	w.until("a condition reports that the Machines cannot be changed", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "nobody may have this label") &&
-			has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "or feature gate that refuses it")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "nobody may have this label") &&
+			testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "or feature gate that refuses it")
 	})
 	deleted := namesOfMachines(t, w)[0]
 	deleteMachine(t, w, deleted)
 	w.until("the Machine and its member are removed", func() bool { return w.member(deleted) == nil && len(machinesOf(t, w.cluster)) == 2 })
 	w.until("a condition reports that no Machine can be created", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "cannot make the Machine") &&
-			has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "nobody may have this label")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "cannot make the Machine") &&
+			testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "nobody may have this label")
 	})
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = nil })
 	w.until("three again", func() bool {
-		return w.settled(cp, 3)() && has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionTrue, "")
+		return w.settled(cp, 3)() && testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionTrue, "")
 	})
 }

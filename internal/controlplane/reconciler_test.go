@@ -30,29 +30,19 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 var somewhere = clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 1}
-
-func has(cp *controlplanev1.CapstanControlPlane, kind string, status metav1.ConditionStatus, message string) bool {
-	c := conditions.Get(cp, kind)
-	return c != nil && c.Status == status && strings.Contains(c.Message, message)
-}
-
-// becomes waits until a control plane satisfies a condition.
-func becomes(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, what string, holds func() bool) {
-	t.Helper()
-	testcluster.Eventually(t, what, func() bool { return cluster.Get(cp) == nil && holds() })
-}
 
 // reconciledAgain makes a harmless change of the spec, and waits for the reconcile that it causes.
 func reconciledAgain(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	cluster.Change(cp, func() { cp.Spec.Remediation.MaxRetry = ptr.To(ptr.Deref(cp.Spec.Remediation.MaxRetry, 5) + 1) })
-	becomes(t, cluster, cp, "reconciled again", func() bool { return cp.Status.ObservedGeneration == cp.Generation })
+	cluster.Becomes(t, cp, "reconciled again", func() bool { return cp.Status.ObservedGeneration == cp.Generation })
 }
 
 func machinesOf(t *testing.T, cluster *testcluster.Cluster) []clusterv1.Machine {
@@ -78,11 +68,11 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "k", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
 		cp.Spec.Config.Cluster.DNS = bootstrapv1.DNSNone
 	})
-	becomes(t, cluster, cp, "certificates without an endpoint (CP-15)", func() bool {
-		return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, cp, "certificates without an endpoint (CP-15)", func() bool {
+		return testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
 	})
-	becomes(t, cluster, cp, "waits for the endpoint (CP-02)", func() bool {
-		return has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
+	cluster.Becomes(t, cp, "waits for the endpoint (CP-02)", func() bool {
+		return testcluster.Has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
 	})
 	if len(machinesOf(t, cluster)) != 0 || cluster.Secret("demo-kubeconfig") != nil {
 		t.Fatal("a Machine or a kubeconfig was created without an endpoint")
@@ -92,14 +82,14 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 	}
 
 	cluster.SetInfraEndpoint(somewhere)
-	becomes(t, cluster, cp, "versions as soon as a Machine exists (CP-05)", func() bool {
+	cluster.Becomes(t, cp, "versions as soon as a Machine exists (CP-05)", func() bool {
 		return len(cp.Status.Versions) == 1 && cp.Status.Versions[0].Version == "v1.36.3" &&
 			ptr.Deref(cp.Status.Replicas, 0) == 1 && ptr.Deref(cp.Status.ReadyReplicas, 9) == 0
 	})
 	if *cp.Spec.Replicas != 1 || cp.Status.Selector == "" || cp.Status.ObservedGeneration != cp.Generation {
 		t.Errorf("replicas %d, selector %q, observed %d of %d", *cp.Spec.Replicas, cp.Status.Selector, cp.Status.ObservedGeneration, cp.Generation)
 	}
-	testcluster.Eventually(t, "the Machine owns its CapstanConfig and infrastructure machine", func() bool { return handedOver(t, cluster) })
+	expect.True(t, "the Machine owns its CapstanConfig and infrastructure machine", func() bool { return handedOver(t, cluster) })
 	checkSecret(t, cluster, cp, "demo-kubeconfig")
 	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
 	if err != nil || config.Host != "https://127.0.0.1:1" {
@@ -121,7 +111,7 @@ func TestFormerFinalizer(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Change(cluster.Cluster, func() { cluster.Cluster.Spec.Paused = ptr.To(false) })
-	testcluster.Eventually(t, "the object is removed", func() bool { return apierrors.IsNotFound(cluster.Get(cp)) })
+	expect.True(t, "the object is removed", func() bool { return apierrors.IsNotFound(cluster.Get(cp)) })
 }
 
 // checkManifest checks that an applied manifest is stored unchanged, that a second application changes nothing and has no
@@ -158,7 +148,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 		t.Fatal(err)
 	}
 	before := cp.DeepCopy()
-	testcluster.Eventually(t, "the manifest replaces the object", func() bool {
+	expect.True(t, "the manifest replaces the object", func() bool {
 		u := manifest()
 		if err := cluster.Get(cp); err != nil {
 			t.Fatal(err)
@@ -248,7 +238,7 @@ func unanswered(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) 
 	cp := cluster.ControlPlane(change)
 	endpoint := testcluster.NewEndpoint(t)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	return cluster, cp, endpoint
 }
 
@@ -257,8 +247,8 @@ func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*t
 	t.Helper()
 	cluster, cp, endpoint := unanswered(t, change)
 	endpoint.Serve(t, cluster.Secret("demo-ca"), env.Config)
-	becomes(t, cluster, cp, "initialized after the API server answers (CP-09)", func() bool {
-		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "")
+	cluster.Becomes(t, cp, "initialized after the API server answers (CP-09)", func() bool {
+		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "")
 	})
 	return cluster, cp, endpoint
 }
@@ -282,7 +272,7 @@ func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (
 func TestNotInitialized(t *testing.T) {
 	cluster, cp, endpoint := unanswered(t, nil)
 	endpoint.Asked(t)
-	testcluster.Consistently(t, "not initialized", func() bool {
+	expect.Consistently(t, "not initialized", func() bool {
 		err := cluster.Get(cp)
 		_, recorded := cp.Annotations[controlplanev1.InitializedAnnotation]
 		return err == nil && !recorded && cp.Status.Initialization.ControlPlaneInitialized == nil
@@ -299,13 +289,13 @@ func TestInitialized(t *testing.T) {
 		"RollingOut": "False", "ScalingUp": "False", "ScalingDown": "False", "Remediating": "False", "Deleting": "False", "Paused": "False",
 		"MachinesUpToDate": "True", "CertificatesExpiring": "False",
 	} {
-		becomes(t, cluster, cp, "CP-10 "+kind, func() bool { return has(cp, kind, status, "") })
+		cluster.Becomes(t, cp, "CP-10 "+kind, func() bool { return testcluster.Has(cp, kind, status, "") })
 	}
-	becomes(t, cluster, cp, "CP-03 upToDateReplicas", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
+	cluster.Becomes(t, cp, "CP-03 upToDateReplicas", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
 	endpoint.Close()
 	cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": "yes"} })
-	becomes(t, cluster, cp, "not available while the API server does not answer", func() bool {
-		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "does not answer")
+	cluster.Becomes(t, cp, "not available while the API server does not answer", func() bool {
+		return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "does not answer")
 	})
 	if !ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) {
 		t.Error("CP-09: controlPlaneInitialized was unset")
@@ -317,7 +307,7 @@ func TestSteadyState(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	cluster := w.cluster
 	w.until("the control plane is settled", w.settled(cp, 1))
-	becomes(t, cluster, cp, "up to date", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
+	cluster.Becomes(t, cp, "up to date", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
 	versions := func() string {
 		var out strings.Builder
 		_ = cluster.Get(cp)
@@ -328,7 +318,7 @@ func TestSteadyState(t *testing.T) {
 		}
 		return out.String()
 	}
-	before := testcluster.Rest(t, func() string { w.step(); return versions() })
+	before := expect.Rest(t, func() string { w.step(); return versions() })
 	for i := range 3 {
 		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": strconv.Itoa(i)} })
 	}
@@ -344,14 +334,14 @@ func TestUserAuthority(t *testing.T) {
 	cluster.Create(secret)
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "CertificatesAvailable False", func() bool {
-		return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-ca is broken")
+	cluster.Becomes(t, cp, "CertificatesAvailable False", func() bool {
+		return testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-ca is broken")
 	})
 	if len(machinesOf(t, cluster)) != 0 {
 		t.Error("a Machine was created with a broken authority")
 	}
 	cluster.Change(secret, func() { secret.Data["tls.crt"] = ca.Cert })
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	after := cluster.Secret("demo-ca")
 	if !bytes.Equal(after.Data["tls.crt"], ca.Cert) || !bytes.Equal(after.Data["tls.key"], ca.Key) || len(after.OwnerReferences) != 0 {
 		t.Error("the user's authority was changed")
@@ -370,16 +360,16 @@ func TestLostSecrets(t *testing.T) {
 		if err := env.Client.Delete(context.Background(), lost); err != nil {
 			t.Fatal(err)
 		}
-		becomes(t, cluster, cp, "a condition names the missing "+name, func() bool {
-			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, name+" was deleted")
+		cluster.Becomes(t, cp, "a condition names the missing "+name, func() bool {
+			return testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, name+" was deleted")
 		})
 		if cluster.Secret(name) != nil {
 			t.Errorf("%s was created again", name)
 		}
 		lost.ResourceVersion, lost.UID = "", ""
 		cluster.Create(lost)
-		becomes(t, cluster, cp, "the control plane continues with "+name, func() bool {
-			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
+		cluster.Becomes(t, cp, "the control plane continues with "+name, func() bool {
+			return testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
 		})
 	}
 }
@@ -401,23 +391,23 @@ func TestKubeconfig(t *testing.T) {
 		}
 		return config.Host
 	}
-	testcluster.Eventually(t, "a kubeconfig", func() bool { return server() == "https://127.0.0.1:1" })
+	expect.True(t, "a kubeconfig", func() bool { return server() == "https://127.0.0.1:1" })
 	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 11*model.Day); err != nil || !again {
 		t.Errorf("CP-14: valid for more than ten days: %v", err)
 	}
 	cluster.SetEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
-	testcluster.Eventually(t, "another endpoint", func() bool { return server() == "https://127.0.0.1:2" })
+	expect.True(t, "another endpoint", func() bool { return server() == "https://127.0.0.1:2" })
 	if err := env.Client.Delete(context.Background(), cluster.Secret("demo-kubeconfig")); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "the deleted kubeconfig exists again", func() bool { return server() == "https://127.0.0.1:2" })
+	expect.True(t, "the deleted kubeconfig exists again", func() bool { return server() == "https://127.0.0.1:2" })
 
 	foreign := testcluster.New(t, env, nil)
 	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque, Data: cluster.Secret("demo-kubeconfig").Data}
 	foreign.Create(mine)
 	foreign.SetInfraEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
 	foreign.ControlPlane(nil)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, foreign)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, foreign)) == 1 })
 	if after := foreign.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
 		t.Error("the user's kubeconfig was changed")
 	}
@@ -428,7 +418,7 @@ func TestOldKubeconfig_CP14(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	authority, stored := cluster.Secret("demo-ca"), cluster.Secret("demo-kubeconfig")
 	makeOld := func(days int) string {
 		ca := &certs.KeyPair{Cert: authority.Data[secret.TLSCrtDataName], Key: authority.Data[secret.TLSKeyDataName]}
@@ -443,9 +433,9 @@ func TestOldKubeconfig_CP14(t *testing.T) {
 		return string(cluster.Secret("demo-kubeconfig").Data[secret.KubeconfigDataName]) != data
 	}
 	young := makeOld(180)
-	testcluster.Consistently(t, "the kubeconfig of 180 days stays", func() bool { return !replaced(young) })
+	expect.Consistently(t, "the kubeconfig of 180 days stays", func() bool { return !replaced(young) })
 	old := makeOld(185)
-	testcluster.Eventually(t, "the kubeconfig of 185 days is replaced", func() bool { return replaced(old) })
+	expect.True(t, "the kubeconfig of 185 days is replaced", func() bool { return replaced(old) })
 	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 364*model.Day); err != nil || again {
 		t.Errorf("the new certificate is not valid for a year: %v", err)
 	}
@@ -462,8 +452,8 @@ func TestCrash(t *testing.T) {
 	staleControlPlane.Spec.PreCommands = []string{"echo of another spec"}
 	cluster.Create(staleControlPlane)
 	cluster.SetInfraEndpoint(somewhere)
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
-	becomes(t, cluster, cp, "the reconciler counts the Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) > 0 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	cluster.Becomes(t, cp, "the reconciler counts the Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) > 0 })
 	reconciledAgain(t, cluster, cp)
 	configs := &bootstrapv1.CapstanConfigList{}
 	if err := env.Client.List(context.Background(), configs, client.InNamespace(cluster.Namespace)); err != nil {
@@ -482,8 +472,8 @@ func TestLostMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Change(&machine, func() { machine.Finalizers = nil }) // A forced removal: its member does not leave etcd.
-	becomes(t, cluster, cp, "a condition reports it", func() bool {
-		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "all control plane machines and the cluster")
+	cluster.Becomes(t, cp, "a condition reports it", func() bool {
+		return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "all control plane machines and the cluster")
 	})
 	reconciledAgain(t, cluster, cp)
 	if machines := machinesOf(t, cluster); len(machines) != 0 {
@@ -499,8 +489,8 @@ func TestDelete(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, cluster, cp, "waits for the worker", func() bool {
-		return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
+	cluster.Becomes(t, cp, "waits for the worker", func() bool {
+		return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
 	})
 	if m := machinesOf(t, cluster); len(m) != 1 || !m[0].DeletionTimestamp.IsZero() {
 		t.Error("the control plane machine was deleted before the worker")
@@ -519,19 +509,21 @@ func TestPaused(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "Paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
+	cluster.Becomes(t, cp, "Paused", func() bool {
+		return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused")
+	})
 	if cluster.Secret("demo-ca") != nil || len(cp.Finalizers) != 0 {
 		t.Error("the reconciler changed objects of a paused Cluster")
 	}
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(false) })
-	testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	cluster.Change(cp, func() { cp.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
-	becomes(t, cluster, cp, "paused by annotation", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "annotation") })
+	cluster.Becomes(t, cp, "paused by annotation", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "annotation") })
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	becomes(t, cluster, cp, "the deletion was seen", func() bool { return testenv.PausedDeletion(cp) })
-	testcluster.Consistently(t, "not deleted", func() bool { return len(machinesOf(t, cluster)) == 1 && cluster.Get(cp) == nil })
+	cluster.Becomes(t, cp, "the deletion was seen", func() bool { return testenv.PausedDeletion(cp) })
+	expect.Consistently(t, "not deleted", func() bool { return len(machinesOf(t, cluster)) == 1 && cluster.Get(cp) == nil })
 }
 
 // TestInvalid: conditions name invalid input, and the reconciler continues after the input is corrected.
@@ -549,12 +541,12 @@ func TestInvalid(t *testing.T) {
 			})
 			cluster.SetInfraEndpoint(somewhere)
 			cp := cluster.ControlPlane(nil)
-			becomes(t, cluster, cp, "Available False", func() bool {
-				return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, c.want) &&
+			cluster.Becomes(t, cp, "Available False", func() bool {
+				return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, c.want) &&
 					conditions.GetReason(cp, controlplanev1.AvailableCondition) == controlplanev1.InvalidConfigurationReason
 			})
 			cluster.Change(cluster.Cluster, func() { cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
-			testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
+			expect.True(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 		})
 	}
 }
@@ -569,17 +561,19 @@ func TestInvalidWhileRunning(t *testing.T) {
 		network.Pods.CIDRBlocks, network.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}
 	})
 	w.until("Available names the setting", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap") &&
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap") &&
 			conditions.GetReason(cp, clusterv1.AvailableCondition) == controlplanev1.InvalidConfigurationReason
 	})
 	deleteMachine(t, w, namesOfMachines(t, w)[0])
 	w.until("the deleted Machine goes", func() bool { return len(machinesOf(t, w.cluster)) == 2 && w.voting() == 2 })
 	w.until("a condition says why it is not replaced", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "overlap")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "overlap")
 	})
 	w.still("none is created", func() bool { return len(w.made) == 3 })
 	w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
-	w.until("the Machine is replaced", func() bool { return w.settled(cp, 3)() && has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+	w.until("the Machine is replaced", func() bool {
+		return w.settled(cp, 3)() && testcluster.Has(cp, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
+	})
 }
 
 // TestOnlyMachineWhileInvalid: the only Machine is not repaired while the spec is invalid, because it could not be replaced. It is repaired
@@ -592,12 +586,12 @@ func TestOnlyMachineWhileInvalid(t *testing.T) {
 		network.Pods.CIDRBlocks, network.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}
 	})
 	w.until("Available names the setting", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "overlap")
 	})
 	only := machinesOf(t, w.cluster)[0]
 	unhealthy(w, &only)
 	w.until("a condition says why it is not repaired", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "no other one can be created") && w.cluster.Get(&only) == nil && only.DeletionTimestamp.IsZero()
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "no other one can be created") && w.cluster.Get(&only) == nil && only.DeletionTimestamp.IsZero()
 	})
 	w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
 	w.until("the Machine is replaced", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
@@ -610,11 +604,11 @@ func TestMissingTemplate(t *testing.T) {
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "later"
 	})
-	becomes(t, cluster, cp, "a condition reports it", func() bool {
-		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "CapstanMachineTemplate later does not exist")
+	cluster.Becomes(t, cp, "a condition reports it", func() bool {
+		return testcluster.Has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "CapstanMachineTemplate later does not exist")
 	})
 	cluster.MachineTemplate("later")
-	testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 }
 
 // TestFailureDomain (CP-16): Machines are in failure domains for control planes only.
@@ -625,7 +619,7 @@ func TestFailureDomain(t *testing.T) {
 	})
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "the Machine is in domain b", func() bool {
+	expect.True(t, "the Machine is in domain b", func() bool {
 		m := machinesOf(t, cluster)
 		return len(m) == 1 && m[0].Spec.FailureDomain == "b"
 	})
@@ -636,7 +630,7 @@ func TestScale(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "a Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) == 1 })
+	cluster.Becomes(t, cp, "a Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) == 1 })
 	scale := &autoscalingv1.Scale{}
 	if err := env.Client.SubResource("scale").Get(context.Background(), cp, scale); err != nil {
 		t.Fatal(err)
@@ -650,7 +644,7 @@ func TestScale(t *testing.T) {
 			t.Errorf("the scale subresource accepted %d replicas", n)
 		}
 	}
-	testcluster.Eventually(t, "scaled to 3", func() bool {
+	expect.True(t, "scaled to 3", func() bool {
 		if err := env.Client.SubResource("scale").Get(context.Background(), cp, scale); err != nil {
 			return false
 		}
@@ -691,10 +685,10 @@ func TestCertificateRequests(t *testing.T) {
 	agent := ask(t, token, certificatesv1.KubeAPIServerClientSignerName, request{cn: "capstan:node-agent:" + node, o: "capstan:node-agents", usage: certificatesv1.UsageClientAuth})
 	other := ask(t, token, certificatesv1.KubeAPIServerClientSignerName, request{cn: "alice", usage: certificatesv1.UsageClientAuth})
 
-	testcluster.Eventually(t, "approved", func() bool { return answer(t, good) == "Approved" && answer(t, agent) == "Approved" })
-	testcluster.Eventually(t, "denied", func() bool { return answer(t, bad) == "Denied" })
+	expect.True(t, "approved", func() bool { return answer(t, good) == "Approved" && answer(t, agent) == "Approved" })
+	expect.True(t, "denied", func() bool { return answer(t, bad) == "Denied" })
 	later := ask(t, kubelet, certificatesv1.KubeletServingSignerName, request{cn: kubelet.UserName, o: "system:nodes", dns: node, ip: "10.200.0.3", usage: certificatesv1.UsageServerAuth})
-	testcluster.Eventually(t, "a later request is approved", func() bool { return answer(t, later) == "Approved" })
+	expect.True(t, "a later request is approved", func() bool { return answer(t, later) == "Approved" })
 	if found := answer(t, other); found != "" {
 		t.Errorf("the request of another kind of client was %s", found)
 	}

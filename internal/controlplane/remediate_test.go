@@ -19,6 +19,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestRepairsInARow (CP-10): all three Machines and their replacements are unhealthy. They are replaced one at a time, so etcd
@@ -61,7 +62,7 @@ func TestRepairsInARow(t *testing.T) {
 	again := machinesOf(t, w.cluster)[0]
 	unhealthy(w, &again)
 	w.until("maxRetry binds", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
 	})
 }
 

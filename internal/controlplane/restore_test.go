@@ -20,10 +20,11 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // checkFor waits until a machine is requested to examine a backup.
@@ -79,7 +80,7 @@ func TestRestoreSameCluster(t *testing.T) {
 	}
 	w.cluster.Change(cp, func() { cp.Spec.Restore = controlplanev1.RestoreSpec{Name: b.Name, Keys: wrong} })
 	w.until("a condition names the other encryption key", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "it needs the key encryption")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "it needs the key encryption")
 	})
 	if now := namesOfMachines(t, w); !slices.Equal(now, before) {
 		t.Fatalf("Machines %v became %v, although the backup is unusable", before, now)
@@ -93,7 +94,7 @@ func TestRestoreSameCluster(t *testing.T) {
 	untouched := func(what string) {
 		t.Helper()
 		w.until("a condition contains: "+what, func() bool {
-			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, what)
+			return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, what)
 		})
 		w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
 	}
@@ -135,7 +136,7 @@ func TestRestoreSameCluster(t *testing.T) {
 		t.Errorf("%+v", config.Spec)
 	}
 	w.until("restored", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
 	})
 	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(former), former); !apierrors.IsNotFound(err) {
 		t.Errorf("an EtcdBackup from before the restore remains: %v", err)
@@ -174,7 +175,7 @@ func TestRestoreUnchecked(t *testing.T) {
 	told := func(reason, message string) {
 		t.Helper()
 		w.until("a condition contains: "+message, func() bool {
-			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, message) &&
+			return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, message) &&
 				conditions.GetReason(cp, controlplanev1.RestoredCondition) == reason
 		})
 	}
@@ -256,7 +257,7 @@ func TestRestoreWithRefusedKubeconfig(t *testing.T) {
 	if out, err := r.restores.begin(t.Context(), s); err != nil || out.stop || out.requeueAfter == 0 {
 		t.Errorf("%+v, %v", out, err)
 	}
-	if !has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "cannot be restored: it runs a program") || conditions.GetReason(cp, controlplanev1.RestoredCondition) != controlplanev1.RestoreImpossibleReason {
+	if !testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "cannot be restored: it runs a program") || conditions.GetReason(cp, controlplanev1.RestoredCondition) != controlplanev1.RestoreImpossibleReason {
 		t.Errorf("%v", cp.Status.Conditions)
 	}
 	if cp.Annotations[controlplanev1.RestoreAnnotation] != "" {
@@ -273,8 +274,8 @@ func TestRestoreNewCluster(t *testing.T) {
 	endpoint := testcluster.NewEndpoint(t)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	for _, name := range []string{"demo-ca", "demo-sa", "demo-encryption"} {
-		becomes(t, cluster, cp, "a condition names the missing "+name, func() bool {
-			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "the Secret "+name+" does not exist: spec.restore needs the one")
+		cluster.Becomes(t, cp, "a condition names the missing "+name, func() bool {
+			return testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "the Secret "+name+" does not exist: spec.restore needs the one")
 		})
 		if cluster.Secret(name) != nil {
 			t.Errorf("%s was made", name)
@@ -284,14 +285,14 @@ func TestRestoreNewCluster(t *testing.T) {
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}})
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-sa"), Type: clusterv1.ClusterSecretType, Data: serviceAccountKeys(t)})
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-encryption"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": make([]byte, 32)}})
-	becomes(t, cluster, cp, "a condition names the missing Secret of the store", func() bool {
-		return has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
+	cluster.Becomes(t, cp, "a condition names the missing Secret of the store", func() bool {
+		return testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
 	})
 	if n := len(machinesOf(t, cluster)); n != 0 {
 		t.Errorf("%d Machines exist without the backup", n)
 	}
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("store"), Data: map[string][]byte{etcdv1.S3AccessKeyID: []byte("me"), etcdv1.S3SecretAccessKey: []byte("x")}})
-	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	config := &bootstrapv1.CapstanConfig{}
 	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: cluster.Namespace, Name: machinesOf(t, cluster)[0].Name}, config); err != nil {
 		t.Fatal(err)
@@ -304,7 +305,7 @@ func TestRestoreNewCluster(t *testing.T) {
 	cluster.SetEndpoint(endpoint.APIEndpoint)
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 	w.until("it is restored", func() bool {
-		return cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "")
+		return cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "")
 	})
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
 	scaleTo(w, cp, 3)
@@ -320,6 +321,6 @@ func serviceAccountKeys(t *testing.T) map[string][]byte {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "keys of another cluster", func() bool { return cluster.Secret("demo-sa") != nil })
+	expect.True(t, "keys of another cluster", func() bool { return cluster.Secret("demo-sa") != nil })
 	return cluster.Secret("demo-sa").Data
 }

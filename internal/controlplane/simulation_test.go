@@ -27,9 +27,10 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // simulation simulates Cluster API core, the machines and the agent that operates etcd, one step at a time. A test can therefore
@@ -118,7 +119,7 @@ func installKind(kind string, list client.ObjectList) error {
 // until makes steps until a condition holds.
 func (w *simulation) until(what string, holds func() bool) {
 	w.t.Helper()
-	testcluster.Eventually(w.t, what, func() bool {
+	expect.True(w.t, what, func() bool {
 		w.step()
 		return holds()
 	})
@@ -127,7 +128,7 @@ func (w *simulation) until(what string, holds func() bool) {
 // still makes steps and checks that a condition holds after each of them.
 func (w *simulation) still(what string, holds func() bool) {
 	w.t.Helper()
-	testcluster.Consistently(w.t, what, func() bool {
+	expect.Consistently(w.t, what, func() bool {
 		w.step()
 		return holds()
 	})
@@ -366,7 +367,7 @@ func statusSettled(cp *controlplanev1.CapstanControlPlane, n int32) bool {
 		}
 	}
 	return cp.Status.Version == cp.Spec.Version &&
-		has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionTrue, "") && has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "")
+		testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionTrue, "") && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "")
 }
 
 // ignoreGone ignores missing objects and conflicts, because the simulation and the reconciler change the same objects.

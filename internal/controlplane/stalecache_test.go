@@ -17,9 +17,10 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // frozenCache is a client with a stale cache: reads return the objects from the time of the freeze, writes reach the API server.
@@ -104,7 +105,7 @@ func newStaleControlPlane(t *testing.T) *staleControlPlane {
 	w, cp, _ := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
-	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
+	w.cluster.Becomes(t, cp, "the manager keeps away", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, "True", "") })
 	s := &staleControlPlane{simulation: w, cp: cp, cache: &frozenCache{Client: env.Client}, workload: &directClusterCache{Client: env.Client}}
 	s.reconciler = newReconciler(s.cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client, ClusterCache: s.workload})
 	s.frozen(1)
@@ -137,7 +138,7 @@ func (s *staleControlPlane) run(times int) {
 // thaw makes steps with a current cache until a condition holds.
 func (s *staleControlPlane) thaw(what string, replicas int32, holds func() bool) {
 	s.t.Helper()
-	testcluster.Eventually(s.t, what, func() bool {
+	expect.True(s.t, what, func() bool {
 		s.step()
 		s.frozen(replicas)
 		s.run(1)
@@ -191,7 +192,7 @@ func (s *staleControlPlane) staleCreate() {
 	if err := env.Client.List(context.Background(), configs, client.InNamespace(s.cluster.Namespace)); err != nil || len(configs.Items) != 3 {
 		s.t.Errorf("%d CapstanConfigs, %v", len(configs.Items), err)
 	}
-	testcluster.Eventually(s.t, "all vote", func() bool {
+	expect.True(s.t, "all vote", func() bool {
 		s.step()
 		return s.voting() == 3
 	})
@@ -227,7 +228,7 @@ func (s *staleControlPlane) staleDelete() {
 		s.t.Fatalf("%v are being deleted, by %v", goes, s.cache.deletes)
 	}
 	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: s.cluster.Namespace, Name: goes[0]}}
-	testcluster.Eventually(s.t, "it waits for the hook", func() bool {
+	expect.True(s.t, "it waits for the hook", func() bool {
 		s.step()
 		return s.cluster.Get(m) == nil && model.WaitsForHook(m)
 	})
@@ -246,7 +247,7 @@ func (s *staleControlPlane) staleDelete() {
 	delete(s.careful, goes[0])
 	s.run(5)
 	left("it has left")
-	testcluster.Eventually(s.t, "the object is removed", func() bool {
+	expect.True(s.t, "the object is removed", func() bool {
 		s.step()
 		return len(machinesOf(s.t, s.cluster)) == 2
 	})

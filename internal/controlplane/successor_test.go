@@ -11,8 +11,8 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestPatchOfSuccessor: a late patch about a deleted object does not change another object that has got its name.

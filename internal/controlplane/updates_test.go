@@ -20,10 +20,11 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/nodedrain"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // updater simulates the bootstrap provider, the infrastructure provider and the hosts in updates in place. It fails the test if two
@@ -42,7 +43,7 @@ func newUpdater(w *simulation) *updater {
 
 func (u *updater) until(what string, holds func() bool) {
 	u.t.Helper()
-	testcluster.Eventually(u.t, what, func() bool {
+	expect.True(u.t, what, func() bool {
 		u.step()
 		return holds()
 	})
@@ -50,7 +51,7 @@ func (u *updater) until(what string, holds func() bool) {
 
 func (u *updater) still(what string, holds func() bool) {
 	u.t.Helper()
-	testcluster.Consistently(u.t, what, func() bool {
+	expect.Consistently(u.t, what, func() bool {
 		u.step()
 		return holds()
 	})
@@ -185,7 +186,7 @@ func TestUpdates_CP21(t *testing.T) {
 					t.Errorf("Machine %s does not have the change: %v, %v, %v", m.Name, m.Spec, config.Spec, infra.Spec)
 				}
 			}
-			if !has(cp, controlplanev1.UpdatingCondition, metav1.ConditionFalse, "") {
+			if !testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionFalse, "") {
 				t.Errorf("conditions %v", cp.Status.Conditions)
 			}
 		})
@@ -225,8 +226,8 @@ func heldAlone(t *testing.T, policy controlplanev1.InPlacePolicy) (*simulation, 
 func TestUpdatedAlone(t *testing.T) {
 	w, cp, u, name := heldAlone(t, controlplanev1.InPlacePrefer)
 	u.until("the update runs", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played. 1 of 1 machines remain") &&
-			has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "kubelet: as played")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played. 1 of 1 machines remain") &&
+			testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "kubelet: as played")
 	})
 	if cp.Status.Version != "v1.36.3" || len(cp.Status.Versions) != 1 || cp.Status.Versions[0].Version != "v1.36.3" {
 		t.Errorf("version %s, versions %v: expected the former one during the update", cp.Status.Version, cp.Status.Versions)
@@ -253,13 +254,13 @@ func TestUpdatedAlone(t *testing.T) {
 func TestUpdateEndsUncertified(t *testing.T) {
 	w, cp, u, _ := heldAlone(t, controlplanev1.InPlaceOnly)
 	u.until("the update runs", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "kubelet: as played")
 	})
 	if err := env.Client.Delete(context.Background(), w.cluster.Secret("demo-etcd")); err != nil {
 		t.Fatal(err)
 	}
 	u.until("the authority is missing", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
 	})
 	u.held = map[string]bool{}
 	u.until("the update is finished", func() bool { return len(u.done) == 1 && u.unmarked() })
@@ -279,13 +280,13 @@ func TestEncryptionBegins_CP21(t *testing.T) {
 	w.cluster.Change(cp, func() { cp.Spec.Config.Cluster.Encryption.Mode = bootstrapv1.EncryptionSecretBox })
 	u.until("it is rolled back", func() bool {
 		return w.cluster.Get(cp) == nil && conditions.GetReason(cp, controlplanev1.UpdatingCondition) == controlplanev1.UpdateFailedReason &&
-			has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, model.TwoSteps)
+			testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, model.TwoSteps)
 	})
 	w.cluster.Change(cp, func() {
 		cp.Spec.Rollout.Strategy.InPlace, cp.Spec.Replicas = controlplanev1.InPlaceNever, ptr.To[int32](3)
 	})
 	u.until("the reason is shown", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Machine "+name+" has the former encryption setting and cannot read data that the new setting encrypts")
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Machine "+name+" has the former encryption setting and cannot read data that the new setting encrypts")
 	})
 	u.still("no Machine joins", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
 	u.failing = map[string]bool{}
@@ -307,8 +308,8 @@ func TestUpdateImpossible_CP21(t *testing.T) {
 		cp.Spec.Config.PreCommands = []string{"true"}
 	})
 	u.until("it names the field", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "spec.config.preCommands: needs another machine") &&
-			has(cp, controlplanev1.UpdatingCondition, metav1.ConditionFalse, "spec.config.preCommands") &&
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "spec.config.preCommands: needs another machine") &&
+			testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionFalse, "spec.config.preCommands") &&
 			conditions.GetReason(cp, controlplanev1.UpdatingCondition) == controlplanev1.CannotUpdateReason
 	})
 	u.still("nothing is done", func() bool {
@@ -329,9 +330,9 @@ func updateFails(t *testing.T, u *updater, cp *controlplanev1.CapstanControlPlan
 		cp.Spec.Version = "v1.36.5"
 	})
 	u.until("it is rolled back", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "rolled back: kubelet: as played. 3 of 3 machines remain") &&
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "rolled back: kubelet: as played. 3 of 3 machines remain") &&
 			conditions.GetReason(cp, controlplanev1.UpdatingCondition) == controlplanev1.UpdateFailedReason &&
-			has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Nothing else is updated until this is solved")
+			testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "Nothing else is updated until this is solved")
 	})
 	u.still("the others wait", func() bool {
 		changed := 0
@@ -358,7 +359,7 @@ func updatesWaitForHealth(t *testing.T, u *updater, cp *controlplanev1.CapstanCo
 	dead := namesOfMachines(t, w)[1]
 	w.dead[dead] = true
 	u.until("it is seen", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead)
 	})
 	w.cluster.Change(cp, func() { cp.Spec.Config.Cluster.APIServer.CertSANs = []string{"a.example.com"} })
 	u.until("the dead one is updated first, and nothing else", func() bool { return len(u.done) == 1 && strings.HasPrefix(u.done[0], dead+"@") })
@@ -395,7 +396,7 @@ func TestDrainBeforeUpdate(t *testing.T) {
 	}
 	w.cluster.Change(cp, func() { cp.Spec.Config.Cluster.APIServer.CertSANs = []string{"a.example.com"} })
 	u.until("it drains", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "1 pods have to leave the Node "+name)
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "1 pods have to leave the Node "+name)
 	})
 	u.still("the machine does not change before", func() bool {
 		config, _ := u.parts(name)
@@ -425,7 +426,7 @@ func TestDrainBeforeUpdate(t *testing.T) {
 	})
 	u.until("the Node of a machine that was rolled back is uncordoned", func() bool {
 		err := env.Client.Get(ctx, client.ObjectKeyFromObject(node), node)
-		return err == nil && !node.Spec.Unschedulable && w.cluster.Get(cp) == nil && has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "rolled back")
+		return err == nil && !node.Spec.Unschedulable && w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "rolled back")
 	})
 }
 
@@ -464,7 +465,7 @@ func TestUpdateInterrupted_CP21(t *testing.T) {
 	u := newUpdater(w)
 	u.until("one", u.settled(cp, 1))
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
-	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
+	w.cluster.Becomes(t, cp, "the manager keeps away", func() bool { return testcluster.Has(cp, clusterv1.PausedCondition, "True", "") })
 	name := namesOfMachines(t, w)[0]
 	writes := 7 // Machine, CapstanConfig, CapstanMachine; at the end the Machine, the other two, and the Machine again
 	for n := 1; n <= writes; n++ {
@@ -514,7 +515,7 @@ func (u *updater) run(cp *controlplanev1.CapstanControlPlane, manager client.Cli
 	u.t.Helper()
 	workload := &directClusterCache{Client: env.Client}
 	r := newReconciler(manager, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client, ClusterCache: workload})
-	testcluster.Eventually(u.t, "the manager comes to an end", func() bool {
+	expect.True(u.t, "the manager comes to an end", func() bool {
 		u.step()
 		(&staleControlPlane{simulation: u.simulation}).beat()
 		if _, err = r.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}); errors.Is(err, errCrashed) {

@@ -10,7 +10,8 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testcluster"
 )
 
 // TestWatchLabel_CP22: the objects of a control plane have its watch label, so that the same managers reconcile them. A changed
@@ -21,7 +22,7 @@ func TestWatchLabel_CP22(t *testing.T) {
 		cp.Labels = map[string]string{clusterv1.WatchLabel: "one"}
 	})
 	cluster.SetInfraEndpoint(somewhere)
-	testcluster.Eventually(t, "the first Machine", func() bool { return handedOver(t, cluster) })
+	expect.True(t, "the first Machine", func() bool { return handedOver(t, cluster) })
 	machine := machinesOf(t, cluster)[0]
 	everywhere := func(value string) func() bool {
 		return func() bool {
@@ -37,10 +38,10 @@ func TestWatchLabel_CP22(t *testing.T) {
 		t.Error("an object was created without the label")
 	}
 	cluster.Change(cp, func() { cp.Labels[clusterv1.WatchLabel] = "two" })
-	testcluster.Eventually(t, "the other label", everywhere("two"))
+	expect.True(t, "the other label", everywhere("two"))
 	cluster.Change(cp, func() { delete(cp.Labels, clusterv1.WatchLabel) })
-	testcluster.Eventually(t, "no label", everywhere(""))
-	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "") || len(machinesOf(t, cluster)) != 1 {
+	expect.True(t, "no label", everywhere(""))
+	if err := cluster.Get(cp); err != nil || !testcluster.Has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "") || len(machinesOf(t, cluster)) != 1 {
 		t.Errorf("%d Machines, %v, %v", len(machinesOf(t, cluster)), cp.Status.Conditions, err)
 	}
 }

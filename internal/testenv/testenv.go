@@ -33,12 +33,12 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// Patience is the timeout of waits in tests. It is long, because only failing tests reach it, and two packages at a time
-// are slow on a small and busy machine.
-const Patience = 5 * time.Minute
+// Patience is the timeout of waits in tests.
+const Patience = expect.Patience
 
 // startTries is the number of attempts to start an API server. An attempt can fail because of a busy machine or a port
 // in use.

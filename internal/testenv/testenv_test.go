@@ -4,7 +4,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -14,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 var env *testenv.Env
@@ -42,7 +42,7 @@ func TestCRDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range stored.Items {
-		await(t, c.Name+" is deleted", func() bool {
+		expect.True(t, c.Name+" is deleted", func() bool {
 			return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(&c), &crd{}))
 		})
 		if err := env.Client.Create(t.Context(), &crd{ObjectMeta: metav1.ObjectMeta{Name: c.Name, Labels: c.Labels, Annotations: c.Annotations}, Spec: c.Spec}); err != nil {
@@ -51,7 +51,7 @@ func TestCRDs(t *testing.T) {
 	}
 	for _, c := range stored.Items {
 		server, start := crd{}, c
-		await(t, c.Name+" is established", func() bool {
+		expect.True(t, c.Name+" is established", func() bool {
 			return env.Client.Get(t.Context(), client.ObjectKeyFromObject(&c), &server) == nil && established(server)
 		})
 		removeTimes(&server)
@@ -60,16 +60,6 @@ func TestCRDs(t *testing.T) {
 			t.Errorf("%s: the API server stores another CRD than Start (-server +Start):\n%s", c.Name, diff)
 		}
 	}
-}
-
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for start := time.Now(); time.Since(start) < testenv.Patience; time.Sleep(testenv.Pause(time.Since(start))) {
-		if holds() {
-			return
-		}
-	}
-	t.Fatalf("did not become true: %s", what)
 }
 
 func established(c crd) bool {

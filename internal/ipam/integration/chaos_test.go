@@ -31,6 +31,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // The chaos test starts this test binary again as a manager. If this variable is set to a kubeconfig, TestMain runs a
@@ -86,7 +87,7 @@ func kubeconfig(t *testing.T) string {
 	t.Helper()
 	c := env.Config
 	file := t.TempDir() + "/kubeconfig"
-	must(t, clientcmd.WriteToFile(clientcmdapi.Config{
+	expect.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.Host, CertificateAuthorityData: c.CAData}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: c.BearerToken, Impersonate: managerUser}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
@@ -132,7 +133,7 @@ func testNoDuplicates(t *testing.T, c *churn) {
 func wantNothingLeft(t *testing.T, pools ...ipamv1.Pool) {
 	t.Helper()
 	startManager(t, env.Config, options())
-	eventuallyWithin(t, patience, "the new manager to repair all objects", func() error {
+	expect.Eventually(t, "the new manager to repair all objects", func() error {
 		for _, p := range pools {
 			if _, err := get(p); err != nil {
 				return err
@@ -195,9 +196,9 @@ func (f *follower) of(uid types.UID) *progress {
 func follow(t *testing.T, list client.ObjectList, note func(watch.EventType, runtime.Object)) {
 	t.Helper()
 	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
-	must(t, err)
-	must(t, c.List(ctx, list))
-	must(t, apimeta.EachListItem(list, func(o runtime.Object) error { note(watch.Added, o); return nil }))
+	expect.NoError(t, err)
+	expect.NoError(t, c.List(ctx, list))
+	expect.NoError(t, apimeta.EachListItem(list, func(o runtime.Object) error { note(watch.Added, o); return nil }))
 	run, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // IPAM-03, IPAM-04c to IPAM-04f, IPAM-05b to IPAM-05d: the life of a claim.
@@ -43,11 +44,11 @@ func TestClaimLifeCycle(t *testing.T) {
 			wantReason(t, claim, ipamv1.ClaimAddressReadyReason)
 			wantCondition(t, pool, "Ready", "Ready")
 
-			must(t, env.Client.Delete(ctx, ip)) // a deletion by mistake: IPAM-04e
+			expect.NoError(t, env.Client.Delete(ctx, ip)) // a deletion by mistake: IPAM-04e
 			if _, err := get(ip); err != nil || ip.Spec.Address != "10.1.0.2" {
 				t.Fatalf("IPAM-04e: the address is not protected: %v", err)
 			}
-			must(t, env.Client.Delete(ctx, claim))
+			expect.NoError(t, env.Client.Delete(ctx, claim))
 			wantGone(t, claim)
 			wantGone(t, ip)
 			again := newClaim(ns, "b", pool)
@@ -102,7 +103,7 @@ func TestForeignClaim(t *testing.T) {
 	addressOf(t, ours)
 	for i := range foreign {
 		c, err := get(&capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("foreign-", i)}})
-		must(t, err)
+		expect.NoError(t, err)
 		if len(c.Finalizers) > 0 || len(c.Status.Conditions) > 0 || c.Status.AddressRef.Name != "" {
 			t.Errorf("foreign claim was touched: %+v", c)
 		}
@@ -136,7 +137,7 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 	untouched := func(step string) {
 		t.Helper()
 		_, err := get(claim)
-		must(t, err)
+		expect.NoError(t, err)
 		if len(claim.Finalizers) > 0 || claim.Status.AddressRef.Name != "" {
 			t.Fatalf("%s: claim was touched: %v %v", step, claim.Finalizers, claim.Status)
 		}
@@ -165,7 +166,7 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 
 	pause(true)
 	// The events of claims and Clusters come from two watches, so their order is not defined.
-	eventually(t, "the provider's cache to contain the paused Cluster", func() error {
+	expect.Eventually(t, "the provider's cache to contain the paused Cluster", func() error {
 		seen := newCluster(ns, "c", false)
 		if err := cached.Get(ctx, client.ObjectKeyFromObject(seen), seen); err != nil || !annotations.IsPaused(seen, seen) {
 			return errOr(err, "the cache does not contain it")
@@ -173,13 +174,13 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 		return nil
 	})
 	witness("w3")
-	must(t, env.Client.Delete(ctx, claim))
+	expect.NoError(t, env.Client.Delete(ctx, claim))
 	witness("w4")
 	if _, err := get(claim); err != nil {
 		t.Fatalf("IPAM-05a: claim of a paused Cluster was removed: %v", err)
 	}
 	// IPAM-05a: the deletion of a claim does not wait for a Cluster that was deleted.
-	must(t, env.Client.Delete(ctx, cluster))
+	expect.NoError(t, env.Client.Delete(ctx, cluster))
 	wantGone(t, claim)
 	wantGone(t, ip)
 }
@@ -200,7 +201,7 @@ func TestClaimOfDeletedPoolIsRemoved(t *testing.T) {
 	if m := wantReason(t, late, capiipamv1.IPAddressClaimReadyPoolNotReadyReason); !strings.Contains(m, "does not exist") {
 		t.Errorf("unclear message %q", m)
 	}
-	must(t, env.Client.Delete(ctx, claim))
+	expect.NoError(t, env.Client.Delete(ctx, claim))
 	wantGone(t, claim)
 	wantGone(t, ip)
 	create(t, newPool(ns, "p", subnet("10.1.3.0/24")))
@@ -213,8 +214,8 @@ func removeByForce(t *testing.T, pool *ipamv1.CapstanIPPool) {
 	update(t, pool, func(p *ipamv1.CapstanIPPool) {
 		p.Annotations = map[string]string{clusterctlv1.DeleteForMoveAnnotation: ""}
 	})
-	must(t, env.Client.Delete(ctx, pool))
-	must(t, client.IgnoreNotFound(env.Client.Patch(ctx, pool, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":[]}}`)))))
+	expect.NoError(t, env.Client.Delete(ctx, pool))
+	expect.NoError(t, client.IgnoreNotFound(env.Client.Patch(ctx, pool, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":[]}}`)))))
 	wantGone(t, pool)
 }
 
@@ -232,7 +233,7 @@ func TestDualStackTakesTwoPools(t *testing.T) {
 		t.Errorf("prefix is %v", ip.Spec.Prefix)
 	}
 	wantCondition(t, v6, "Ready", "Ready")
-	eventually(t, "the counts of an IPv6 pool", func() error {
+	expect.Eventually(t, "the counts of an IPv6 pool", func() error {
 		if _, err := get(v6); err != nil {
 			return err
 		}
@@ -254,8 +255,8 @@ func TestForeignFinalizerHoldsAddress(t *testing.T) {
 	create(t, first)
 	ip := wantAddress(t, first, "10.1.0.9")
 	update(t, ip, func(ip *capiipamv1.IPAddress) { ip.Finalizers = append(ip.Finalizers, "example.com/used") })
-	must(t, env.Client.Delete(ctx, first))
-	eventually(t, "the deletion of the address", func() error {
+	expect.NoError(t, env.Client.Delete(ctx, first))
+	expect.Eventually(t, "the deletion of the address", func() error {
 		if got, err := get(ip); err != nil || got.DeletionTimestamp.IsZero() {
 			return errOr(err, "%v", got)
 		}

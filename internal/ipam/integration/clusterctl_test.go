@@ -23,6 +23,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // IPAM-06: the clusterctl program moves a namespace to a second API server. Pools, claims and IPAddresses arrive with
@@ -30,10 +31,10 @@ import (
 // by step, with claims that are created between the steps.
 func TestClusterctlMove(t *testing.T) {
 	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
-	must(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = target.Stop() })
-	must(t, bindRole(target.Client))
-	must(t, protectRecord(target.Client))
+	expect.NoError(t, bindRole(target.Client))
+	expect.NoError(t, protectRecord(target.Client))
 	markForClusterctl(t, env)
 	markForClusterctl(t, target)
 	startManager(t, env.Config, options())
@@ -60,11 +61,11 @@ func TestClusterctlMove(t *testing.T) {
 		create(t, c)
 		before[c.Name] = addressOf(t, c).Spec.Address
 	}
-	must(t, env.Client.Delete(ctx, hole))
+	expect.NoError(t, env.Client.Delete(ctx, hole))
 	wantGone(t, hole)
 
 	source, err := get(pool.DeepCopy())
-	must(t, err)
+	expect.NoError(t, err)
 	rests := source.Status.Allocator.Resting
 	clusterctlMove(t, ns, env, target)
 
@@ -81,12 +82,12 @@ func TestClusterctlMove(t *testing.T) {
 		wantGone(t, &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: c.Name}})
 	}
 	_, err = get(global) // Cluster-scoped objects stay, as docs/ipam.md explains.
-	must(t, err)
+	expect.NoError(t, err)
 	newcomer := newClaim(ns, "newcomer", pool)
-	must(t, target.Client.Create(ctx, newcomer))
+	expect.NoError(t, target.Client.Create(ctx, newcomer))
 	m.wantAddress(newcomer, "10.5.0.4") // ALL-12: the released address 10.5.0.1 still rests.
 	moved := &ipamv1.CapstanIPPool{}
-	eventually(t, "the moved resting address", func() error {
+	expect.Eventually(t, "the moved resting address", func() error {
 		if err := target.Client.Get(ctx, client.ObjectKeyFromObject(pool), moved); err != nil {
 			return err
 		}
@@ -102,14 +103,14 @@ func TestClusterctlMove(t *testing.T) {
 func markForClusterctl(t *testing.T, e *testenv.Env) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
+	expect.NoError(t, apiextensionsv1.AddToScheme(scheme))
 	c, err := client.New(e.Config, client.Options{Scheme: scheme})
-	must(t, err)
+	expect.NoError(t, err)
 	crds := &apiextensionsv1.CustomResourceDefinitionList{}
-	must(t, c.List(ctx, crds))
+	expect.NoError(t, c.List(ctx, crds))
 	mark := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+clusterctlv1.ClusterctlLabel+`":""}}}`))
 	for i := range crds.Items {
-		must(t, c.Patch(ctx, &crds.Items[i], mark))
+		expect.NoError(t, c.Patch(ctx, &crds.Items[i], mark))
 	}
 }
 
@@ -122,7 +123,7 @@ func provisionedCluster(t *testing.T, ns string) *clusterv1.Cluster {
 		InfrastructureProvisioned: ptr.To(true), ControlPlaneInitialized: ptr.To(true),
 	}
 	conditions.Set(cluster, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue, Reason: "Initialized"})
-	must(t, env.Client.Status().Update(ctx, cluster))
+	expect.NoError(t, env.Client.Status().Update(ctx, cluster))
 	return cluster
 }
 
@@ -133,7 +134,7 @@ func clusterctlMove(t *testing.T, ns string, from, to *testenv.Env) {
 	args := []string{"move", "--namespace", ns}
 	for flag, e := range map[string]*testenv.Env{"--kubeconfig": from, "--to-kubeconfig": to} {
 		file := filepath.Join(dir, strings.Trim(flag, "-"))
-		must(t, os.WriteFile(file, e.Kubeconfig, 0o600))
+		expect.NoError(t, os.WriteFile(file, e.Kubeconfig, 0o600))
 		args = append(args, flag, file)
 	}
 	limited, cancel := context.WithTimeout(ctx, 10*time.Minute)
@@ -154,7 +155,7 @@ func wantMovedPools(t *testing.T, c client.Client, pools ...ipamv1.Pool) {
 		if source.GetNamespace() == corev1.NamespaceAll {
 			used = 2
 		}
-		eventually(t, "pool "+source.GetName()+" at the target", func() error {
+		expect.Eventually(t, "pool "+source.GetName()+" at the target", func() error {
 			pool := source.DeepCopyObject().(ipamv1.Pool) //nolint:forcetypeassert // a copy.
 			if err := c.Get(ctx, client.ObjectKeyFromObject(source), pool); err != nil {
 				return err

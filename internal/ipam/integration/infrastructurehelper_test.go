@@ -9,6 +9,7 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	"capstan.dev/capstan/internal/infrastructure/addresses"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // IPAM-07: an infrastructure provider uses the helper. A Cluster stands for the machine that owns the claim.
@@ -20,7 +21,7 @@ func TestInfrastructureHelper(t *testing.T) {
 	create(t, owner, pool)
 	name := addresses.Name(owner.Name, 0)
 	claim, err := addresses.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name)
-	must(t, err)
+	expect.NoError(t, err)
 	ref := claim.OwnerReferences[0]
 	if ref.UID != owner.UID || !ptr.Deref(ref.Controller, false) || !ptr.Deref(ref.BlockOwnerDeletion, false) || claim.Spec.ClusterName != "m" || claim.Name != "m-0" {
 		t.Errorf("IPAM-07: the claim is %+v", claim)
@@ -39,22 +40,22 @@ func TestInfrastructureHelper(t *testing.T) {
 		}
 		return nil
 	}
-	eventually(t, "the address", served)
+	expect.Eventually(t, "the address", served)
 	// A user deletes the claim while the IPAM provider does not run. The claim still has its address, but the helper
 	// must not return it.
 	stop()
-	must(t, env.Client.Delete(ctx, claim))
+	expect.NoError(t, env.Client.Delete(ctx, claim))
 	if err := served(); err == nil || !strings.Contains(err.Error(), "is being deleted") {
 		t.Errorf("the helper returned the address of a claim that is being deleted: %v", err)
 	}
 	startManager(t, env.Config, options())
 	wantGone(t, claim)
-	eventually(t, "the address of the new claim", served)
+	expect.Eventually(t, "the address of the new claim", served)
 	other := refTo(newPool(ns, "q"))
 	if _, err := addresses.EnsureClaim(ctx, env.Client, owner, "m", other, name); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
 		t.Errorf("the pool was changed: %v", err)
 	}
-	eventually(t, "the claims to be removed", func() error {
+	expect.Eventually(t, "the claims to be removed", func() error {
 		gone, err := addresses.ClaimsGone(ctx, env.Client, owner, "m", name, "never-made")
 		if err != nil || !gone {
 			return errOr(err, "not yet")

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // fuse is a manager's connection. It fails for good at one of the manager's writes: before the write reaches the API
@@ -127,7 +128,7 @@ func dieAt(t *testing.T, f *fuse) {
 	stop := startManager(t, f.config(), opts)
 	create(t, pool, a)
 	f.orUntil(t, "the first claim's address", func() error { return served(a) })
-	must(t, env.Client.Delete(ctx, a))
+	expect.NoError(t, env.Client.Delete(ctx, a))
 	create(t, b)
 	f.orUntil(t, "the second claim's address", func() error { return served(b) })
 	f.orUntil(t, "the first claim to be removed", func() error { return missing(a) })
@@ -137,7 +138,7 @@ func dieAt(t *testing.T, f *fuse) {
 	startManager(t, env.Config, opts)
 	wantAddress(t, b, "10.8.0.10")
 	wantGone(t, a)
-	eventually(t, "the pool's record and counts", func() error {
+	expect.Eventually(t, "the pool's record and counts", func() error {
 		list := &capiipamv1.IPAddressList{}
 		if err := env.Client.List(ctx, list, client.InNamespace(ns)); err != nil || len(list.Items) != 1 {
 			return errOr(err, "%d IPAddresses remain", len(list.Items))
@@ -158,12 +159,12 @@ func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiip
 	t.Helper()
 	chosen := map[string]bool{} // UIDs of claims
 	ips := &capiipamv1.IPAddressList{}
-	must(t, env.Client.List(ctx, ips, client.InNamespace(pool.Namespace)))
+	expect.NoError(t, env.Client.List(ctx, ips, client.InNamespace(pool.Namespace)))
 	for _, ip := range ips.Items {
 		chosen[string(metav1.GetControllerOf(&ip).UID)] = true
 	}
 	_, err := get(pool)
-	must(t, err)
+	expect.NoError(t, err)
 	if record := pool.Status.Allocator; record != nil { // The manager may have died before the record existed.
 		for _, pending := range record.Pending {
 			chosen[pending.UID] = true
@@ -171,7 +172,7 @@ func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiip
 	}
 	for _, c := range claims {
 		_, err := get(c)
-		must(t, client.IgnoreNotFound(err))
+		expect.NoError(t, client.IgnoreNotFound(err))
 		if err == nil && chosen[string(c.UID)] && !slices.Contains(c.Finalizers, ipamv1.ClaimFinalizer) {
 			t.Errorf("IPAM-04c: an address is chosen for claim %s, and its finalizers are %v", c.Name, c.Finalizers)
 		}
@@ -195,7 +196,7 @@ func missing(c *capiipamv1.IPAddressClaim) error {
 // orUntil waits until the manager is dead or the check succeeds.
 func (f *fuse) orUntil(t *testing.T, what string, done func() error) {
 	t.Helper()
-	eventually(t, what, func() error {
+	expect.Eventually(t, what, func() error {
 		if f.isBroken() {
 			return nil
 		}

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // delayed is a connection that keeps the first request to create an IPAddress. The manager gets an error instead of an
@@ -59,15 +61,15 @@ func TestLateCreation(t *testing.T) {
 	a, b := newClaim(ns, "a", pool), newClaim(ns, "b", pool)
 	create(t, pool, a)
 	wantAddress(t, a, "10.9.0.10")
-	must(t, env.Client.Delete(ctx, a))
+	expect.NoError(t, env.Client.Delete(ctx, a))
 	wantGone(t, a)
 	create(t, b)
 	wantAddress(t, b, "10.9.0.11")
 
 	late := &capiipamv1.IPAddress{}
-	must(t, json.Unmarshal(<-d.kept, late))
-	must(t, env.Client.Create(ctx, late))
-	eventually(t, "the removal of the late IPAddress", func() error {
+	expect.NoError(t, json.Unmarshal(<-d.kept, late))
+	expect.NoError(t, env.Client.Create(ctx, late))
+	expect.Eventually(t, "the removal of the late IPAddress", func() error {
 		if _, err := get(late); !apierrors.IsNotFound(err) {
 			return errOr(err, "it exists")
 		}

@@ -15,6 +15,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // IPAM-06: the test moves objects to a second API server in the steps of clusterctl. It pauses the Cluster. It creates
@@ -24,12 +25,12 @@ import (
 // arrive.
 func TestMove(t *testing.T) {
 	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
-	must(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = target.Stop() })
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
-	must(t, target.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
-	must(t, bindRole(target.Client))
+	expect.NoError(t, target.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
+	expect.NoError(t, bindRole(target.Client))
 	startManager(t, target.Config, options())
 
 	cluster := newCluster(ns, "c", false)
@@ -55,14 +56,14 @@ func TestMove(t *testing.T) {
 		}
 	}
 	// A free address below the others. A new claim would get it if it were served too early.
-	must(t, env.Client.Delete(ctx, first))
+	expect.NoError(t, env.Client.Delete(ctx, first))
 	wantGone(t, first)
 
 	update(t, cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	m := &mover{t: t, to: target.Client, uids: map[types.UID]types.UID{}}
 	m.create(cluster, pool, global)
 	early := newClaim(ns, "early", pool) // a new claim at the target
-	must(t, target.Client.Create(ctx, early))
+	expect.NoError(t, target.Client.Create(ctx, early))
 	for _, c := range claims {
 		m.create(c)
 	}
@@ -75,7 +76,7 @@ func TestMove(t *testing.T) {
 	m.remove(pool)
 	m.remove(cluster)
 	moved := newCluster(ns, "c", false)
-	must(t, testenv.Change(ctx, target.Client, moved, func(c *clusterv1.Cluster) { c.Spec.Paused = nil }))
+	expect.NoError(t, testenv.Change(ctx, target.Client, moved, func(c *clusterv1.Cluster) { c.Spec.Paused = nil }))
 
 	for _, c := range claims {
 		m.wantAddress(c, before[c.Name].Address)
@@ -86,9 +87,9 @@ func TestMove(t *testing.T) {
 	}
 	// The moved claims still work: the target releases them.
 	for _, c := range claims {
-		must(t, client.IgnoreNotFound(target.Client.Delete(ctx, newClaim(ns, c.Name, pool))))
+		expect.NoError(t, client.IgnoreNotFound(target.Client.Delete(ctx, newClaim(ns, c.Name, pool))))
 	}
-	eventually(t, "the moved claims to be removed", func() error {
+	expect.Eventually(t, "the moved claims to be removed", func() error {
 		list := &capiipamv1.IPAddressList{}
 		if err := target.Client.List(ctx, list, client.InNamespace(ns)); err != nil || len(list.Items) > 1 {
 			return errOr(err, "%d IPAddresses remain", len(list.Items))
@@ -125,7 +126,7 @@ type mover struct {
 func (m *mover) create(objs ...client.Object) {
 	m.t.Helper()
 	for _, o := range objs {
-		must(m.t, env.Client.Get(ctx, client.ObjectKeyFromObject(o), o))
+		expect.NoError(m.t, env.Client.Get(ctx, client.ObjectKeyFromObject(o), o))
 		moved := o.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy.
 		moved.SetResourceVersion("")
 		moved.SetUID("")
@@ -134,7 +135,7 @@ func (m *mover) create(objs ...client.Object) {
 			refs[i].UID = m.uids[refs[i].UID]
 		}
 		moved.SetOwnerReferences(refs)
-		must(m.t, m.to.Create(ctx, moved)) // A create request drops the status of kinds with a status subresource.
+		expect.NoError(m.t, m.to.Create(ctx, moved)) // A create request drops the status of kinds with a status subresource.
 		m.uids[o.GetUID()] = moved.GetUID()
 	}
 }
@@ -142,15 +143,15 @@ func (m *mover) create(objs ...client.Object) {
 func (m *mover) remove(o client.Object) {
 	m.t.Helper()
 	mark := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/metadata/annotations","value":{"`+clusterctlv1.DeleteForMoveAnnotation+`":""}}]`))
-	must(m.t, env.Client.Patch(ctx, o, mark))
-	must(m.t, env.Client.Delete(ctx, o))
+	expect.NoError(m.t, env.Client.Patch(ctx, o, mark))
+	expect.NoError(m.t, env.Client.Delete(ctx, o))
 	strip := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":[]}}`))
-	must(m.t, client.IgnoreNotFound(env.Client.Patch(ctx, o, strip)))
+	expect.NoError(m.t, client.IgnoreNotFound(env.Client.Patch(ctx, o, strip)))
 }
 
 func (m *mover) wantAddress(claim *capiipamv1.IPAddressClaim, address string) {
 	m.t.Helper()
-	eventually(m.t, "claim "+claim.Name+" at the target", func() error {
+	expect.Eventually(m.t, "claim "+claim.Name+" at the target", func() error {
 		c, ip := &capiipamv1.IPAddressClaim{}, &capiipamv1.IPAddress{}
 		if err := m.to.Get(ctx, client.ObjectKeyFromObject(claim), c); err != nil || c.Status.AddressRef.Name == "" {
 			return errOr(err, "no addressRef: %v", c.Status.Conditions)

@@ -20,13 +20,14 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // wantUntouched checks that this manager did not change a claim of another manager. It has served a later claim already.
 func wantUntouched(t *testing.T, claim *capiipamv1.IPAddressClaim) {
 	t.Helper()
 	_, err := get(claim)
-	must(t, err)
+	expect.NoError(t, err)
 	if len(claim.Finalizers) > 0 || len(claim.Status.Conditions) > 0 || claim.Status.AddressRef.Name != "" {
 		t.Errorf("claim %s/%s was touched: %v %+v", claim.Namespace, claim.Name, claim.Finalizers, claim.Status)
 	}
@@ -69,15 +70,15 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 		create(t, next)
 		wantReason(t, next, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
 		wantSettled(t, pool)
-		must(t, env.Client.Delete(ctx, before))
+		expect.NoError(t, env.Client.Delete(ctx, before))
 		wantAddress(t, next, "10.6.5.10")
 		before = next
 	}
 	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { // Admission can then accept the deletion.
 		p.Annotations[clusterctlv1.DeleteForMoveAnnotation] = ""
 	})
-	must(t, env.Client.Delete(ctx, pool))
-	must(t, env.Client.Delete(ctx, before))
+	expect.NoError(t, env.Client.Delete(ctx, pool))
+	expect.NoError(t, env.Client.Delete(ctx, before))
 	wantGone(t, pool)
 	w.report(t)
 }
@@ -85,7 +86,7 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 // wantSettled waits until no manager has work for a pool, so that only events lead to further work.
 func wantSettled(t *testing.T, pool ipamv1.Pool) {
 	t.Helper()
-	eventually(t, "a second without reconciliation of the pool", func() error {
+	expect.Eventually(t, "a second without reconciliation of the pool", func() error {
 		if _, err := get(pool); err != nil || len(pool.PoolStatus().Allocator.Pending) > 0 {
 			return errOr(err, "the record is %+v", pool.PoolStatus().Allocator)
 		}
@@ -132,9 +133,9 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 
 	// The IPAddress is created again, although the pool would refuse a new claim.
 	old := ip.UID
-	must(t, env.Client.Delete(ctx, ip))
+	expect.NoError(t, env.Client.Delete(ctx, ip))
 	strip(t, ip)
-	eventually(t, "the IPAddress to be created again", func() error {
+	expect.Eventually(t, "the IPAddress to be created again", func() error {
 		if again := wantAddress(t, mine, "10.6.6.1"); again.UID == old {
 			return errors.New("it is still the old one")
 		}
@@ -220,7 +221,7 @@ func TestTwoWatchFilters(t *testing.T) {
 	}
 	holders := map[string]string{}
 	for _, c := range claims {
-		eventually(t, "an address for "+c.Name, func() error { return served(c) })
+		expect.Eventually(t, "an address for "+c.Name, func() error { return served(c) })
 		ip := addressOf(t, c)
 		if other := holders[ip.Spec.Address]; other != "" {
 			t.Errorf("%s has the address %s of %s", c.Name, ip.Spec.Address, other)
@@ -231,14 +232,14 @@ func TestTwoWatchFilters(t *testing.T) {
 	last := claim("last", "blue", red)
 	wantReason(t, last, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
 	remove(t, claims[0])
-	eventually(t, "the released address", func() error { return served(last) })
+	expect.Eventually(t, "the released address", func() error { return served(last) })
 
 	update(t, nobodys, func(p *ipamv1.CapstanIPPool) { labelled(p, "blue") })
 	wantAddress(t, waiting, "10.6.9.1")
 
 	// Only the manager of the pool removes it, and only when no manager has an address of it.
 	stopRed()
-	withoutWebhooks(t, func() { must(t, env.Client.Delete(ctx, red)) })
+	withoutWebhooks(t, func() { expect.NoError(t, env.Client.Delete(ctx, red)) })
 	for _, c := range append(claims[1:], last) {
 		if c.Labels[clusterv1.WatchLabel] == "blue" {
 			remove(t, c)
@@ -261,7 +262,7 @@ func TestTwoWatchFilters(t *testing.T) {
 func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()
-	must(t, err)
+	expect.NoError(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		if f.GetName() != metric {
@@ -284,7 +285,7 @@ func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 func reconciles(t *testing.T, controller string) (n float64) {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()
-	must(t, err)
+	expect.NoError(t, err)
 	for _, f := range families {
 		if f.GetName() != "controller_runtime_reconcile_total" {
 			continue
@@ -308,7 +309,7 @@ func TestMetrics(t *testing.T) {
 	create(t, pool)
 	want := func(what string, addresses map[string]float64, waiting float64) {
 		t.Helper()
-		eventually(t, "the gauges "+what, func() error {
+		expect.Eventually(t, "the gauges "+what, func() error {
 			a, w := gauges(t, "capstan_ipam_pool_addresses", pool), gauges(t, "capstan_ipam_pool_waiting_claims", pool)
 			if !maps.Equal(a, addresses) || w[""] != waiting {
 				return fmt.Errorf("they are %v, %v", a, w)
@@ -331,7 +332,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("writes of the record: %v", r)
 	}
 	for _, c := range claims {
-		must(t, env.Client.Delete(ctx, c))
+		expect.NoError(t, env.Client.Delete(ctx, c))
 	}
 	for _, c := range claims {
 		wantGone(t, c)
@@ -339,7 +340,7 @@ func TestMetrics(t *testing.T) {
 	want("of a pool after the release of all addresses", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
 	remove(t, pool)
 	wantGone(t, pool)
-	eventually(t, "the metrics of a deleted pool to be removed", func() error {
+	expect.Eventually(t, "the metrics of a deleted pool to be removed", func() error {
 		for _, m := range []string{"capstan_ipam_pool_addresses", "capstan_ipam_pool_waiting_claims", "capstan_ipam_allocations_total", "capstan_ipam_record_total"} {
 			if got := gauges(t, m, pool); len(got) > 0 {
 				return fmt.Errorf("%s is %v", m, got)
@@ -362,11 +363,11 @@ func TestRestart(t *testing.T) {
 	wantReason(t, staying, ipamv1.ClaimAddressReadyReason)
 	stop()
 	_, err := get(staying) // The cache contains all writes of the first manager.
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = get(kept)
-	must(t, err)
+	expect.NoError(t, err)
 	untouched := []client.Object{staying.DeepCopy(), kept.DeepCopy()}
-	must(t, env.Client.Delete(ctx, going))
+	expect.NoError(t, env.Client.Delete(ctx, going))
 	create(t, waiting)
 	startManager(t, env.Config, options())
 	addressOf(t, waiting)

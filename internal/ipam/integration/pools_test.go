@@ -20,17 +20,18 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // IPAM-01, IPAM-06: names and labels of the installed CRDs.
 func TestCRDs(t *testing.T) {
-	must(t, apiextensionsv1.AddToScheme(env.Scheme))
+	expect.NoError(t, apiextensionsv1.AddToScheme(env.Scheme))
 	for kind, move := range map[string]string{
 		"CapstanIPPool":       "clusterctl.cluster.x-k8s.io/move-hierarchy",
 		"GlobalCapstanIPPool": "clusterctl.cluster.x-k8s.io/move",
 	} {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
-		must(t, env.Client.Get(ctx, client.ObjectKey{Name: contract.CalculateCRDName("ipam.capstan.dev", kind)}, crd))
+		expect.NoError(t, env.Client.Get(ctx, client.ObjectKey{Name: contract.CalculateCRDName("ipam.capstan.dev", kind)}, crd))
 		if crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta2" {
 			t.Errorf("%s: no contract label: %v", kind, crd.Labels)
 		}
@@ -79,7 +80,7 @@ func TestExhaustion(t *testing.T) {
 	wantEvent(t, ns, "p", "Exhausted")
 	wantIdle(t)
 
-	must(t, env.Client.Delete(ctx, claims[0]))
+	expect.NoError(t, env.Client.Delete(ctx, claims[0]))
 	wantAddress(t, claims[2], "10.2.0.10")
 	for _, c := range claims[3:] {
 		if _, err := get(c); err != nil || c.Status.AddressRef.Name != "" {
@@ -96,7 +97,7 @@ func TestExhaustion(t *testing.T) {
 // wantIdle checks that waiting claims cause no work: without events, no claim is reconciled within a second.
 func wantIdle(t *testing.T) {
 	t.Helper()
-	eventually(t, "a second without work", func() error {
+	expect.Eventually(t, "a second without work", func() error {
 		before := reconciles(t, "ipaddressclaim")
 		time.Sleep(time.Second) // The idle period is the measurement.
 		if n := reconciles(t, "ipaddressclaim") - before; n > 0 {
@@ -108,7 +109,7 @@ func wantIdle(t *testing.T) {
 
 func wantEvent(t *testing.T, ns, name, reason string) {
 	t.Helper()
-	eventually(t, "an event "+reason+" on "+name, func() error {
+	expect.Eventually(t, "an event "+reason+" on "+name, func() error {
 		list := &eventsv1.EventList{}
 		if err := env.Client.List(ctx, list, client.InNamespace(ns)); err != nil {
 			return err
@@ -131,7 +132,7 @@ func TestPoolInUseIsProtected(t *testing.T) {
 	claim := newClaim(ns, "a", pool)
 	create(t, claim)
 	wantAddress(t, claim, "10.2.1.10")
-	eventually(t, "the removal of used addresses to be refused", func() error {
+	expect.Eventually(t, "the removal of used addresses to be refused", func() error {
 		if _, err := get(pool); err != nil {
 			return err
 		}
@@ -156,7 +157,7 @@ func TestPoolInUseIsProtected(t *testing.T) {
 	wantAddress(t, second, "10.2.2.1")
 	wantAddress(t, claim, "10.2.1.10")
 	for _, c := range []*capiipamv1.IPAddressClaim{claim, second} {
-		must(t, env.Client.Delete(ctx, c))
+		expect.NoError(t, env.Client.Delete(ctx, c))
 		wantGone(t, c)
 	}
 	remove(t, pool)
@@ -179,7 +180,7 @@ func TestOutOfRangeAndInvalidSpecWithoutWebhook(t *testing.T) {
 		if a := pool.Status.Addresses; a.OutOfRange != 1 || a.Used != 0 || a.Free != "10" {
 			t.Errorf("counts are %+v", a)
 		}
-		must(t, env.Client.Delete(ctx, claim))
+		expect.NoError(t, env.Client.Delete(ctx, claim))
 		wantCondition(t, pool, ipamv1.AddressesInRangeCondition, ipamv1.InRangeReason)
 
 		update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.3.20-10.2.3.11" })
@@ -230,7 +231,7 @@ func TestAdoption(t *testing.T) {
 	if m := wantReason(t, b, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, ns+"/a has too") {
 		t.Errorf("unclear message %q", m)
 	}
-	must(t, env.Client.Delete(ctx, twin))
+	expect.NoError(t, env.Client.Delete(ctx, twin))
 	wantAddress(t, b, "10.2.4.1")
 }
 
@@ -291,7 +292,7 @@ func TestAdoptionOfAnOddPrefix(t *testing.T) {
 		wantAddress(t, c, want)
 		others = append(others, c)
 	}
-	must(t, env.Client.Delete(ctx, ip))
+	expect.NoError(t, env.Client.Delete(ctx, ip))
 	wantAddress(t, claim, "10.2.11.0")
 	last := newClaim(ns, "last", pool)
 	create(t, last)
@@ -330,7 +331,7 @@ func TestExactAddresses(t *testing.T) {
 		}
 	}
 	wantAddress(t, ask("kept", ""), "10.2.5.1")
-	must(t, env.Client.Delete(ctx, first))
+	expect.NoError(t, env.Client.Delete(ctx, first))
 	wantAddress(t, second, "10.2.5.50")
 }
 
@@ -360,11 +361,11 @@ func TestRest(t *testing.T) {
 	wantAddress(t, a, "10.2.6.10")
 	wantAddress(t, first, "10.2.6.20")
 	released := time.Now()
-	must(t, env.Client.Delete(ctx, a))
-	must(t, env.Client.Delete(ctx, first))
+	expect.NoError(t, env.Client.Delete(ctx, a))
+	expect.NoError(t, env.Client.Delete(ctx, first))
 	wantGone(t, a)
 	wantGone(t, first) // long before the end of its hour
-	eventually(t, "the copy, so that clusterctl does not wait", func() error {
+	expect.Eventually(t, "the copy, so that clusterctl does not wait", func() error {
 		p, err := get(long)
 		if err == nil && (ledger.BlocksMove(p) || p.Annotations[ipamv1.RestingAnnotation] == "") {
 			err = errOr(nil, "annotations %v", p.Annotations)
@@ -407,7 +408,7 @@ func TestPrefixesAndOrders(t *testing.T) {
 		r := newClaim(ns, fmt.Sprint("r", i), robin)
 		create(t, r)
 		wantAddress(t, r, fmt.Sprintf("10.2.9.%d", i%6+1))
-		must(t, env.Client.Delete(ctx, r))
+		expect.NoError(t, env.Client.Delete(ctx, r))
 		wantGone(t, r)
 	}
 }
@@ -465,7 +466,7 @@ func TestOverlap(t *testing.T) {
 	}
 	strict := newPool(ns, "c", subnet("10.2.10.0/24", "10.2.10.60-10.2.10.70"))
 	strict.Spec.Overlap = ipamv1.RefuseOverlap
-	eventually(t, "the overlap to be refused", func() error {
+	expect.Eventually(t, "the overlap to be refused", func() error {
 		err := env.Client.Create(ctx, strict.DeepCopy(), client.DryRunAll)
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "10.2.10.60-10.2.10.60 in common with CapstanIPPool/"+ns+"/b") {
 			return fmt.Errorf("got %w", err)
@@ -479,7 +480,7 @@ func TestOverlap(t *testing.T) {
 	create(t, claim)
 	wantReason(t, claim, capiipamv1.IPAddressClaimReadyPoolNotReadyReason)
 	// The older pool reports the overlap and continues to serve claims.
-	eventually(t, "the older pool to report the refused one", func() error {
+	expect.Eventually(t, "the older pool to report the refused one", func() error {
 		c := wantCondition(t, b, ipamv1.NotOverlappingCondition, ipamv1.OverlappingReason)
 		if !strings.Contains(c.Message, "10.2.10.60-10.2.10.60 in common with CapstanIPPool/"+ns+"/c") {
 			return fmt.Errorf("the message is %q", c.Message)

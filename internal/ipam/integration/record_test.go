@@ -21,6 +21,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // protectRecord installs the admission policy of IPAddresses, as the provider is installed.
@@ -57,7 +58,7 @@ func tenantOf(t *testing.T, namespaces ...string) client.Client {
 	config := rest.CopyConfig(env.Config)
 	config.Impersonate.UserName = user
 	c, err := client.New(config, client.Options{Scheme: env.Scheme})
-	must(t, err)
+	expect.NoError(t, err)
 	return c
 }
 
@@ -94,11 +95,11 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 	}
 
 	theirs := newClaim(foreign, "theirs", pool)
-	must(t, tenant.Create(ctx, theirs))
+	expect.NoError(t, tenant.Create(ctx, theirs))
 	wantReason(t, theirs, capiipamv1.IPAddressClaimReadyAllocationFailedReason)
 	whole := newAddress(allowed, "whole", pool, "10.6.77.0")
 	whole.Spec.Prefix = ptr.To[int32](0)
-	eventually(t, "the policy, which the API server reads after its creation", func() error {
+	expect.Eventually(t, "the policy, which the API server reads after its creation", func() error {
 		if err := tenant.Create(ctx, whole.DeepCopy(), client.DryRunAll); !apierrors.IsForbidden(err) {
 			return errOr(err, "a whole pool is accepted")
 		}
@@ -106,20 +107,20 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 	})
 	refused("a whole pool", tenant.Create(ctx, whole))
 	refused("an address with a controller", tenant.Create(ctx, controlledBy(newAddress(foreign, "theirs", pool, "10.6.77.9"), theirs)))
-	must(t, tenant.Create(ctx, newAddress(allowed, "of-own", own, "10.6.78.9")))
+	expect.NoError(t, tenant.Create(ctx, newAddress(allowed, "of-own", own, "10.6.78.9")))
 	lying := theirs.DeepCopy()
 	lying.Status.AddressRef.Name = theirs.Name
-	must(t, tenant.Status().Patch(ctx, lying, client.MergeFrom(theirs)))
+	expect.NoError(t, tenant.Status().Patch(ctx, lying, client.MergeFrom(theirs)))
 	update(t, theirs, func(c *capiipamv1.IPAddressClaim) { c.Annotations[ipamv1.AddressAnnotation] = "10.6.77.200" })
 
 	mine := newClaim(allowed, "mine", pool)
-	must(t, tenant.Create(ctx, mine))
+	expect.NoError(t, tenant.Create(ctx, mine))
 	ip := wantAddress(t, mine, "10.6.77.1")
 	changed := ip.DeepCopy()
 	changed.Labels["team"] = "a"
-	must(t, tenant.Patch(ctx, changed, client.MergeFrom(ip)))
+	expect.NoError(t, tenant.Patch(ctx, changed, client.MergeFrom(ip)))
 	other := newClaim(allowed, "other", own)
-	must(t, tenant.Create(ctx, other))
+	expect.NoError(t, tenant.Create(ctx, other))
 	refused("another controller", tenant.Patch(ctx, controlledBy(changed.DeepCopy(), other), client.MergeFrom(changed)))
 	for what, change := range map[string]func(*metav1.OwnerReference){
 		"no controller":            func(o *metav1.OwnerReference) { o.Controller = ptr.To(false) },
@@ -134,7 +135,7 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 	without := changed.DeepCopy()
 	without.OwnerReferences = nil
 	refused("no owner", tenant.Patch(ctx, without.DeepCopy(), client.MergeFrom(changed)))
-	must(t, garbageCollector(t).Patch(ctx, without.DeepCopy(), client.MergeFrom(changed), client.DryRunAll))
+	expect.NoError(t, garbageCollector(t).Patch(ctx, without.DeepCopy(), client.MergeFrom(changed), client.DryRunAll))
 	freed := changed.DeepCopy()
 	freed.Finalizers = nil
 	refused("no finalizer", tenant.Patch(ctx, freed, client.MergeFrom(changed)))
@@ -143,9 +144,9 @@ func TestRecordOfGlobalPools_ALL18(t *testing.T) {
 
 	create(t, newAddress(allowed, "kept", pool, "10.6.77.3"))
 	kept := newClaim(allowed, "kept", pool)
-	must(t, tenant.Create(ctx, kept))
+	expect.NoError(t, tenant.Create(ctx, kept))
 	wantAddress(t, kept, "10.6.77.3")
-	must(t, tenant.Delete(ctx, mine))
+	expect.NoError(t, tenant.Delete(ctx, mine))
 	wantGone(t, mine)
 }
 
@@ -173,7 +174,7 @@ func TestAddressWithoutGroup(t *testing.T) {
 		},
 	}}
 	create(t, ip)
-	must(t, env.Client.Delete(ctx, ip))
+	expect.NoError(t, env.Client.Delete(ctx, ip))
 	strip(t, ip)
 	wantGone(t, ip)
 }

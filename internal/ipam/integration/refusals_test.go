@@ -11,15 +11,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // withoutWebhooks runs f while the provider's admission is disabled.
 func withoutWebhooks(t *testing.T, f func()) {
 	t.Helper()
 	list := &admissionregistrationv1.ValidatingWebhookConfigurationList{}
-	must(t, env.Client.List(ctx, list))
+	expect.NoError(t, env.Client.List(ctx, list))
 	for i := range list.Items {
-		must(t, env.Client.Delete(ctx, &list.Items[i]))
+		expect.NoError(t, env.Client.Delete(ctx, &list.Items[i]))
 	}
 	probe := newPool("default", "probe", subnet("10.0.0.0/24", "10.0.0.9-10.0.0.1"))
 	defer func() { // also when f fails, because other tests need it
@@ -27,14 +28,14 @@ func withoutWebhooks(t *testing.T, f func()) {
 			list.Items[i].ResourceVersion = ""
 			create(t, &list.Items[i])
 		}
-		eventually(t, "admission to be enabled", func() error {
+		expect.Eventually(t, "admission to be enabled", func() error {
 			if err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
 				return fmt.Errorf("got %w", err)
 			}
 			return nil
 		})
 	}()
-	eventually(t, "admission to be disabled", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
+	expect.Eventually(t, "admission to be disabled", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
 	f()
 }
 

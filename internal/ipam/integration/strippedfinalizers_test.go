@@ -12,17 +12,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func strip(t *testing.T, obj client.Object) {
 	t.Helper()
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
-	must(t, client.IgnoreNotFound(env.Client.Patch(ctx, obj, patch)))
+	expect.NoError(t, client.IgnoreNotFound(env.Client.Patch(ctx, obj, patch)))
 }
 
 func wantFinalizer(t *testing.T, obj client.Object, finalizer string) {
 	t.Helper()
-	eventually(t, "the finalizer of "+obj.GetName(), func() error {
+	expect.Eventually(t, "the finalizer of "+obj.GetName(), func() error {
 		if _, err := get(obj); err != nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
 			return errOr(err, "finalizers are %v", obj.GetFinalizers())
 		}
@@ -59,12 +60,12 @@ func TestAddressRemovedByForce(t *testing.T) {
 	wantAddress(t, low, "10.7.1.1")
 	create(t, claim)
 	ip := wantAddress(t, claim, "10.7.1.2")
-	must(t, env.Client.Delete(ctx, low)) // The lowest free address differs from the claim's address.
+	expect.NoError(t, env.Client.Delete(ctx, low)) // The lowest free address differs from the claim's address.
 	wantGone(t, low)
 	old := ip.UID
-	must(t, env.Client.Delete(ctx, ip))
+	expect.NoError(t, env.Client.Delete(ctx, ip))
 	strip(t, ip)
-	eventually(t, "the IPAddress to be created again", func() error {
+	expect.Eventually(t, "the IPAddress to be created again", func() error {
 		again, err := get(&capiipamv1.IPAddress{ObjectMeta: claim.ObjectMeta})
 		if err != nil || again.UID == old {
 			return errOr(err, "it is still the old one")
@@ -87,7 +88,7 @@ func TestOrphanIsRemoved(t *testing.T) {
 	create(t, claim)
 	ip := wantAddress(t, claim, "10.7.2.10")
 	stop()
-	must(t, env.Client.Delete(ctx, claim))
+	expect.NoError(t, env.Client.Delete(ctx, claim))
 	strip(t, claim)
 	wantGone(t, claim)
 	// An IPAddress that was created before its claim is not an orphan.
@@ -107,7 +108,7 @@ func TestOrphanIsRemoved(t *testing.T) {
 	if _, err := get(beforehand); err != nil {
 		t.Errorf("the IPAddress that was created before its claim was removed: %v", err)
 	}
-	eventually(t, "the counts", func() error {
+	expect.Eventually(t, "the counts", func() error {
 		if _, err := get(pool); err != nil || pool.Status.Addresses == nil || pool.Status.Addresses.OutOfRange != 1 || pool.Status.Addresses.Used != 1 {
 			return errOr(err, "they are %+v", pool.Status.Addresses)
 		}
@@ -132,12 +133,12 @@ func TestCollectedOrphanIsRemoved(t *testing.T) {
 	collector := garbageCollector(t)
 	for _, ip := range ips {
 		claim := newClaim(ns, ip.Name, pool)
-		must(t, env.Client.Delete(ctx, claim))
+		expect.NoError(t, env.Client.Delete(ctx, claim))
 		strip(t, claim)
 		wantGone(t, claim)
 		before := ip.DeepCopy()
 		ip.OwnerReferences = slices.DeleteFunc(ip.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "IPAddressClaim" })
-		must(t, collector.Patch(ctx, ip, client.MergeFrom(before)))
+		expect.NoError(t, collector.Patch(ctx, ip, client.MergeFrom(before)))
 	}
 	again, elsewhere := newClaim(ns, "again", pool), newClaim(ns, "elsewhere", other)
 	create(t, again, elsewhere)
@@ -161,6 +162,6 @@ func garbageCollector(t *testing.T) client.Client {
 	config := rest.CopyConfig(env.Config)
 	config.Impersonate.UserName = "system:serviceaccount:kube-system:generic-garbage-collector"
 	c, err := client.New(config, client.Options{Scheme: env.Scheme})
-	must(t, err)
+	expect.NoError(t, err)
 	return c
 }

@@ -27,6 +27,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -143,8 +144,8 @@ func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached clien
 		o.Cache.DefaultNamespaces = map[string]cache.Config{opts.WatchNamespace: {}}
 	}
 	mgr, err := ctrl.NewManager(cfg, o)
-	must(t, err)
-	must(t, ipam.SetupWithManager(ctx, mgr, opts))
+	expect.NoError(t, err)
+	expect.NoError(t, ipam.SetupWithManager(ctx, mgr, opts))
 	run, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -158,32 +159,6 @@ func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached clien
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return mgr.GetClient(), stop
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually waits until check returns nil.
-func eventually(t testing.TB, what string, check func() error) {
-	t.Helper()
-	eventuallyWithin(t, testenv.Patience, what, check)
-}
-
-func eventuallyWithin(t testing.TB, limit time.Duration, what string, check func() error) {
-	t.Helper()
-	for start := time.Now(); ; time.Sleep(testenv.Pause(time.Since(start))) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Since(start) > limit {
-			t.Fatalf("waiting for %s: %v", what, err)
-		}
-	}
 }
 
 func subnet(cidr string, ranges ...string) ipamv1.Subnet {
@@ -232,7 +207,7 @@ func newCluster(ns, name string, paused bool) *clusterv1.Cluster {
 func create(t testing.TB, objs ...client.Object) {
 	t.Helper()
 	for _, o := range objs {
-		must(t, env.Client.Create(ctx, o))
+		expect.NoError(t, env.Client.Create(ctx, o))
 	}
 }
 
@@ -245,7 +220,7 @@ func get[T client.Object](o T) (T, error) {
 func addressOf(t testing.TB, claim *capiipamv1.IPAddressClaim) *capiipamv1.IPAddress {
 	t.Helper()
 	ip := &capiipamv1.IPAddress{}
-	eventually(t, "the address of claim "+claim.Name, func() error {
+	expect.Eventually(t, "the address of claim "+claim.Name, func() error {
 		if _, err := get(claim); err != nil {
 			return err
 		}
@@ -270,7 +245,7 @@ func wantAddress(t testing.TB, claim *capiipamv1.IPAddressClaim, address string)
 func wantReason(t testing.TB, claim *capiipamv1.IPAddressClaim, reason string) string {
 	t.Helper()
 	message := ""
-	eventually(t, "claim "+claim.Name+" to have the reason "+reason, func() error {
+	expect.Eventually(t, "claim "+claim.Name+" to have the reason "+reason, func() error {
 		if _, err := get(claim); err != nil {
 			return err
 		}
@@ -288,7 +263,7 @@ func wantReason(t testing.TB, claim *capiipamv1.IPAddressClaim, reason string) s
 func wantCondition[P ipamv1.Pool](t testing.TB, p P, kind, reason string) metav1.Condition {
 	t.Helper()
 	var found metav1.Condition
-	eventually(t, fmt.Sprintf("pool %s to have %s=%s", p.GetName(), kind, reason), func() error {
+	expect.Eventually(t, fmt.Sprintf("pool %s to have %s=%s", p.GetName(), kind, reason), func() error {
 		if _, err := get(p); err != nil {
 			return err
 		}
@@ -305,7 +280,7 @@ func wantCondition[P ipamv1.Pool](t testing.TB, p P, kind, reason string) metav1
 // wantGone waits until an object does not exist.
 func wantGone(t testing.TB, o client.Object) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%T %s to be removed", o, o.GetName()), func() error {
+	expect.Eventually(t, fmt.Sprintf("%T %s to be removed", o, o.GetName()), func() error {
 		err := env.Client.Get(ctx, client.ObjectKeyFromObject(o), o)
 		if client.IgnoreNotFound(err) != nil {
 			return err
@@ -320,7 +295,7 @@ func wantGone(t testing.TB, o client.Object) {
 // update changes an object. It repeats the change after a conflict.
 func update[T client.Object](t testing.TB, o T, change func(T)) {
 	t.Helper()
-	eventually(t, "to update "+o.GetName(), func() error {
+	expect.Eventually(t, "to update "+o.GetName(), func() error {
 		if _, err := get(o); err != nil {
 			return err
 		}
@@ -332,7 +307,7 @@ func update[T client.Object](t testing.TB, o T, change func(T)) {
 // remove deletes an object as soon as the cache of its webhook shows that it is not in use.
 func remove(t testing.TB, o client.Object) {
 	t.Helper()
-	eventually(t, "to delete "+o.GetName(), func() error { return client.IgnoreNotFound(env.Client.Delete(ctx, o)) })
+	expect.Eventually(t, "to delete "+o.GetName(), func() error { return client.IgnoreNotFound(env.Client.Delete(ctx, o)) })
 }
 
 func errOr(err error, format string, args ...any) error {

@@ -19,6 +19,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // moment is a write of an object. The API server numbers the writes of all kinds in one sequence, so the moments of an
@@ -280,7 +281,7 @@ func (w *witness) report(t *testing.T) {
 // their IPAddresses.
 func (w *witness) finish(t *testing.T, pools ...ipamv1.Pool) (seen int) {
 	t.Helper()
-	eventuallyWithin(t, patience, "the watches to show the removal of all claims and IPAddresses", func() error {
+	expect.Eventually(t, "the watches to show the removal of all claims and IPAddresses", func() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		seen = 0

@@ -1,17 +1,15 @@
-package testenv_test
+package expect
 
 import (
 	"testing"
 	"time"
-
-	"capstan.dev/capstan/internal/testenv"
 )
 
 func TestPause(t *testing.T) {
 	for waited, want := range map[time.Duration]time.Duration{
 		0: 20 * time.Millisecond, 100 * time.Millisecond: 20 * time.Millisecond, 500 * time.Millisecond: 100 * time.Millisecond, time.Minute: 200 * time.Millisecond,
 	} {
-		if got := testenv.Pause(waited); got != want {
+		if got := pause(waited); got != want {
 			t.Errorf("after %s: got %s, want %s", waited, got, want)
 		}
 	}
