@@ -18,6 +18,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"capstan.dev/capstan/internal/accessapi"
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 // logViewerRole is a role of config/infrastructure/rbac/access_roles.yaml.
@@ -89,7 +90,7 @@ func withoutLogs(machines []*unstructured.Unstructured, files map[string][]byte)
 			out = append(out, o)
 		}
 	}
-	waits := func(o *unstructured.Unstructured) int { return len(problems(conditionsOf(o))) }
+	waits := func(o *unstructured.Unstructured) int { return len(diagnosis.Problems(diagnosis.ConditionsOf(o))) }
 	slices.SortStableFunc(out, func(a, b *unstructured.Unstructured) int { return cmp.Compare(waits(b), waits(a)) })
 	return out
 }

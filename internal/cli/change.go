@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/util/retry"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 // unchanged is the value of a number that the command line does not set.
@@ -394,7 +396,7 @@ func settledSteps(v view, to target) []step {
 		want = specReplicas(v, func(kind string) bool { return kind == "MachineDeployment" || kind == "MachinePool" })
 	}
 	return append(controlPlaneSteps(v, to), machineStep("workers", machinesOf(v, false), want, to.version),
-		step{name: "cluster available", done: conditionStatus(v.cluster, "Available") == "True"})
+		step{name: "cluster available", done: diagnosis.Status(v.cluster, "Available") == "True"})
 }
 
 func specReplicas(v view, is func(kind string) bool) int {
@@ -423,7 +425,7 @@ func machineStep(name string, machines []*unstructured.Unstructured, want int, v
 	ready := 0
 	for _, m := range machines {
 		has, _, _ := unstructured.NestedString(m.Object, "status", "nodeInfo", "kubeletVersion")
-		if m.GetDeletionTimestamp() == nil && conditionStatus(m, "Ready") == "True" && (version == "" || has == version) {
+		if m.GetDeletionTimestamp() == nil && diagnosis.Status(m, "Ready") == "True" && (version == "" || has == version) {
 			ready++
 		}
 	}

@@ -185,39 +185,6 @@ func TestAssess(t *testing.T) {
 	}
 }
 
-// TestBlocking uses the conditions of real objects while a cluster is created.
-func TestBlocking(t *testing.T) {
-	notExpiring := condition{kind: "CertificatesExpiring", status: "False", reason: "CertificatesNotExpiring"}
-	notRotating := condition{kind: "CertificateAuthorityRotating", status: "False", reason: "NotRotating"}
-	noHost := condition{kind: "HostAssigned", status: "False", reason: "NoHost", message: "no host has 2Gi free"}
-	notReady := condition{kind: "Ready", status: "False", reason: "NotReady"}
-	paused := condition{kind: "Paused", status: "True", reason: "Paused"}
-	noToken := condition{kind: "BootstrapTokenAvailable", status: "False", reason: "WaitingForConnection"}
-	for name, test := range map[string]struct {
-		all  []condition
-		want string // type of the blocking condition; "" for none
-	}{
-		"no conditions":                   {},
-		"healthy object":                  {all: []condition{{kind: "Ready", status: "True"}, {kind: "Paused", status: "False"}}},
-		"unknown conditions do not block": {all: []condition{{kind: "EtcdClusterHealthy", status: "Unknown"}}},
-		"valid certificates":              {all: []condition{notExpiring}},
-		"no rotation":                     {all: []condition{notRotating}},
-		"unused token":                    {all: []condition{{kind: "BootstrapTokenAvailable", status: "False", reason: "NoLongerNeeded"}}},
-		"token in use":                    {all: []condition{noToken}, want: "BootstrapTokenAvailable"},
-		"cause after healthy conditions":  {all: []condition{notExpiring, notRotating, noHost}, want: "HostAssigned"},
-		"cause after a summary":           {all: []condition{notReady, notExpiring, noHost}, want: "HostAssigned"},
-		"summary without a cause":         {all: []condition{notReady, notExpiring}, want: "Ready"},
-		"paused":                          {all: []condition{notReady, paused}, want: "Paused"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, found := blocking(test.all)
-			if got.kind != test.want || found != (test.want != "") {
-				t.Errorf("blocked by %q (%v), want %q", got.kind, found, test.want)
-			}
-		})
-	}
-}
-
 // TestBlockersOnce checks that a message that an owner repeats is shown once.
 func TestBlockersOnce(t *testing.T) {
 	v := view{cluster: parseObject(t, "kind: Cluster\napiVersion: cluster.x-k8s.io/v1beta2\nmetadata: {name: a}\nstatus: {conditions: [{type: InfrastructureReady, status: 'False', message: port 6443 is taken}]}"), objects: []*unstructured.Unstructured{

@@ -22,6 +22,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 func (a *app) deleteCommand() *cobra.Command {
@@ -104,7 +106,7 @@ func (a *app) getClustersCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			clusters := typed[clusterv1.Cluster](objects)
+			clusters := diagnosis.Typed[clusterv1.Cluster](objects)
 			if a.structured() {
 				printGaps(a.errOut, m.gaps)
 				return errors.Join(a.print(summarize(clusters)), m.noRights())

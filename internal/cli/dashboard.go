@@ -5,11 +5,7 @@ import (
 	"math"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/cli/dashboard"
 )
 
@@ -36,7 +32,7 @@ address contains a secret: do not publish it. The page ends with the command.`,
 			if o.Fallback, err = a.namespace(""); err != nil {
 				return err
 			}
-			o.Config, o.Mapper, o.Logic = m.config, m.client.RESTMapper(), dashboardLogic
+			o.Config, o.Mapper = m.config, m.client.RESTMapper()
 			o.Ready = func(url string) error {
 				if a.structured() {
 					return a.print(map[string]string{"url": url})
@@ -50,24 +46,4 @@ address contains a secret: do not publish it. The page ends with the command.`,
 	c.Flags().IntVar(&o.Port, "port", 0, "port on loopback (default: a free one)")
 	c.Flags().StringVarP(&o.Namespace, "namespace", "n", "", "namespace (default: all; that of the context for kinds that you cannot list in all)")
 	return c
-}
-
-// dashboardLogic is the logic of `capstan describe` and `capstan status`.
-var dashboardLogic = dashboard.Logic{
-	Waiting: waitingFor,
-	Updates: func(machines, capstan []*unstructured.Unstructured) []dashboard.Update {
-		return append([]dashboard.Update{}, updatesOf(typed[clusterv1.Machine](machines), typed[infrav1.CapstanMachine](capstan))...)
-	},
-}
-
-// typed converts objects, and leaves out those that are not of this type.
-func typed[T any](objects []*unstructured.Unstructured) []T {
-	var out []T
-	for _, o := range objects {
-		var t T
-		if runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &t) == nil {
-			out = append(out, t)
-		}
-	}
-	return out
 }

@@ -199,7 +199,7 @@ func TestDashboardRights(t *testing.T) {
 		}
 		var waiting dashboard.Operations
 		if err := json.Unmarshal(all["waiting"], &waiting); err != nil || len(waiting.Items) != 1 || waiting.Items[0].Name != "ours" || waiting.Items[0].Health != dashboard.Attention ||
-			waiting.Items[0].Waits[0].Do != adviceByReason["NoHost"].do {
+			waiting.Items[0].Waits[0].Do != noHostAdvice {
 			t.Errorf("waiting: %v, %s", err, all["waiting"])
 		}
 		create(cluster(own, "second"), cluster(foreign, "hidden"))

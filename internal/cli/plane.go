@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"capstan.dev/capstan/internal/cli/diagnosis"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/stall"
 )
@@ -199,11 +200,11 @@ const updatesTimeout = 5 * time.Second
 type planeStatus struct {
 	embedded.Status
 
-	Updates []update `json:"updates,omitempty"`
+	Updates []diagnosis.Update `json:"updates,omitempty"`
 }
 
 // updates reads the updates in place of the machines of the plane of this box.
-func (a *app) updates(ctx context.Context) ([]update, error) {
+func (a *app) updates(ctx context.Context) ([]diagnosis.Update, error) {
 	m, err := a.localManagement()
 	if err != nil {
 		return nil, err

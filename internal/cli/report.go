@@ -14,8 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"capstan.dev/capstan/internal/cli/dashboard"
-	"capstan.dev/capstan/internal/polarity"
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 // maxEvents is the number of events of a report.
@@ -27,7 +26,7 @@ type report struct {
 	Namespace string              `json:"namespace,omitempty"`
 	Name      string              `json:"name"`
 	Facts     []fact              `json:"facts,omitempty"`
-	Waiting   []dashboard.Waiting `json:"waiting"`
+	Waiting   []diagnosis.Waiting `json:"waiting"`
 	Events    []eventLine         `json:"events,omitempty"`
 	// Unreadable are the objects of the command that the user has no right to read.
 	Unreadable []gap `json:"unreadable,omitempty"`
@@ -52,65 +51,8 @@ func diagnose(root *unstructured.Unstructured, parts []*unstructured.Unstructure
 	objects := append([]*unstructured.Unstructured{root}, parts...)
 	return report{
 		Kind: root.GetKind(), Namespace: root.GetNamespace(), Name: root.GetName(),
-		Facts: factsOf(root), Waiting: waitingFor(objects), Events: latest(objects, events),
+		Facts: factsOf(root), Waiting: diagnosis.WaitingFor(objects), Events: latest(objects, events),
 	}
-}
-
-// waitingFor lists the causes for which objects wait, a cause before its consequences. Objects that only repeat the message of
-// another one are left out.
-func waitingFor(objects []*unstructured.Unstructured) []dashboard.Waiting {
-	objects = slices.Clone(objects)
-	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
-		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
-	})
-	out := []dashboard.Waiting{}
-	seen := map[string]bool{}
-	for _, o := range objects {
-		for _, c := range problems(conditionsOf(o)) {
-			key := cmp.Or(c.message, o.GetKind()+o.GetName()+c.kind)
-			if seen[key] {
-				continue
-			}
-			seen[key] = true
-			advice := adviceFor(c.kind, c.reason)
-			w := dashboard.Waiting{
-				Object: o.GetKind() + " " + o.GetName(), Condition: c.kind + "=" + c.status, Reason: c.reason, Message: oneLine(c.message),
-				Since: c.since, Do: advice.do, ByItself: advice.do == none,
-			}
-			if advice.section != "" {
-				w.See = troubleshooting + "#" + advice.section
-			}
-			out = append(out, w)
-		}
-	}
-	return out
-}
-
-// problems returns the conditions that are not as they should be. Summaries are left out if they have a cause in the same
-// object.
-func problems(all []condition) (out []condition) {
-	var summary []condition
-	for _, c := range all {
-		switch {
-		case polarity.FalseIsGood(c.kind, ""):
-			if c.status == "True" {
-				out = append(out, c)
-			}
-		case c.status == "True" || c.status == "False" && polarity.FalseIsGood(c.kind, c.reason):
-		case slices.Contains(summaries, c.kind):
-			summary = append(summary, c)
-		default:
-			out = append(out, c)
-		}
-	}
-	if len(out) == 0 {
-		return summary
-	}
-	return out
-}
-
-func oneLine(text string) string {
-	return strings.Join(strings.Fields(strings.TrimPrefix(strings.TrimSpace(text), "* ")), " ")
 }
 
 // latest returns the last events of the objects, the newest last.
@@ -123,7 +65,7 @@ func latest(objects []*unstructured.Unstructured, events []corev1.Event) []event
 	var out []eventLine
 	for i := range events {
 		if e := &events[i]; ids[e.InvolvedObject.UID] {
-			out = append(out, eventLine{eventTime(e), e.InvolvedObject.Kind + " " + e.InvolvedObject.Name, e.Type, e.Reason, oneLine(e.Message), eventCount(e)})
+			out = append(out, eventLine{eventTime(e), e.InvolvedObject.Kind + " " + e.InvolvedObject.Name, e.Type, e.Reason, diagnosis.OneLine(e.Message), eventCount(e)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b eventLine) int { return a.Time.Compare(b.Time) })
@@ -191,7 +133,7 @@ func containerImages(o *unstructured.Unstructured) string {
 		archive := &unstructured.Unstructured{}
 		archive.Object, _ = a.(map[string]any)
 		if problem := field(archive, "problem"); problem != "" {
-			texts = append(texts, fmt.Sprintf("none of %s (%s)", field(archive, "archive"), oneLine(problem)))
+			texts = append(texts, fmt.Sprintf("none of %s (%s)", field(archive, "archive"), diagnosis.OneLine(problem)))
 		} else if names := field(archive, "names"); names != "" {
 			texts = append(texts, names)
 		}

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/discovery"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 func (a *app) statusCommand() *cobra.Command {
@@ -65,14 +67,14 @@ type managerPod struct {
 // apiStatus is the state of a management cluster as its API shows it. The fields have the names of the status of a plane of this
 // box, where both know them.
 type apiStatus struct {
-	Server            string       `json:"server"`
-	KubernetesVersion string       `json:"kubernetesVersion"`
-	Providers         []provider   `json:"providers"`
-	Managers          []managerPod `json:"managers"`
-	Hosts             []report     `json:"hosts"`
-	Clusters          []report     `json:"clusters"`
-	Updates           []update     `json:"updates,omitempty"`
-	Unreadable        []gap        `json:"unreadable,omitempty"`
+	Server            string             `json:"server"`
+	KubernetesVersion string             `json:"kubernetesVersion"`
+	Providers         []provider         `json:"providers"`
+	Managers          []managerPod       `json:"managers"`
+	Hosts             []report           `json:"hosts"`
+	Clusters          []report           `json:"clusters"`
+	Updates           []diagnosis.Update `json:"updates,omitempty"`
+	Unreadable        []gap              `json:"unreadable,omitempty"`
 }
 
 func (a *app) remoteStatus(ctx context.Context, m *management) error {
@@ -136,7 +138,7 @@ func (m *management) providers(ctx context.Context) ([]provider, error) {
 func (m *management) managerPods(ctx context.Context) ([]managerPod, error) {
 	objects, err := m.listed(ctx, schema.GroupKind{Kind: "Pod"}, "", client.HasLabels{clusterv1.ProviderNameLabel})
 	out := []managerPod{}
-	for _, pod := range typed[corev1.Pod](objects) {
+	for _, pod := range diagnosis.Typed[corev1.Pod](objects) {
 		p := managerPod{Namespace: pod.Namespace, Name: pod.Name, Phase: string(pod.Status.Phase)}
 		for _, c := range pod.Status.Conditions {
 			p.Ready = p.Ready || c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/cli/diagnosis"
 	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/testenv"
 )
@@ -29,7 +30,7 @@ func (s *site) remotePlane(namespace string) {
 		s.t.Fatal(err)
 	}
 	var crds []*apiextensionsv1.CustomResourceDefinition
-	for _, crd := range typed[apiextensionsv1.CustomResourceDefinition](objects) {
+	for _, crd := range diagnosis.Typed[apiextensionsv1.CustomResourceDefinition](objects) {
 		crds = append(crds, &crd)
 	}
 	if _, err := envtest.InstallCRDs(s.env.Config, envtest.CRDInstallOptions{CRDs: crds, MaxTime: testenv.Patience}); err != nil {

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/cli/diagnosis"
 	"capstan.dev/capstan/internal/version"
 )
 
@@ -213,7 +214,7 @@ func (m *management) eventLines(ctx context.Context) ([]byte, error) {
 	var out bytes.Buffer
 	for i := range all {
 		e := &all[i]
-		fmt.Fprintf(&out, "%s %s %s %s/%s %s: %s\n", eventTime(e).UTC().Format(time.RFC3339), e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, oneLine(e.Message))
+		fmt.Fprintf(&out, "%s %s %s %s/%s %s: %s\n", eventTime(e).UTC().Format(time.RFC3339), e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, diagnosis.OneLine(e.Message))
 	}
 	return out.Bytes(), err
 }

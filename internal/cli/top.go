@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"capstan.dev/capstan/internal/cli/dashboard"
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 // column is a column of a table: a heading and the value of an object.
@@ -185,7 +185,7 @@ func topTable(kind string, objects [][]*unstructured.Unstructured, now time.Time
 	}
 	type row struct {
 		cells []string
-		wait  *dashboard.Waiting
+		wait  *diagnosis.Waiting
 	}
 	var rows []row
 	for _, all := range objects {
@@ -194,7 +194,7 @@ func topTable(kind string, objects [][]*unstructured.Unstructured, now time.Time
 		for _, c := range topColumns[kind] {
 			r.cells = append(r.cells, cmp.Or(c.value(o), "-"))
 		}
-		if waits := waitingFor(all); len(waits) > 0 {
+		if waits := diagnosis.WaitingFor(all); len(waits) > 0 {
 			r.wait = &waits[0]
 			r.cells = append(r.cells, strings.TrimSpace(waits[0].Condition+" "+waits[0].Reason), age(waits[0].Since, now))
 		} else {

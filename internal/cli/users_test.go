@@ -65,7 +65,7 @@ func (s *site) testMachinePools() {
 	}
 	admin := s.kubeconfig("", own)
 	out, err := s.capstan(admin, "describe", "machinepool", "mp")
-	for _, text := range []string{"MachinePool " + own + "/mp", "0 of 2", "CapstanMachine mp-1: HostAssigned=False (NoHost), for 7m", adviceByReason["NoHost"].do, "ScalingUp=True"} {
+	for _, text := range []string{"MachinePool " + own + "/mp", "0 of 2", "CapstanMachine mp-1: HostAssigned=False (NoHost), for 7m", noHostAdvice, "ScalingUp=True"} {
 		if err != nil || !strings.Contains(out, text) {
 			t.Errorf("describe without %q: %v\n%s", text, err, out)
 		}

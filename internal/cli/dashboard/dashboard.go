@@ -44,8 +44,6 @@ type Options struct {
 	Fallback string
 	// Port on loopback. 0: a free one.
 	Port int
-	// Logic of the command.
-	Logic Logic
 	// Ready is called with the address of the page.
 	Ready func(url string) error
 }
@@ -93,7 +91,7 @@ func (s *server) update(ctx context.Context, r *reader, o Options) error {
 	defer ticker.Stop()
 	for {
 		start := time.Now()
-		sections, err := marshal(Build(r.snapshot(), o.Logic, start), o)
+		sections, err := marshal(Build(r.snapshot(), start), o)
 		if err != nil {
 			return err
 		}

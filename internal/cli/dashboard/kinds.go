@@ -72,7 +72,7 @@ var kinds = []*kind{
 	of(addressGroup, "IPAddressClaim", "Claims of addresses", "spec.poolRef"),
 }
 
-// keptLabels and keptAnnotations are used by the page and the logic of the command.
+// keptLabels and keptAnnotations are used by the page and package diagnosis.
 var (
 	keptLabels = []string{
 		clusterv1.ClusterNameLabel, clusterv1.MachineControlPlaneLabel, clusterv1.MachineDeploymentNameLabel, clusterv1.MachinePoolNameLabel,

@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 const (
@@ -41,51 +43,11 @@ func worst(a, b Health) Health {
 	return a
 }
 
-// Logic are the functions that the page shares with the other commands.
-type Logic struct {
-	// Waiting lists the causes for which objects wait, a cause before its consequences.
-	Waiting func([]*unstructured.Unstructured) []Waiting
-	// Updates lists the updates in place of Machines and CapstanMachines.
-	Updates func(machines, capstan []*unstructured.Unstructured) []Update
-}
-
-// Waiting is a condition that is not as it should be. `capstan describe` shows the same.
-type Waiting struct {
-	Object    string    `json:"object"`
-	Condition string    `json:"condition"`
-	Reason    string    `json:"reason,omitempty"`
-	Message   string    `json:"message,omitempty"`
-	Since     time.Time `json:"since,omitzero"`
-	// Do is the remedy of the user; empty if the condition only summarizes others.
-	Do  string `json:"do,omitempty"`
-	See string `json:"see,omitempty"`
-	// ByItself: the wait ends without a user.
-	ByItself bool `json:"byItself,omitempty"`
-}
-
-// Update is an update in place, as `capstan status` shows it.
-type Update struct {
-	Namespace string `json:"namespace"`
-	Cluster   string `json:"cluster"`
-	// Group is the control plane, or the name of the MachineDeployment or MachinePool.
-	Group   string `json:"group"`
-	Machine string `json:"machine"`
-	Version string `json:"version,omitempty"`
-	// State is the reason of the condition Updating.
-	State   string `json:"state"`
-	Step    string `json:"step,omitempty"`
-	Message string `json:"message,omitempty"`
-	// Since is the start of the update on the host, or of the wait for it.
-	Since time.Time `json:"since,omitzero"`
-	// Remaining is the number of machines of the group that are not up to date, this one included.
-	Remaining int `json:"remaining"`
-}
-
 // Model is the content of the page.
 type Model struct {
 	Summary    Summary
 	Operations Operations
-	Updates    []Update
+	Updates    []diagnosis.Update
 	Hosts      []Host
 	Clusters   []Cluster
 	Pools      []Pool
@@ -136,7 +98,7 @@ type Operation struct {
 // Wait is a wait with its health.
 type Wait struct {
 	Health Health `json:"health"`
-	Waiting
+	diagnosis.Waiting
 }
 
 // Event is an event of an object of Cluster API or Capstan.
@@ -152,14 +114,14 @@ type Event struct {
 }
 
 // Build derives the page from the objects.
-func Build(s snapshot, logic Logic, now time.Time) Model {
-	b := &builder{snapshot: s, logic: logic, now: now, clusterWaits: map[string][]Waiting{}}
+func Build(s snapshot, now time.Time) Model {
+	b := &builder{snapshot: s, now: now, clusterWaits: map[string][]diagnosis.Waiting{}}
 	b.index()
 	m := Model{Access: s.access}
 	m.Clusters = b.clusters()
 	m.Hosts = b.hosts()
 	m.Pools = b.pools()
-	m.Updates = logic.Updates(s.objects[machines], s.objects[capstanMachines])
+	m.Updates = diagnosis.UpdatesOf(s.objects[machines], s.objects[capstanMachines])
 	m.Operations = b.operations(m)
 	m.Events = eventsOf(s.objects[eventsKind])
 	m.Summary = b.summary(m)
@@ -168,8 +130,7 @@ func Build(s snapshot, logic Logic, now time.Time) Model {
 
 type builder struct {
 	snapshot
-	logic Logic
-	now   time.Time
+	now time.Time
 	// all objects of a kind by kind, namespace and name
 	named map[string]*unstructured.Unstructured
 	// parts of each cluster by the ID of the cluster
@@ -177,7 +138,7 @@ type builder struct {
 	// machines of each cluster by its ID, and the machine of each CapstanMachine by its ID
 	machinesOf   map[string][]Machine
 	machineOf    map[string]*Machine
-	clusterWaits map[string][]Waiting
+	clusterWaits map[string][]diagnosis.Waiting
 }
 
 func id(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
@@ -217,23 +178,23 @@ func (b *builder) index() {
 	}
 }
 
-// waits returns the causes for which objects wait. nil objects are left out.
-func (b *builder) waits(objects ...*unstructured.Unstructured) []Waiting {
+// waitsOf returns the causes for which objects wait. nil objects are left out.
+func waitsOf(objects ...*unstructured.Unstructured) []diagnosis.Waiting {
 	objects = slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool { return o == nil })
-	return b.logic.Waiting(objects)
+	return diagnosis.WaitingFor(objects)
 }
 
 // healthOf is the health of the most urgent wait.
-func healthOf(waits []Waiting, now time.Time) Health {
+func healthOf(waits []diagnosis.Waiting, now time.Time) Health {
 	out := OK
 	for i := range waits {
-		out = worst(out, waits[i].health(now))
+		out = worst(out, healthOfWait(&waits[i], now))
 	}
 	return out
 }
 
-// health of a wait. A condition without advice belongs to an operation at first. Later it needs a look.
-func (w *Waiting) health(now time.Time) Health {
+// healthOfWait is the health of a wait. A condition without advice belongs to an operation at first. Later it needs a look.
+func healthOfWait(w *diagnosis.Waiting, now time.Time) Health {
 	name, status, _ := strings.Cut(w.Condition, "=")
 	switch {
 	case name == clusterv1.PausedCondition:
@@ -253,7 +214,7 @@ func (w *Waiting) health(now time.Time) Health {
 // operations collects the waits of clusters, hosts and pools.
 func (b *builder) operations(m Model) Operations {
 	all := []Operation{}
-	add := func(id, kind, namespace, name string, waits []Waiting) {
+	add := func(id, kind, namespace, name string, waits []diagnosis.Waiting) {
 		if len(waits) > 0 {
 			all = append(all, b.operation(Operation{ID: id, Kind: kind, Namespace: namespace, Name: name}, waits))
 		}
@@ -272,9 +233,9 @@ func (b *builder) operations(m Model) Operations {
 	return Operations{Items: shown, Cut: len(all) - len(shown)}
 }
 
-func (b *builder) operation(o Operation, waits []Waiting) Operation {
+func (b *builder) operation(o Operation, waits []diagnosis.Waiting) Operation {
 	for i := range waits {
-		o.Waits = append(o.Waits, Wait{waits[i].health(b.now), waits[i]})
+		o.Waits = append(o.Waits, Wait{healthOfWait(&waits[i], b.now), waits[i]})
 	}
 	slices.SortStableFunc(o.Waits, func(x, y Wait) int { return byUrgency(x.Health, y.Health) })
 	o.Health, o.Since = o.Waits[0].Health, o.Waits[0].Since

@@ -11,31 +11,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-
-// plain is a logic for tests: each condition that is False waits. Its reason decides the advice.
-var plain = Logic{
-	Waiting: func(objects []*unstructured.Unstructured) []Waiting {
-		out := []Waiting{}
-		for _, o := range objects {
-			list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-			for _, item := range list {
-				c := item.(map[string]any)
-				if c["status"] == "False" {
-					w := Waiting{Object: o.GetKind() + " " + o.GetName(), Condition: fmt.Sprint(c["type"], "=False"), Reason: fmt.Sprint(c["reason"])}
-					w.Do = map[string]string{"Full": "add a host"}[w.Reason]
-					w.ByItself = w.Reason == "Starting"
-					w.Since, _ = time.Parse(time.RFC3339, fmt.Sprint(c["lastTransitionTime"]))
-					out = append(out, w)
-				}
-			}
-		}
-		return out
-	},
-	Updates: func(_, _ []*unstructured.Unstructured) []Update { return nil },
-}
 
 // snapshotOf sorts objects into their kinds, as the reader does.
 func snapshotOf(t *testing.T, texts ...string) snapshot {
@@ -79,14 +59,14 @@ const (
 func TestTopology(t *testing.T) {
 	texts := slices.Concat(
 		[]string{
-			object(coreGroup, "Cluster", "team", "shop", "}\nspec: {controlPlaneRef: {kind: CapstanControlPlane, name: shop}, controlPlaneEndpoint: {host: 'fd00::1', port: 6443}}\nstatus: {phase: Provisioned, conditions: [{type: A, status: 'True'}, {type: B, status: 'False', reason: Starting}]}"),
+			object(coreGroup, "Cluster", "team", "shop", "}\nspec: {controlPlaneRef: {kind: CapstanControlPlane, name: shop}, controlPlaneEndpoint: {host: 'fd00::1', port: 6443}}\nstatus: {phase: Provisioned, conditions: [{type: A, status: 'True'}, {type: B, status: 'False', reason: MachineStarting}]}"),
 			object(coreGroup, "Cluster", "other", "shop", "}"),
 			object(controlGroup, "CapstanControlPlane", "team", "shop", "}\nspec: {version: v1.36.3, replicas: 3}\nstatus: {readyReplicas: 1}"),
 			object(coreGroup, "MachineDeployment", "team", "shop-md", "}\nspec: {clusterName: shop, replicas: 2}\nstatus: {readyReplicas: 1}"),
 		},
-		clusterMachine("cp-1", controlPlaneLabel, "h1", ""), clusterMachine("w-1", workersLabel, "h2", waits("Full", "11:00")), clusterMachine("alone", "a: b", "h1", ""),
+		clusterMachine("cp-1", controlPlaneLabel, "h1", ""), clusterMachine("w-1", workersLabel, "h2", waits("NoHost", "11:00")), clusterMachine("alone", "a: b", "h1", ""),
 	)
-	m := Build(snapshotOf(t, texts...), plain, noon)
+	m := Build(snapshotOf(t, texts...), noon)
 	var got []string
 	for _, c := range m.Clusters {
 		got = append(got, fmt.Sprintf("%s/%s %s %s", c.Namespace, c.Name, c.Endpoint, c.Health))
@@ -121,8 +101,8 @@ func TestTopology(t *testing.T) {
 }
 
 func TestHosts(t *testing.T) {
-	host := object(infraGroup, "CapstanHost", "", "h1", "}\nspec: {address: 'a:1', failureDomain: r, drain: true, taints: [{key: gpu, effect: NoSchedule}, {key: k, value: v, effect: NoSchedule}]}\nstatus: {machines: 3, versions: [v1.36.3], capacity: {cpu: 8, memory: 16Gi}, allocatable: {cpu: 7500m, memory: 4Gi}, system: {osImage: Debian 12}, unknownMachines: [{id: x}], "+waits("Full", "11:59")+"}")
-	m := Build(snapshotOf(t, append(clusterMachine("cp-1", controlPlaneLabel, "h1", ""), host)...), plain, noon)
+	host := object(infraGroup, "CapstanHost", "", "h1", "}\nspec: {address: 'a:1', failureDomain: r, drain: true, taints: [{key: gpu, effect: NoSchedule}, {key: k, value: v, effect: NoSchedule}]}\nstatus: {machines: 3, versions: [v1.36.3], capacity: {cpu: 8, memory: 16Gi}, allocatable: {cpu: 7500m, memory: 4Gi}, system: {osImage: Debian 12}, unknownMachines: [{id: x}], "+waits("NoHost", "11:59")+"}")
+	m := Build(snapshotOf(t, append(clusterMachine("cp-1", controlPlaneLabel, "h1", ""), host)...), noon)
 	h := m.Hosts[0]
 	if len(m.Hosts) != 1 || h.Derived || h.Foreign != 2 || h.Health != Attention || h.System != "Debian 12" || len(h.Machines) != 1 {
 		t.Errorf("%+v", m.Hosts)
@@ -143,7 +123,7 @@ func TestPools(t *testing.T) {
 		return object(addressGroup, "IPAddress", namespace, "c"+strings.ReplaceAll(ip, ".", "-"), "}\nspec: {address: "+ip+", poolRef: {kind: "+kind+", name: p}, claimRef: {name: c}}")
 	}
 	m := Build(snapshotOf(t, pool("CapstanIPPool", "team", "{total: '4', free: '1', used: 3}"), pool("GlobalCapstanIPPool", "", "{total: '18446744073709551616', free: '9223372036854775808', used: 0}"),
-		address("team", "CapstanIPPool", "10.0.0.10"), address("team", "CapstanIPPool", "10.0.0.9"), address("other", "CapstanIPPool", "10.0.0.8"), address("other", "GlobalCapstanIPPool", "10.0.0.7")), plain, noon)
+		address("team", "CapstanIPPool", "10.0.0.10"), address("team", "CapstanIPPool", "10.0.0.9"), address("other", "CapstanIPPool", "10.0.0.8"), address("other", "GlobalCapstanIPPool", "10.0.0.7")), noon)
 	if len(m.Pools) != 2 || !m.Pools[0].Global || m.Pools[0].Share != 0.5 || len(m.Pools[0].Addresses) != 1 || m.Pools[0].Addresses[0].Namespace != "other" {
 		t.Errorf("global pool: %+v", m.Pools)
 	}
@@ -163,20 +143,20 @@ func TestPools(t *testing.T) {
 func TestHealth(t *testing.T) {
 	minutes := func(n int) time.Time { return noon.Add(-time.Duration(n) * time.Minute) }
 	for name, test := range map[string]struct {
-		waiting Waiting
+		waiting diagnosis.Waiting
 		want    Health
 	}{
-		"ends by itself, however long":      {Waiting{Condition: "Up=False", Do: "nothing", ByItself: true, Since: minutes(99)}, Working},
-		"advice":                            {Waiting{Condition: "Up=False", Do: "add a host", Since: noon}, Attention},
-		"an operation":                      {Waiting{Condition: "RollingOut=True", Since: minutes(99)}, Working},
-		"an operation with advice":          {Waiting{Condition: "Deleting=True", Do: "look at what it waits for", Since: minutes(99)}, Working},
-		"a certificate that is not renewed": {Waiting{Condition: "CertificatesExpiring=True", Reason: "CertificatesExpiring", Do: "look", Since: minutes(1)}, Attention},
-		"no advice, short":                  {Waiting{Condition: "Up=Unknown", Since: minutes(9)}, Working},
-		"no advice, long":                   {Waiting{Condition: "Up=Unknown", Since: minutes(10)}, Attention},
-		"no advice, no time":                {Waiting{Condition: "Up=Unknown"}, Working},
-		"paused":                            {Waiting{Condition: "Paused=True", Do: "unpause", Since: minutes(99)}, Paused},
+		"ends by itself, however long":      {diagnosis.Waiting{Condition: "Up=False", Do: "nothing", ByItself: true, Since: minutes(99)}, Working},
+		"advice":                            {diagnosis.Waiting{Condition: "Up=False", Do: "add a host", Since: noon}, Attention},
+		"an operation":                      {diagnosis.Waiting{Condition: "RollingOut=True", Since: minutes(99)}, Working},
+		"an operation with advice":          {diagnosis.Waiting{Condition: "Deleting=True", Do: "look at what it waits for", Since: minutes(99)}, Working},
+		"a certificate that is not renewed": {diagnosis.Waiting{Condition: "CertificatesExpiring=True", Reason: "CertificatesExpiring", Do: "look", Since: minutes(1)}, Attention},
+		"no advice, short":                  {diagnosis.Waiting{Condition: "Up=Unknown", Since: minutes(9)}, Working},
+		"no advice, long":                   {diagnosis.Waiting{Condition: "Up=Unknown", Since: minutes(10)}, Attention},
+		"no advice, no time":                {diagnosis.Waiting{Condition: "Up=Unknown"}, Working},
+		"paused":                            {diagnosis.Waiting{Condition: "Paused=True", Do: "unpause", Since: minutes(99)}, Paused},
 	} {
-		if got := test.waiting.health(noon); got != test.want {
+		if got := healthOfWait(&test.waiting, noon); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
@@ -186,8 +166,8 @@ func TestOperations(t *testing.T) {
 	cluster := func(name, conditions string) string {
 		return object(coreGroup, "Cluster", "team", name, "}\nstatus: {"+conditions+"}")
 	}
-	m := Build(snapshotOf(t, cluster("well", "conditions: []"), cluster("new", waits("Starting", "11:59")), cluster("short", waits("Full", "11:50")), cluster("long", waits("Full", "11:40")),
-		object(infraGroup, "CapstanMachine", "team", "m", ", labels: {cluster.x-k8s.io/cluster-name: new}}\nstatus: {"+waits("Full", "11:45")+"}")), plain, noon)
+	m := Build(snapshotOf(t, cluster("well", "conditions: []"), cluster("new", waits("MachineStarting", "11:59")), cluster("short", waits("NoHost", "11:50")), cluster("long", waits("NoHost", "11:40")),
+		object(infraGroup, "CapstanMachine", "team", "m", ", labels: {cluster.x-k8s.io/cluster-name: new}}\nstatus: {"+waits("NoHost", "11:45")+"}")), noon)
 	var got []string
 	for _, o := range m.Operations.Items {
 		line := o.Kind + " " + o.Name + " " + string(o.Health) + " " + o.Since.Format("15:04")
@@ -205,15 +185,15 @@ func TestOperations(t *testing.T) {
 func TestLimits(t *testing.T) {
 	var texts []string
 	for i := range maxOperations + 3 {
-		texts = append(texts, object(coreGroup, "Cluster", "team", fmt.Sprintf("c%d", i), "}\nstatus: {"+waits("Full", "11:00")+"}"))
+		texts = append(texts, object(coreGroup, "Cluster", "team", fmt.Sprintf("c%d", i), "}\nstatus: {"+waits("NoHost", "11:00")+"}"))
 	}
 	for i := range maxWaits + 2 {
-		texts = append(texts, object(infraGroup, "CapstanMachine", "team", fmt.Sprintf("m%d", i), ", labels: {cluster.x-k8s.io/cluster-name: c0}}\nstatus: {"+waits("Full", "10:00")+"}"))
+		texts = append(texts, object(infraGroup, "CapstanMachine", "team", fmt.Sprintf("m%d", i), ", labels: {cluster.x-k8s.io/cluster-name: c0}}\nstatus: {"+waits("NoHost", "10:00")+"}"))
 	}
 	for i := range maxAddresses + 4 {
 		texts = append(texts, object(addressGroup, "IPAddress", "team", fmt.Sprintf("a%d", i), "}\nspec: {address: 10.0.0.1, poolRef: {kind: CapstanIPPool, name: p}}"))
 	}
-	m := Build(snapshotOf(t, append(texts, object(ipamGroup, "CapstanIPPool", "team", "p", "}"))...), plain, noon)
+	m := Build(snapshotOf(t, append(texts, object(ipamGroup, "CapstanIPPool", "team", "p", "}"))...), noon)
 	if o := m.Operations; len(o.Items) != maxOperations || o.Cut != 3 || len(o.Items[0].Waits) != maxWaits || o.Items[0].Cut != 3 || m.Summary.Waiting != maxOperations+3 {
 		t.Errorf("%d operations, %d cut, %d waits, %d cut, summary %+v", len(o.Items), o.Cut, len(o.Items[0].Waits), o.Items[0].Cut, m.Summary)
 	}

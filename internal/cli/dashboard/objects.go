@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/cli/diagnosis"
 )
 
 // Machine is a machine of a cluster.
@@ -28,7 +30,7 @@ type Machine struct {
 	Size    string `json:"size,omitempty"`
 	Health  Health `json:"health"`
 	// Waiting is the first wait.
-	Waiting *Waiting `json:"waiting,omitempty"`
+	Waiting *diagnosis.Waiting `json:"waiting,omitempty"`
 
 	group group
 }
@@ -74,16 +76,16 @@ type Condition struct {
 
 // Host is a host with its machines.
 type Host struct {
-	ID        string     `json:"id"`
-	Name      string     `json:"name"`
-	Domain    string     `json:"domain,omitempty"`
-	Address   string     `json:"address,omitempty"`
-	Health    Health     `json:"health"`
-	Waiting   []Waiting  `json:"waiting"`
-	Resources []Resource `json:"resources"`
-	Versions  []string   `json:"versions,omitempty"`
-	Software  string     `json:"software,omitempty"`
-	System    string     `json:"system,omitempty"`
+	ID        string              `json:"id"`
+	Name      string              `json:"name"`
+	Domain    string              `json:"domain,omitempty"`
+	Address   string              `json:"address,omitempty"`
+	Health    Health              `json:"health"`
+	Waiting   []diagnosis.Waiting `json:"waiting"`
+	Resources []Resource          `json:"resources"`
+	Versions  []string            `json:"versions,omitempty"`
+	Software  string              `json:"software,omitempty"`
+	System    string              `json:"system,omitempty"`
 	// Notes are states that an administrator chose: draining, unschedulable, taints.
 	Notes    []string  `json:"notes,omitempty"`
 	Machines []Machine `json:"machines"`
@@ -103,19 +105,19 @@ type Resource struct {
 
 // Pool is a pool of addresses.
 type Pool struct {
-	ID         string    `json:"id"`
-	Namespace  string    `json:"namespace,omitempty"`
-	Name       string    `json:"name"`
-	Global     bool      `json:"global,omitempty"`
-	Health     Health    `json:"health"`
-	Waiting    []Waiting `json:"waiting"`
-	Subnets    []string  `json:"subnets"`
-	Total      string    `json:"total,omitempty"`
-	Free       string    `json:"free,omitempty"`
-	Used       string    `json:"used,omitempty"`
-	Resting    string    `json:"resting,omitempty"`
-	OutOfRange string    `json:"outOfRange,omitempty"`
-	Claims     string    `json:"claims,omitempty"`
+	ID         string              `json:"id"`
+	Namespace  string              `json:"namespace,omitempty"`
+	Name       string              `json:"name"`
+	Global     bool                `json:"global,omitempty"`
+	Health     Health              `json:"health"`
+	Waiting    []diagnosis.Waiting `json:"waiting"`
+	Subnets    []string            `json:"subnets"`
+	Total      string              `json:"total,omitempty"`
+	Free       string              `json:"free,omitempty"`
+	Used       string              `json:"used,omitempty"`
+	Resting    string              `json:"resting,omitempty"`
+	OutOfRange string              `json:"outOfRange,omitempty"`
+	Claims     string              `json:"claims,omitempty"`
 	// Share of the addresses that is used, from 0 to 1.
 	Share     float64   `json:"share"`
 	Addresses []Address `json:"addresses"`
@@ -160,7 +162,7 @@ func (b *builder) machine(o, infra, config *unstructured.Unstructured) Machine {
 			m.Size = strings.TrimPrefix(m.Size+" · "+size(memory), " · ")
 		}
 	}
-	waits := b.waits(o, infra, config)
+	waits := waitsOf(o, infra, config)
 	m.Health = healthOf(waits, b.now)
 	if len(waits) > 0 {
 		m.Waiting = &waits[0]
@@ -183,11 +185,11 @@ func (b *builder) clusters() []Cluster {
 	out := []Cluster{}
 	for _, o := range b.objects[clusters] {
 		key := idOf(o)
-		waits := b.waits(append([]*unstructured.Unstructured{o}, b.parts[key]...)...)
+		waits := waitsOf(append([]*unstructured.Unstructured{o}, b.parts[key]...)...)
 		b.clusterWaits[key] = waits
 		c := Cluster{
 			ID: key, Namespace: o.GetNamespace(), Name: o.GetName(), Phase: text(o, "status.phase"), Version: text(o, "spec.topology.version"),
-			Class: text(o, "spec.topology.classRef.name"), Health: healthOf(waits, b.now), Waiting: len(waits), Conditions: b.conditions(o), Groups: b.groups(o),
+			Class: text(o, "spec.topology.classRef.name"), Health: healthOf(waits, b.now), Waiting: len(waits), Conditions: conditionsOf(o), Groups: b.groups(o),
 		}
 		if host, port := text(o, "spec.controlPlaneEndpoint.host"), text(o, "spec.controlPlaneEndpoint.port"); host != "" {
 			c.Endpoint = net.JoinHostPort(host, port)
@@ -200,19 +202,13 @@ func (b *builder) clusters() []Cluster {
 	return out
 }
 
-// conditions of a cluster. Those that wait come first.
-func (b *builder) conditions(o *unstructured.Unstructured) []Condition {
-	waiting := map[string]bool{}
-	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+// conditionsOf returns the conditions of a cluster. Those that wait come first.
+func conditionsOf(o *unstructured.Unstructured) []Condition {
 	out := []Condition{}
-	for _, item := range list {
-		fields, _ := item.(map[string]any)
-		get := func(name string) string { s, _ := fields[name].(string); return s }
-		since, _ := time.Parse(time.RFC3339, get("lastTransitionTime")) // zero without a time
+	for _, c := range diagnosis.ConditionsOf(o) {
 		// A condition that would wait alone is not as it should be, also if it only summarizes others.
-		alone := &unstructured.Unstructured{Object: map[string]any{"kind": "Cluster", "status": map[string]any{"conditions": []any{item}}}}
-		waiting[get("type")] = len(b.waits(alone)) > 0
-		out = append(out, Condition{get("type"), get("status"), get("reason"), get("message"), since, !waiting[get("type")]})
+		alone := diagnosis.Problems([]diagnosis.Condition{c})
+		out = append(out, Condition{c.Type, c.Status, c.Reason, c.Message, c.Since, len(alone) == 0})
 	}
 	slices.SortStableFunc(out, func(x, y Condition) int {
 		switch {
@@ -283,14 +279,14 @@ func (b *builder) hosts() []Host {
 		out = append(out, h)
 	}
 	for name, machines := range on {
-		out = append(out, Host{ID: id("CapstanHost", "", name), Name: name, Health: Unknown, Derived: true, Machines: machines, Waiting: []Waiting{}, Resources: []Resource{}})
+		out = append(out, Host{ID: id("CapstanHost", "", name), Name: name, Health: Unknown, Derived: true, Machines: machines, Waiting: []diagnosis.Waiting{}, Resources: []Resource{}})
 	}
 	slices.SortFunc(out, func(a, b Host) int { return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name)) })
 	return out
 }
 
 func (b *builder) host(o *unstructured.Unstructured) Host {
-	waits := b.waits(o)
+	waits := waitsOf(o)
 	h := Host{
 		ID: idOf(o), Name: o.GetName(), Domain: text(o, "spec.failureDomain"), Address: text(o, "spec.address"), Health: healthOf(waits, b.now),
 		Waiting: waits, Software: text(o, "status.system.capstandVersion"), Machines: []Machine{}, Resources: []Resource{},
@@ -336,7 +332,7 @@ func (b *builder) pools() []Pool {
 	}
 	out := []Pool{}
 	for _, o := range slices.Concat(b.objects[globalPools], b.objects[pools]) {
-		waits := b.waits(o)
+		waits := waitsOf(o)
 		count := func(name string) string { return text(o, "status.addresses."+name) }
 		p := Pool{
 			ID: idOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), Global: o.GetKind() == globalPools.Kind, Health: healthOf(waits, b.now),

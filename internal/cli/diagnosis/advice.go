@@ -1,4 +1,4 @@
-package cli
+package diagnosis
 
 // troubleshooting is the page with a section for each problem.
 const troubleshooting = "docs/troubleshooting.md"
