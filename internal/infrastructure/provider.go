@@ -37,7 +37,6 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/machinepool"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 	"capstan.dev/capstan/internal/infrastructure/network"
-	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/services"
 	"capstan.dev/capstan/internal/infrastructure/volume"
 	"capstan.dev/capstan/internal/infrastructure/webhook"
@@ -103,7 +102,7 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"Largest image archive, in bytes, that users can load into machines through the API of the management cluster.")
 	fs.StringVar(&f.inbound.Address, "host-listen-address", "",
 		"Address, for example :7444, on which the leader accepts the connections of hosts that dial it (CapstanHosts with connection FromHost), with mutual TLS. It does not listen when empty.")
-	f.endpointPorts = *utilnet.ParsePortRangeOrDie(overlay.DefaultPorts)
+	f.endpointPorts = *utilnet.ParsePortRangeOrDie(network.DefaultPorts)
 	fs.Var(&f.endpointPorts, "endpoint-port-range",
 		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. Nothing else on the hosts may listen on them.")
 }
@@ -117,7 +116,7 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		return fmt.Errorf("--machine-network-prefix-length: %w", err)
 	}
 	if f.endpointPorts.Base == 0 {
-		return fmt.Errorf("--endpoint-port-range must be a range of TCP ports, for example %s", overlay.DefaultPorts)
+		return fmt.Errorf("--endpoint-port-range must be a range of TCP ports, for example %s", network.DefaultPorts)
 	}
 	if f.maxImageBytes < 0 {
 		return fmt.Errorf("--max-image-bytes=%d must be a size in bytes, or 0 to refuse all archives", f.maxImageBytes)

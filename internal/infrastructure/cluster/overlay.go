@@ -93,7 +93,7 @@ func (r *Reconciler) chooseVNI(ctx context.Context, s *scope, refused int32) err
 	for i := range clusters {
 		taken[clusters[i].Spec.Network.Overlay.VNI] = true
 	}
-	vni, err := overlay.ChooseVNI(s.capstan.Spec.ID, taken, refused)
+	vni, err := network.ChooseVNI(s.capstan.Spec.ID, taken, refused)
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
 		return err // there is no event when an identifier of another plane becomes free
@@ -109,7 +109,7 @@ func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
 		return nil
 	}
 	clusters, err := r.rivalsOf(ctx, s.capstan)
-	if err != nil || overlay.Rival(s.capstan, clusters) == nil {
+	if err != nil || network.Rival(s.capstan, clusters) == nil {
 		return err
 	}
 	// The other cluster may belong to another tenant: its name is not shown.
@@ -144,7 +144,7 @@ func (r *Reconciler) choosePort(ctx context.Context, s *scope, on loadbalancer.H
 			taken[loadbalancer.Port(c)] = true
 		}
 	}
-	port, err := overlay.ChoosePort(s.capstan.Spec.ID, r.EndpointPorts, taken, after)
+	port, err := network.ChoosePort(s.capstan.Spec.ID, r.EndpointPorts, taken, after)
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
 		return err // there is no event when a port becomes free

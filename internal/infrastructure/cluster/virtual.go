@@ -16,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
-	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -61,7 +61,7 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 	if err != nil {
 		return err
 	}
-	address, err := overlay.ChooseAddress(s.capstan.Spec.ID, networks, taken)
+	address, err := network.ChooseVirtualAddress(s.capstan.Spec.ID, networks, taken)
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
 		return err // there is no event when an address becomes free
@@ -180,7 +180,7 @@ func (r *Reconciler) endpointUnusable(ctx context.Context, s *scope, hosts []inf
 	switch {
 	case unoffered:
 		return "is one of CapstanHosts that do not admit the namespace", nil
-	case overlay.RivalEndpoint(s.capstan, reserving) != nil:
+	case network.RivalEndpoint(s.capstan, reserving) != nil:
 		return "belongs to another CapstanCluster", nil // It may belong to another tenant: its name is not shown.
 	case slices.ContainsFunc(hosts, isTunnel):
 		return "is the tunnel address of a CapstanHost", nil

@@ -1,4 +1,5 @@
-// Package loadbalancer keeps the members of a cluster's load balancer: its control plane machines (IM-06).
+// Package loadbalancer decides about the load balancer of a cluster: the addresses at which it listens, the virtual address of the
+// endpoint, and its members, the control plane machines (IM-06).
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package loadbalancer
@@ -125,7 +126,7 @@ func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
 // its machines and, in a LAN, inside of the LAN.
 func Virtual(c *infrav1.CapstanCluster, allowed []string) []netip.Prefix {
 	lan, _ := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
-	return slices.DeleteFunc(overlay.OfFamily(allowed, network.IPv6Only(c.Spec.Network)), func(p netip.Prefix) bool {
+	return slices.DeleteFunc(network.OfFamily(allowed, network.IPv6Only(c.Spec.Network)), func(p netip.Prefix) bool {
 		return InLAN(c) && (!lan.Contains(p.Addr()) || p.Bits() < lan.Bits())
 	})
 }

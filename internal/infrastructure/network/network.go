@@ -1,4 +1,5 @@
-// Package network chooses the networks of clusters and the addresses of machines. All of it is pure.
+// Package network chooses the networks of clusters, the identifiers of their overlays, the ports and virtual addresses of their endpoints,
+// and the addresses of machines. All of it is pure.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package network

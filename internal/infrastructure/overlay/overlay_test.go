@@ -7,55 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
-	"capstan.dev/capstan/internal/overhead"
 )
-
-func TestChooseVNI(t *testing.T) {
-	first, err := overlay.ChooseVNI("one", nil, 0)
-	if err != nil || first < overhead.MinVNI || first > overhead.MaxVNI {
-		t.Fatalf("%d, %v", first, err)
-	}
-	if again, _ := overlay.ChooseVNI("one", nil, 0); again != first {
-		t.Errorf("%d, then %d", first, again)
-	}
-	if other, _ := overlay.ChooseVNI("two", nil, 0); other == first {
-		t.Errorf("two clusters start at %d", other)
-	}
-	if next, _ := overlay.ChooseVNI("one", map[int32]bool{first: true, first + 1: true}, 0); next != first+2 {
-		t.Errorf("taken: %d, want %d", next, first+2)
-	}
-	if next, _ := overlay.ChooseVNI("one", map[int32]bool{first + 1: true}, first); next != first+2 {
-		t.Errorf("refused: %d, want %d", next, first+2)
-	}
-	if next, _ := overlay.ChooseVNI("one", nil, overhead.MaxVNI); next != overhead.MinVNI {
-		t.Errorf("behind the last: %d", next)
-	}
-}
-
-func TestChoosePort(t *testing.T) {
-	ports := *utilnet.ParsePortRangeOrDie("20000-20002")
-	first, err := overlay.ChoosePort("one", ports, nil, 0)
-	if err != nil || !ports.Contains(int(first)) {
-		t.Fatalf("%d, %v", first, err)
-	}
-	second, _ := overlay.ChoosePort("one", ports, map[int32]bool{first: true}, 0)
-	third, _ := overlay.ChoosePort("one", ports, map[int32]bool{first: true}, second)
-	if got := slices.Sorted(slices.Values([]int32{first, second, third})); !slices.Equal(got, []int32{20000, 20001, 20002}) {
-		t.Errorf("%v", got)
-	}
-	if _, err := overlay.ChoosePort("one", ports, map[int32]bool{20000: true, 20001: true, 20002: true}, 0); err == nil || !strings.Contains(err.Error(), "--endpoint-port-range") {
-		t.Errorf("all taken: %v", err)
-	}
-}
 
 func TestMTU(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -74,36 +32,6 @@ func TestMTU(t *testing.T) {
 	} {
 		if got := overlay.MTU(netip.MustParseAddr(tc.tunnel), tc.encrypted, tc.links); got != tc.want {
 			t.Errorf("%s: %d, want %d", name, got, tc.want)
-		}
-	}
-}
-
-func TestRival(t *testing.T) {
-	at := func(minute int) metav1.Time { return metav1.NewTime(time.Unix(int64(minute)*60, 0)) }
-	cluster := func(uid string, vni int32, minute int, running bool) infrav1.CapstanCluster {
-		c := infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), CreationTimestamp: at(minute)}}
-		c.Spec.Network.Overlay.VNI = vni
-		if running {
-			c.Status.Conditions = []metav1.Condition{{Type: infrav1.BootAllowedCondition, Status: metav1.ConditionTrue}}
-		}
-		return c
-	}
-	for name, tc := range map[string]struct {
-		self, other infrav1.CapstanCluster
-		refused     bool
-	}{
-		"no overlay":                        {cluster("b", 0, 2, false), cluster("a", 0, 1, true), false},
-		"another identifier":                {cluster("b", 5000, 2, false), cluster("a", 5001, 1, true), false},
-		"the same object":                   {cluster("a", 5000, 1, false), cluster("a", 5000, 1, false), false},
-		"the older one comes first":         {cluster("b", 5000, 2, false), cluster("a", 5000, 1, false), true},
-		"the younger one waits":             {cluster("b", 5000, 1, false), cluster("a", 5000, 2, false), false},
-		"equally old: by UID":               {cluster("b", 5000, 1, false), cluster("a", 5000, 1, false), true},
-		"an old object does not take a vni": {cluster("b", 5000, 1, false), cluster("a", 5000, 2, true), true},
-		"what runs goes on":                 {cluster("b", 5000, 2, true), cluster("a", 5000, 1, false), false},
-		"both run: the older one goes on":   {cluster("b", 5000, 2, true), cluster("a", 5000, 1, true), true},
-	} {
-		if got := overlay.Rival(&tc.self, []infrav1.CapstanCluster{tc.self, tc.other}); (got != nil) != tc.refused {
-			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
