@@ -174,6 +174,30 @@ runcmd:
 	}
 }
 
+// A script that continues keeps `set -e`, with which the data of Capstan begins: each line of a command can end the bootstrap.
+func TestGoesOnWithSetE(t *testing.T) {
+	f := newFixture(t)
+	data := f.expand(`
+runcmd:
+- set -e
+- '[ -e $DIR/mended ]'
+- "false\ntouch $DIR/next"
+` + sentinel)
+	for _, tt := range []struct{ name, want string }{{"first", "runcmd: [1]: exit code 1"}, {"mended", "runcmd: [2]: exit code 1"}} {
+		if err := os.WriteFile(f.path(tt.name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f.give(data)
+		f.again()
+		if state, message, _ := f.apply(); state != initapi.Failed || !strings.Contains(message, tt.want) {
+			t.Errorf("%s: %s, want %s", state, message, tt.want)
+		}
+	}
+	if _, err := os.Stat(f.path("next")); err == nil {
+		t.Error("the line after one that failed ran")
+	}
+}
+
 // A crash between an append and its record does not cause a second append.
 func TestAppendTwice(t *testing.T) {
 	f := newFixture(t)

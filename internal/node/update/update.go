@@ -325,7 +325,8 @@ func runAll(ctx context.Context, commands []cloudconfig.Command, within time.Dur
 // killDelay is the time between SIGTERM and SIGKILL for the processes of a command.
 const killDelay = 5 * time.Second
 
-// shell runs a command. When ctx ends, all processes of the command end that have not left its process group.
+// shell runs a command, which fails with the first of its lines that fails. When ctx ends, all processes of the command end that have not
+// left its process group.
 func shell(ctx context.Context, script string) error {
 	out, in, err := os.Pipe()
 	if err != nil {
@@ -333,7 +334,7 @@ func shell(ctx context.Context, script string) error {
 	}
 	defer func() { _ = out.Close() }()
 	go func() {
-		_, _ = in.WriteString("exec 3<&-\n" + script + "\n")
+		_, _ = in.WriteString("exec 3<&-\nset -e\n" + script + "\n")
 		_ = in.Close()
 	}()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "/dev/fd/3")

@@ -41,6 +41,18 @@ func TestCommandsThatDoNotEnd(t *testing.T) {
 	}
 }
 
+// A command of several lines fails with the first line that fails.
+func TestCommandOfSeveralLines(t *testing.T) {
+	next := filepath.Join(t.TempDir(), "next")
+	err := runAll(t.Context(), []cloudconfig.Command{{Shell: "true"}, {Shell: "false\ntouch " + next}}, time.Minute)
+	if err == nil || !strings.Contains(err.Error(), "command 1: exit status 1") {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Stat(next); err == nil {
+		t.Error("the line after one that failed ran")
+	}
+}
+
 // TestGrace: a program that a command has started has time for its end, for example a package manager for its database.
 func TestGrace(t *testing.T) {
 	ended := filepath.Join(t.TempDir(), "ended")
