@@ -12,7 +12,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 # Kubernetes minors: a folder kube/vX.Y each. The first one's etcd and API server
 # are what envtest and the embedded management plane use.
 KUBE_MINORS := v1.36 v1.35
-# The minor after the first one. "make build" and "make test" leave it out, because a build takes six minutes: test-kube-next tests it,
+# The minor after the first one. "make build" and "make test" leave it out, because a build takes five minutes: test-kube-next tests it,
 # and a release contains it.
 NEXT_KUBE_MINOR := v1.37
 # The project's own binaries: cmd/NAME -> bin/NAME.
@@ -81,7 +81,7 @@ clean: ## Remove all build results. Fails while machines of this box use them.
 .PHONY: build
 build: build-kube build-first-cluster build-metrics-server ## Build everything into bin/.
 
-# The programs of a management plane and of a cluster of the newest Kubernetes minor. Each other minor takes six minutes, and
+# The programs of a management plane and of a cluster of the newest Kubernetes minor. Each other minor takes five minutes, and
 # metrics-server, which a cluster runs only on request, more than one.
 # PARTS lets hack/cached.sh estimate the time of all parts.
 .PHONY: build-first-cluster

@@ -138,7 +138,7 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 	return result{}, err
 }
 
-// attempt is what an attempt to create a Machine leaves.
+// attempt is the result of an attempt to create a Machine.
 type attempt struct {
 	// name of the Machine for the next attempt.
 	name string

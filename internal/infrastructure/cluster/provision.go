@@ -45,7 +45,7 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
 		return ctrl.Result{}, nil
 	}
-	// What a cluster waits for are events. The timer bounds the wait, because they may never appear.
+	// Events end the wait of a cluster. The timer limits it, in case no event comes.
 	if wait, err := r.provisionDelay(ctx, s); err != nil || wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, err
 	}

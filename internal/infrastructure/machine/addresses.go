@@ -99,8 +99,8 @@ func (r *reservations) release(machine client.ObjectKey) {
 	}
 }
 
-// chooseAddress takes an address of the cluster's network that neither another CapstanMachine of the cluster, nor
-// its load balancer, nor any machine on a host has, nor the machine itself: that one was refused.
+// chooseAddress takes a free address of the cluster's network. Not free are: addresses of other CapstanMachines, of the load balancer
+// and of machines on hosts, and the former address of this machine, which was refused.
 func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.InterfaceAddress, error) {
 	cidr, err := netip.ParsePrefix(capstanCluster.Spec.Network.MachineCIDR)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 )
 
-// remembered is what this process remembers besides the cache: the machines that wait, and decisions that the cache does not show yet.
-// Without these, two workers could give one address, or one part of a host, to two machines. What belongs to a machine goes with its
-// object: see drop.
+// remembered is the state of this process that the cache does not contain, or not yet: machines that wait, and recent decisions. Without
+// these decisions, two workers could give one address, or one part of a host, to two machines. drop removes the entries of a machine whose
+// object is gone.
 type remembered struct {
 	// unplaced are the machines, by client.ObjectKey, that ask hosts for room or were refused: room that appears is an event for all
 	// of them. A machine with a chosen host is not among them while it waits for its turn, because there can be thousands.
@@ -32,7 +32,7 @@ type remembered struct {
 	waiting turnWaits
 }
 
-// drop forgets what this process remembers about a machine whose object is gone, and takes back what was promised to it.
+// drop removes all entries of a machine whose object is gone, also the promises of hosts to it.
 func (r *Reconciler) drop(machine client.ObjectKey) {
 	r.takeBack(machine)
 	r.unplaced.Delete(machine)

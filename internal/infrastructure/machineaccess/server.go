@@ -183,8 +183,9 @@ func unknownPath(path string) error {
 	}}
 }
 
-// authorize asks the API server whether the caller has the right. The API server has checked the verb of the method already;
-// this checks what the request does, and that nothing but the API server has admitted it.
+// authorize asks the API server whether the caller has the right. Before it forwards a request, the API server checks the verb of the HTTP
+// method. This check also refuses a shell that begins with GET if the caller has no verb create, and a request that another client with
+// the front proxy's certificate has forwarded for a caller without the right.
 func (s *Server) authorize(ctx context.Context, caller user.Info, q request) error {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: caller.GetName(), UID: caller.GetUID(), Groups: caller.GetGroups(), Extra: map[string]authorizationv1.ExtraValue{},

@@ -72,7 +72,7 @@ type scope struct {
 	patch *reconciling.Patch
 }
 
-// observed is what the steps of a pool are decided from.
+// observed is the input of the steps of a pool.
 type observed struct {
 	members []member
 	// orphans are Machines whose CapstanMachine was deleted.

@@ -223,8 +223,8 @@ func (ix index) selected(policy *networkingv1.NetworkPolicy) (pods []int) {
 	return pods
 }
 
-// podChains returns a chain for each set of policies that select a pod, which drops what none of them accepts, and the chain of each address.
-// Pods with the same policies share a chain.
+// podChains returns one chain for each set of policies that select a pod, and the chain name of each pod address. A chain drops all packets
+// that no policy of its set accepts. Pods with the same policies share a chain.
 func podChains(d direction, selecting [][]string, ix index) (isolated map[netip.Addr]string, chains []Chain) {
 	isolated = map[netip.Addr]string{}
 	made := map[string]bool{}
