@@ -47,7 +47,11 @@ func helmChart(t *testing.T) *chart.Chart {
 // render renders the Helm chart of the release.
 func render(t *testing.T, values map[string]any) ([]*unstructured.Unstructured, error) {
 	t.Helper()
-	c := helmChart(t)
+	return renderChart(t, helmChart(t), values)
+}
+
+func renderChart(t *testing.T, c *chart.Chart, values map[string]any) ([]*unstructured.Unstructured, error) {
+	t.Helper()
 	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "capstan", Namespace: "default", IsInstall: true}, nil)
 	if err != nil {
 		return nil, err
@@ -194,6 +198,26 @@ func TestChartRefuses(t *testing.T) {
 			t.Errorf("%s: accepted, or refused by %v", name, err)
 		}
 	}
+}
+
+// `helm upgrade --reuse-values` uses the defaults of the former chart. The new chart refuses it if one of its values is missing there,
+// because a manager would start with an empty argument.
+func TestChartNeedsAllValues(t *testing.T) {
+	c := helmChart(t)
+	var without func(path string, table map[string]any)
+	without = func(path string, table map[string]any) {
+		for name, value := range maps.Clone(table) {
+			if nested, ok := value.(map[string]any); ok {
+				without(path+name+".", nested)
+			}
+			delete(table, name)
+			if _, err := renderChart(t, c, nil); err == nil || !strings.Contains(err.Error(), "schema") || !strings.Contains(err.Error(), name) {
+				t.Errorf("without %s%s: accepted, or refused by %v", path, name, err)
+			}
+			table[name] = value
+		}
+	}
+	without("", c.Values)
 }
 
 // Helm stores each release in a Secret of at most 1 MiB.

@@ -36,7 +36,7 @@ func TestHelm(t *testing.T) {
 	ready(t, tenant, 1)
 	before := processesOf(t, tenant)
 
-	mustHelm(t, kubeconfig, "upgrade", "capstan", chart, "--reuse-values", "--set", "replicas=2", "--wait", "--timeout", "5m")
+	mustHelm(t, kubeconfig, "upgrade", "capstan", chart, "--reset-then-reuse-values", "--set", "replicas=2", "--wait", "--timeout", "5m")
 	for _, namespace := range providerNamespaces {
 		if got := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "deployments", "-o", "jsonpath={.items[*].status.readyReplicas}"); got != "2" {
 			t.Errorf("%s: %q managers are ready, want 2", namespace, got)
@@ -44,7 +44,7 @@ func TestHelm(t *testing.T) {
 	}
 	const want = "--machine-network-pool=10.217.0.0/16"
 	if args := mustKubectl(t, kubeconfig, "", "-n", "capstan-infrastructure-system", "get", "deployments", "-o", "jsonpath={.items[*].spec.template.spec.containers[0].args}"); !strings.Contains(args, want) {
-		t.Errorf("the upgrade did not reuse the values: want %s in %s", want, args)
+		t.Errorf("the upgrade did not keep the values: want %s in %s", want, args)
 	}
 
 	mustHelm(t, kubeconfig, "uninstall", "capstan", "--wait", "--timeout", "5m")
