@@ -286,7 +286,7 @@ func TestPackages(t *testing.T) {
 	b.run("rm -r /var/lib/capstan/host/volumes/v1")
 	b.write("/var/lib/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
 	b.refused("dpkg -r capstan", "this box has a management plane")
-	b.refused("dpkg -r capstan-kubernetes-1.36.3", "the management plane uses Kubernetes v1.36.3. Change it first")
+	b.refused("dpkg -r capstan-kubernetes-1.36.3", "the management plane in /var/lib/capstan uses Kubernetes v1.36.3. Change it first: capstan up --kubernetes-version")
 	b.run("rm /var/lib/capstan/state.json")
 
 	// The records of a plane or a capstand with another folder are unknown, but it runs.
@@ -298,6 +298,16 @@ func TestPackages(t *testing.T) {
 	b.whileRuns("/usr/lib/capstan/node/capstan plane --root=/srv/capstan", func() {
 		b.refused("dpkg -r capstan", "a management plane with another folder")
 	})
+	// The programs of a plane run from its own folder. Its machine does not run.
+	for _, root := range []string{"--root=/srv/capstan", "--root /srv/capstan"} {
+		b.whileRuns("/usr/lib/capstan/node/capstan plane "+root, func() {
+			b.write("/srv/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
+			b.write("/srv/capstan/hosts/local/machines/m1/spec.json", `{"id":"m1", "kubernetesVersion":"v1.35.4"}`)
+			b.refused("dpkg -r capstan-kubernetes-1.36.3", "Change it first: capstan up --root /srv/capstan --kubernetes-version")
+			b.refused("dpkg -r capstan-kubernetes-1.35.4", "/srv/capstan/hosts/local/machines/m1/spec.json uses Kubernetes v1.35.4")
+		})
+	}
+	b.run("rm -r /srv/capstan")
 	b.whileRuns("/usr/lib/capstan/kubernetes/v1.35.4/program plane", func() {
 		b.refused("dpkg -r capstan-kubernetes-1.35.4", "processes on this box run programs of Kubernetes v1.35.4")
 	})
