@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"capstan.dev/capstan/internal/node/networkpolicy"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestPolicyTooLarge: users find an event at the first policy of their namespace that allows nothing. It is not written again at once.
@@ -32,7 +33,7 @@ func TestPolicyTooLarge(t *testing.T) {
 			return true, nil, errors.New("no answer")
 		}
 		var event corev1.Event
-		must(t, json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &event))
+		expect.NoError(t, json.Unmarshal(action.(clienttesting.PatchAction).GetPatch(), &event))
 		if event.Namespace != action.GetNamespace() || event.Type != corev1.EventTypeWarning || event.InvolvedObject.APIVersion != "networking.k8s.io/v1" {
 			t.Errorf("%+v", event)
 		}
@@ -43,7 +44,7 @@ func TestPolicyTooLarge(t *testing.T) {
 	stores := policyStores{policies: cache.NewStore(cache.MetaNamespaceKeyFunc)}
 	for _, name := range []string{"a", "b", "small"} {
 		for _, namespace := range []string{"shop", "team"} {
-			must(t, stores.policies.Add(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)}}))
+			expect.NoError(t, stores.policies.Add(&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)}}))
 		}
 	}
 	events := newEvents(&agent{name: "n", log: slog.New(slog.NewTextHandler(t.Output(), nil))}, client)

@@ -15,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/node/localvolume"
 	"capstan.dev/capstan/internal/node/pid1"
 	"capstan.dev/capstan/internal/projectquota"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/thread"
 )
 
@@ -33,12 +34,12 @@ func TestVolumeLimits(t *testing.T) {
 	dir := t.TempDir()
 	image, top := filepath.Join(dir, "disk.img"), filepath.Join(dir, "top")
 	self, err := os.Executable()
-	must(t, err)
+	expect.NoError(t, err)
 	data, err := os.ReadFile(self)
-	must(t, err)
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 256<<20))
-	must(t, os.Mkdir(top, 0o755))
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(image, nil, 0o600))
+	expect.NoError(t, os.Truncate(image, 256<<20))
+	expect.NoError(t, os.Mkdir(top, 0o755))
 	for _, args := range [][]string{
 		{"mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "quota,project", "-E", "quotatype=prjquota", image},
 		{"mount", "-t", "ext4", "-o", "loop,prjquota", image, top},
@@ -47,44 +48,44 @@ func TestVolumeLimits(t *testing.T) {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
 	}
-	defer func() { must(t, unix.Unmount(top, unix.MNT_DETACH)) }()
-	must(t, os.MkdirAll(filepath.Join(top, "proc"), 0o755))
-	must(t, unix.Mount("proc", filepath.Join(top, "proc"), "proc", 0, ""))
-	must(t, os.WriteFile(filepath.Join(top, "test"), data, 0o755))
+	defer func() { expect.NoError(t, unix.Unmount(top, unix.MNT_DETACH)) }()
+	expect.NoError(t, os.MkdirAll(filepath.Join(top, "proc"), 0o755))
+	expect.NoError(t, unix.Mount("proc", filepath.Join(top, "proc"), "proc", 0, ""))
+	expect.NoError(t, os.WriteFile(filepath.Join(top, "test"), data, 0o755))
 	cmd := exec.Command("/test", "-test.v", "-test.run", "TestVolumeLimits")
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", []string{onQuotaDisk + "=1", "TMPDIR=/"}, &syscall.SysProcAttr{Chroot: top}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 // volumeLimits runs with the disk as its root.
 func volumeLimits(t *testing.T) {
 	listener, err := net.Listen("unix", "/init.sock")
-	must(t, err)
+	expect.NoError(t, err)
 	mux := http.NewServeMux()
 	pid1.VolumeRoutes(mux)
 	server := &http.Server{Handler: mux}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { _ = server.Close() }()
 	v := &volumes{folders: localvolume.OfMachine, init: initapi.NewClient("/init.sock")}
-	must(t, v.folders.Enforced())
+	expect.NoError(t, v.folders.Enforced())
 	const name, size = "pvc-01234567-89ab-cdef-0123-456789abcdef", 8 << 20
 	path := filepath.Join(localvolume.Root, name)
 	for range 2 {
-		must(t, asAgent(func() error { return v.create(t.Context(), name, size) }))
+		expect.NoError(t, asAgent(func() error { return v.create(t.Context(), name, size) }))
 	}
 	folder, err := os.Open(path)
-	must(t, err)
+	expect.NoError(t, err)
 	id, err := projectquota.ID(folder)
-	must(t, err)
-	must(t, folder.Close())
+	expect.NoError(t, err)
+	expect.NoError(t, folder.Close())
 	if q := quotaOf(t, id); id == 0 || q.MaxBytes != size || q.MaxFiles == 0 {
 		t.Errorf("the project %d has %+v", id, q)
 	}
-	must(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, size/2), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, size/2), 0o600))
 	for range 2 {
-		must(t, asAgent(func() error { return v.removeFolder(t.Context(), name) }))
+		expect.NoError(t, asAgent(func() error { return v.removeFolder(t.Context(), name) }))
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the folder remains: %v", err)
@@ -97,10 +98,10 @@ func volumeLimits(t *testing.T) {
 func quotaOf(t *testing.T, id uint32) projectquota.Quota {
 	t.Helper()
 	dir, err := os.Open(localvolume.Root)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = dir.Close() }()
 	q, err := projectquota.Get(dir, id)
-	must(t, err)
+	expect.NoError(t, err)
 	return q
 }
 
@@ -115,11 +116,4 @@ func asAgent(f func() error) (err error) {
 		}
 	})
 	return err
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

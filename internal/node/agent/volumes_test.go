@@ -19,6 +19,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestUnfinishedVolume: the data of a claim that goes before it has a PersistentVolume goes too, and only then. A new agent does it if the
@@ -34,7 +35,7 @@ func TestUnfinishedVolume(t *testing.T) {
 			v := testVolumes(t, test.lost)
 			claim := testClaim()
 			folder := filepath.Join(v.folders.Dir, localvolume.Name(claim))
-			must(t, v.claims.Add(claim))
+			expect.NoError(t, v.claims.Add(claim))
 			if err := v.sync(t.Context()); err == nil {
 				t.Error("the creation has an answer")
 			}
@@ -44,8 +45,8 @@ func TestUnfinishedVolume(t *testing.T) {
 			if test.killed {
 				v = &volumes{agent: v.agent, client: v.client, events: v.events, folders: v.folders, blocks: v.blocks, known: v.known, claims: v.claims}
 			}
-			must(t, v.claims.Delete(claim))
-			must(t, v.sync(t.Context()))
+			expect.NoError(t, v.claims.Delete(claim))
+			expect.NoError(t, v.sync(t.Context()))
 			if _, err := os.Stat(folder); (err == nil) != test.lost {
 				t.Errorf("the folder, whose PersistentVolume exists %v: %v", test.lost, err)
 			}
@@ -61,11 +62,11 @@ func TestUnfinishedVolume(t *testing.T) {
 func TestFinishedVolume(t *testing.T) {
 	v, claim := testVolumes(t, false), testClaim()
 	v.client.(*dynamicfake.FakeDynamicClient).ReactionChain = v.client.(*dynamicfake.FakeDynamicClient).ReactionChain[1:]
-	must(t, v.claims.Add(claim))
-	must(t, v.sync(t.Context()))
-	must(t, v.claims.Delete(claim))
-	must(t, v.client.Resource(kube.PersistentVolumes).Delete(t.Context(), localvolume.Name(claim), metav1.DeleteOptions{}))
-	must(t, v.sync(t.Context()))
+	expect.NoError(t, v.claims.Add(claim))
+	expect.NoError(t, v.sync(t.Context()))
+	expect.NoError(t, v.claims.Delete(claim))
+	expect.NoError(t, v.client.Resource(kube.PersistentVolumes).Delete(t.Context(), localvolume.Name(claim), metav1.DeleteOptions{}))
+	expect.NoError(t, v.sync(t.Context()))
 	if _, err := os.Stat(filepath.Join(v.folders.Dir, localvolume.Name(claim))); err != nil {
 		t.Error(err)
 	}
@@ -81,7 +82,7 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 	})
 	client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if lost {
-			must(t, client.Tracker().Create(kube.PersistentVolumes, action.(clienttesting.CreateAction).GetObject(), ""))
+			expect.NoError(t, client.Tracker().Create(kube.PersistentVolumes, action.(clienttesting.CreateAction).GetObject(), ""))
 		}
 		return true, nil, errors.New("no answer")
 	})
@@ -113,8 +114,8 @@ func TestVolumeWithUnknownLimits(t *testing.T) {
 	const a, b = "pvc-00000000-0000-4000-8000-00000000000a", "pvc-00000000-0000-4000-8000-00000000000b"
 	dir := t.TempDir()
 	v := &volumes{folders: localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir}}
-	must(t, v.create(t.Context(), a, 1<<20))
-	must(t, v.removeFolder(t.Context(), a))
+	expect.NoError(t, v.create(t.Context(), a, 1<<20))
+	expect.NoError(t, v.removeFolder(t.Context(), a))
 
 	v.folders.Top = filepath.Join(dir, "unknown")
 	if err := v.create(t.Context(), b, 1<<20); !errors.Is(err, os.ErrNotExist) {

@@ -29,25 +29,19 @@ import (
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // start starts a program and kills it at the end of the test.
 func start(t *testing.T, log string, program string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(program, args...)
 	f, err := os.Create(log)
-	must(t, err)
+	expect.NoError(t, err)
 	defer f.Close()
 	cmd.Stdout, cmd.Stderr = f, f
-	must(t, cmd.Start())
+	expect.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -73,7 +67,7 @@ func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 		c.CA = authority(t, dir)
 		leaf := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: "s3", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}}
 		_, err := leaf.Ensure(dir, time.Hour, time.Now())
-		must(t, err)
+		expect.NoError(t, err)
 		scheme = "https"
 		args = []string{"--cert", filepath.Join(dir, "server.crt"), "--key", filepath.Join(dir, "server.key")}
 	}
@@ -83,9 +77,9 @@ func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 
 func authority(t *testing.T, dir string) string {
 	t.Helper()
-	must(t, certfiles.EnsureAuthority(dir, "ca", "ca", time.Now()))
+	expect.NoError(t, certfiles.EnsureAuthority(dir, "ca", "ca", time.Now()))
 	data, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
-	must(t, err)
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -99,12 +93,12 @@ func TestStoreOfATenant(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	must(t, err)
+	expect.NoError(t, err)
 	list := func(host string, open func(nodeconfig.BackupStore) (Store, error)) error {
 		store, err := open(nodeconfig.BackupStore{Folder: "a/b", S3: &nodeconfig.S3{
 			Endpoint: "http://" + net.JoinHostPort(host, port), Bucket: "backups", Region: "us-east-1", AccessKeyID: "a", SecretAccessKey: "b",
 		}})
-		must(t, err)
+		expect.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		_, err = store.List(ctx)
@@ -129,18 +123,18 @@ func TestFolders(t *testing.T) {
 	prefixed := s3
 	prefixed.Prefix = "production"
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, []byte("content"), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte("content"), 0o600))
 	for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir}, "s3": {S3: &s3}, "s3 with a prefix": {S3: &prefixed}} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			open := func(folder string) Store {
 				config.Folder = folder
 				store, err := Open(config)
-				must(t, err)
+				expect.NoError(t, err)
 				return store
 			}
 			own, other, all := open("default/demo"), open("default/demo-2"), open("default")
-			must(t, errors.Join(own.Put(ctx, "a.db", file), other.Put(ctx, "a.db", file), other.Put(ctx, "b.db", file)))
+			expect.NoError(t, errors.Join(own.Put(ctx, "a.db", file), other.Put(ctx, "a.db", file), other.Put(ctx, "b.db", file)))
 			for folder, test := range map[string]struct {
 				store Store
 				want  []string
@@ -158,7 +152,7 @@ func TestFolders(t *testing.T) {
 					}
 				}
 			}
-			must(t, own.Remove(ctx, "a.db"))
+			expect.NoError(t, own.Remove(ctx, "a.db"))
 			if names, err := other.List(ctx); err != nil || len(names) != 2 {
 				t.Errorf("the other cluster has %v, %v", names, err)
 			}
@@ -197,32 +191,32 @@ func TestStores(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, err := Open(c.config)
-			must(t, err)
+			expect.NoError(t, err)
 			scratch, ctx := t.TempDir(), t.Context()
 			file := filepath.Join(scratch, "file")
 			content := make([]byte, 6<<20+1) // more than one part of an upload
 			_, _ = rand.Read(content)
 			for range 2 { // The second upload replaces the first.
-				must(t, os.WriteFile(file, content, 0o600))
-				must(t, store.Put(ctx, "a.db", file))
+				expect.NoError(t, os.WriteFile(file, content, 0o600))
+				expect.NoError(t, store.Put(ctx, "a.db", file))
 			}
 			if got := store.Location("a.db"); !strings.HasSuffix(got, c.where) {
 				t.Errorf("location %s", got)
 			}
 			back := filepath.Join(scratch, "back")
-			must(t, store.Get(ctx, "a.db", back))
+			expect.NoError(t, store.Get(ctx, "a.db", back))
 			got, err := os.ReadFile(back)
-			must(t, err)
+			expect.NoError(t, err)
 			info, err := os.Stat(back)
-			must(t, err)
+			expect.NoError(t, err)
 			if !slices.Equal(got, content) || info.Mode().Perm() != 0o600 {
 				t.Errorf("%d bytes, mode %s", len(got), info.Mode())
 			}
 			if err := store.Get(ctx, "b.db", back+"2"); !errors.Is(err, errNotFound) {
 				t.Errorf("a backup that does not exist: %v", err)
 			}
-			must(t, store.Remove(ctx, "a.db"))
-			must(t, store.Remove(ctx, "a.db"))
+			expect.NoError(t, store.Remove(ctx, "a.db"))
+			expect.NoError(t, store.Remove(ctx, "a.db"))
 			if err := store.Get(ctx, "a.db", back+"3"); !errors.Is(err, errNotFound) {
 				t.Errorf("a backup that was removed: %v", err)
 			}
@@ -257,9 +251,9 @@ func TestPartsOfInterruptedPut(t *testing.T) {
 	store, err := OpenAnywhere(nodeconfig.BackupStore{Folder: "default/demo", S3: &nodeconfig.S3{
 		Endpoint: server.URL, Bucket: "backups", Region: "us-east-1", AccessKeyID: "a", SecretAccessKey: "b",
 	}})
-	must(t, err)
+	expect.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, []byte("something"), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte("something"), 0o600))
 	for name, test := range map[string]struct {
 		do   func() error
 		want string
@@ -269,7 +263,7 @@ func TestPartsOfInterruptedPut(t *testing.T) {
 	} {
 		for _, refuses = range []bool{false, true} {
 			did = nil
-			must(t, test.do())
+			expect.NoError(t, test.do())
 			want := []string{"DELETE /backups/default/demo/a.db 1", test.want}
 			if refuses {
 				want = want[1:]
@@ -307,7 +301,7 @@ func TestStoreProblems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "file")
-			must(t, os.WriteFile(file, []byte("something"), 0o600))
+			expect.NoError(t, os.WriteFile(file, []byte("something"), 0o600))
 			store, err := Open(c.config)
 			if err == nil {
 				err = store.Put(t.Context(), "a.db", file)
@@ -322,10 +316,10 @@ func TestStoreProblems(t *testing.T) {
 	}
 	insecure := change(secure, func(c *nodeconfig.S3) { c.CA, c.InsecureSkipTLSVerify = "", true })
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, []byte("something"), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte("something"), 0o600))
 	store, err := Open(insecure)
-	must(t, err)
-	must(t, store.Put(t.Context(), "a.db", file))
+	expect.NoError(t, err)
+	expect.NoError(t, store.Put(t.Context(), "a.db", file))
 }
 
 // database is an etcd cluster with one member.
@@ -338,25 +332,25 @@ type database struct {
 func startEtcd(t *testing.T, dataDir, name, peer string) *database {
 	t.Helper()
 	assets, err := testenv.Assets()
-	must(t, err)
+	expect.NoError(t, err)
 	d := &database{member: Member{Endpoint: "http://" + ports.Address(t)}, peer: peer}
 	start(t, dataDir+".log", filepath.Join(assets, "etcd"), "--name="+name, "--data-dir="+dataDir, "--listen-client-urls="+d.member.Endpoint,
 		"--advertise-client-urls="+d.member.Endpoint, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
 		"--initial-cluster="+name+"="+peer, "--unsafe-no-fsync", "--log-level=warn")
 	d.client, err = clientv3.New(clientv3.Config{Endpoints: []string{d.member.Endpoint}, Logger: zap.NewNop()})
-	must(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = d.client.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	_, err = d.client.Get(ctx, "x")
-	must(t, err)
+	expect.NoError(t, err)
 	return d
 }
 
 func (d *database) put(t *testing.T, key string) {
 	t.Helper()
 	_, err := d.client.Put(t.Context(), key, "value")
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 // save creates a backup.
@@ -364,8 +358,8 @@ func (d *database) save(t *testing.T, store Store, name string, keys map[string]
 	t.Helper()
 	manifest := Manifest{Name: name, Keys: keys}
 	file := filepath.Join(t.TempDir(), "x.db")
-	must(t, d.member.Snapshot(t.Context(), file, &manifest))
-	must(t, Save(t.Context(), store, file, manifest))
+	expect.NoError(t, d.member.Snapshot(t.Context(), file, &manifest))
+	expect.NoError(t, Save(t.Context(), store, file, manifest))
 	return manifest
 }
 
@@ -383,14 +377,14 @@ func (s withoutManifests) Put(ctx context.Context, name, file string) error {
 func TestHalfABackup(t *testing.T) {
 	dir := t.TempDir()
 	store, err := Open(nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"})
-	must(t, err)
+	expect.NoError(t, err)
 	file := filepath.Join(dir, "snapshot")
-	must(t, os.WriteFile(file, []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	if err := Save(t.Context(), withoutManifests{store}, file, Manifest{Name: "first"}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("got %v", err)
 	}
 	names, err := store.List(t.Context())
-	must(t, err)
+	expect.NoError(t, err)
 	if len(names) > 0 {
 		t.Errorf("the store has %q", names)
 	}
@@ -403,35 +397,35 @@ func TestSaveAndRestore(t *testing.T) {
 	old := startEtcd(t, filepath.Join(dir, "old"), "old", "http://"+ports.Address(t))
 	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
 	store, err := Open(config)
-	must(t, err)
+	expect.NoError(t, err)
 	for n := range 50 {
 		old.put(t, fmt.Sprintf("before-%02d", n))
 	}
 	keys := map[string]string{"encryption": "one", "ca": "two"}
 	manifest := old.save(t, store, "first", keys)
 	server, err := old.client.Status(t.Context(), old.member.Endpoint)
-	must(t, err)
+	expect.NoError(t, err)
 	if manifest.Revision != 51 || manifest.SizeBytes < 1024 || len(manifest.SHA256) != 64 || manifest.EtcdVersion != server.Version {
 		t.Errorf("%+v", manifest)
 	}
 	old.put(t, "after")
 
 	assets, err := testenv.Assets()
-	must(t, err)
+	expect.NoError(t, err)
 	peer := "http://" + ports.Address(t)
 	r := Restoring{
 		Restore: nodeconfig.Restore{Name: "first", Store: config, SHA256: manifest.SHA256, Keys: keys},
 		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"),
 	}
 	// The restore removes the files of a run that was killed.
-	must(t, os.MkdirAll(filepath.Join(r.DataDir+".restore", "data", "member"), 0o700))
-	must(t, r.Run(t.Context()))
+	expect.NoError(t, os.MkdirAll(filepath.Join(r.DataDir+".restore", "data", "member"), 0o700))
+	expect.NoError(t, r.Run(t.Context()))
 	if _, err := os.Stat(r.DataDir + ".restore"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the restore left its snapshot: %v", err)
 	}
 	restored := startEtcd(t, r.DataDir, "new", peer)
 	answer, err := restored.client.Get(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithCountOnly())
-	must(t, err)
+	expect.NoError(t, err)
 	if answer.Count != 50 || answer.Header.Revision < revisionBump {
 		t.Errorf("%d keys at revision %d", answer.Count, answer.Header.Revision)
 	}
@@ -442,16 +436,16 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("a watch from before the restore: %v", seen.Err())
 	}
 	oldMembers, err := old.client.MemberList(t.Context())
-	must(t, err)
+	expect.NoError(t, err)
 	newMembers, err := restored.client.MemberList(t.Context())
-	must(t, err)
+	expect.NoError(t, err)
 	if oldMembers.Header.ClusterId == newMembers.Header.ClusterId || len(newMembers.Members) != 1 || newMembers.Members[0].Name != "new" {
 		t.Errorf("the restored cluster has the id or the members of the old one: %v", newMembers.Members)
 	}
 	// A second run changes nothing and does not read the backup.
 	restored.put(t, "newer")
-	must(t, Remove(t.Context(), store, "first"))
-	must(t, r.Run(t.Context()))
+	expect.NoError(t, Remove(t.Context(), store, "first"))
+	expect.NoError(t, r.Run(t.Context()))
 	if answer, err := restored.client.Get(t.Context(), "newer"); err != nil || answer.Count != 1 {
 		t.Errorf("the second run replaced newer data: %v, %v", answer, err)
 	}
@@ -465,21 +459,21 @@ func TestRestoreRefused(t *testing.T) {
 	source.put(t, "something")
 	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
 	store, err := Open(config)
-	must(t, err)
+	expect.NoError(t, err)
 	keys := map[string]string{"encryption": "one", "ca": "two"}
 	source.save(t, store, "good", keys)
 	source.save(t, store, "short", keys)
 	source.save(t, store, "damaged", keys)
 	source.save(t, store, "half", keys)
 	file := func(name string) string { return filepath.Join(dir, "default/demo", name) }
-	must(t, os.Truncate(file("short.db"), 4096))
-	must(t, os.Remove(file("half.json")))
+	expect.NoError(t, os.Truncate(file("short.db"), 4096))
+	expect.NoError(t, os.Remove(file("half.json")))
 	f, err := os.OpenFile(file("damaged.db"), os.O_WRONLY, 0)
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = f.WriteAt([]byte("garbage"), 5000)
-	must(t, errors.Join(err, f.Close()))
+	expect.NoError(t, errors.Join(err, f.Close()))
 	assets, err := testenv.Assets()
-	must(t, err)
+	expect.NoError(t, err)
 	for what, c := range map[string]struct {
 		name, sum string
 		has       map[string]string
@@ -504,7 +498,7 @@ func TestRestoreRefused(t *testing.T) {
 			}.Run(t.Context())
 			_, made := os.Stat(filepath.Join(data, "member"))
 			if c.want == "" {
-				must(t, errors.Join(err, made))
+				expect.NoError(t, errors.Join(err, made))
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), c.want) || made == nil {
@@ -517,7 +511,7 @@ func TestRestoreRefused(t *testing.T) {
 // TestManifest: the manifest describes a backup for people and other programs.
 func TestManifest(t *testing.T) {
 	data, err := json.Marshal(Manifest{Name: "etcd-1", Folder: "default/demo", SHA256: "abc", Keys: map[string]string{"ca": "x"}})
-	must(t, err)
+	expect.NoError(t, err)
 	for _, want := range []string{`"name":"etcd-1"`, `"folder":"default/demo"`, `"sha256":"abc"`, `"keys":{"ca":"x"}`} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("no %s in %s", want, data)

@@ -21,6 +21,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -31,19 +32,19 @@ func TestCheck(t *testing.T) {
 	source.put(t, "something")
 	c := s3Server(t, true)
 	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
-	must(t, err)
+	expect.NoError(t, err)
 	keys := map[string]string{"ca": strings.Repeat("1", 64), "encryption": strings.Repeat("2", 64)}
 	good := source.save(t, store, "good", keys)
 	put := func(name string, content []byte) {
 		t.Helper()
 		file := filepath.Join(t.TempDir(), "file")
-		must(t, os.WriteFile(file, content, 0o600))
-		must(t, store.Put(t.Context(), name, file))
+		expect.NoError(t, os.WriteFile(file, content, 0o600))
+		expect.NoError(t, store.Put(t.Context(), name, file))
 	}
 	source.save(t, store, "half", keys)
 	source.save(t, store, "scrawl", keys)
 	short := source.save(t, store, "short", keys)
-	must(t, store.Remove(t.Context(), "half.db"))
+	expect.NoError(t, store.Remove(t.Context(), "half.db"))
 	put("short.db", make([]byte, 4096))
 	put("scrawl.json", []byte("not JSON"))
 	// The checksums of this backup are correct, but the file is not an etcd database.
@@ -52,11 +53,11 @@ func TestCheck(t *testing.T) {
 	content = append(content, trailer[:]...)
 	whole := sha256.Sum256(content)
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, content, 0o600))
-	must(t, Save(t.Context(), store, file, Manifest{Name: "forged", SizeBytes: int64(len(content)), SHA256: hex.EncodeToString(whole[:])}))
+	expect.NoError(t, os.WriteFile(file, content, 0o600))
+	expect.NoError(t, Save(t.Context(), store, file, Manifest{Name: "forged", SizeBytes: int64(len(content)), SHA256: hex.EncodeToString(whole[:])}))
 
 	assets, err := testenv.Assets()
-	must(t, err)
+	expect.NoError(t, err)
 	for what, o := range map[string]struct {
 		name, sum string
 		change    func(*nodeconfig.S3)
@@ -114,7 +115,7 @@ func TestCheck(t *testing.T) {
 
 // TestRoom: a check of a backup does not fill etcd's disk.
 func TestRoom(t *testing.T) {
-	must(t, Room(t.TempDir(), 1))
+	expect.NoError(t, Room(t.TempDir(), 1))
 	if err := Room(t.TempDir(), 1<<60); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Error(err)
 	}

@@ -17,13 +17,14 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 func object(t *testing.T, b etcdv1.EtcdBackup) *unstructured.Unstructured {
 	t.Helper()
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&b)
-	must(t, err)
+	expect.NoError(t, err)
 	return &unstructured.Unstructured{Object: fields}
 }
 
@@ -44,7 +45,7 @@ func TestMyChecks(t *testing.T) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&etcdv1.EtcdBackupCheck{
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdBackupCheckSpec{Member: member}, Status: etcdv1.EtcdBackupCheckStatus{Phase: phase},
 		})
-		must(t, err)
+		expect.NoError(t, err)
 		return &unstructured.Unstructured{Object: fields}
 	}
 	got := myChecks([]any{c("c", "me", ""), c("a", "me", etcdv1.CheckBegun), c("b", "other", ""), c("d", "me", etcdv1.CheckFailed), c("e", "me", etcdv1.CheckSucceeded)}, "me")
@@ -82,12 +83,12 @@ func TestMake(t *testing.T) {
 		t.Fatalf("%+v", second)
 	}
 	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
-	must(t, err)
+	expect.NoError(t, err)
 	if _, _, err := Load(t.Context(), store, "first", t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "there is no backup") {
 		t.Errorf("the surplus backup is still in the store: %v", err)
 	}
 	_, manifest, err := Load(t.Context(), store, "second", t.TempDir(), second.SHA256)
-	must(t, err)
+	expect.NoError(t, err)
 	if manifest.Keys["ca"] != "x" || manifest.Request != "one" || manifest.KubernetesVersion != "v1.36.3" {
 		t.Errorf("%+v", manifest)
 	}
@@ -98,8 +99,8 @@ func TestMake(t *testing.T) {
 		t.Errorf("%+v", failed)
 	}
 	small := t.TempDir()
-	must(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=64m"))
-	t.Cleanup(func() { must(t, unix.Unmount(small, 0)) })
+	expect.NoError(t, unix.Mount("tmpfs", small, "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(small, 0)) })
 	spec.Store.S3.Bucket = bucket
 	full := *r
 	full.Dir = filepath.Join(small, "scratch")

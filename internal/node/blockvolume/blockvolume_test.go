@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/node/localvolume"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -28,10 +29,10 @@ const (
 func machine(t *testing.T, disk string) *Devices {
 	t.Helper()
 	d := &Devices{Control: "/dev/loop-control", Dir: t.TempDir(), Folders: localvolume.Folders{Dir: filepath.Join(disk, "block-volumes"), Top: disk}}
-	must(t, unix.Mount("tmpfs", d.Dir, "tmpfs", 0, "mode=700"))
+	expect.NoError(t, unix.Mount("tmpfs", d.Dir, "tmpfs", 0, "mode=700"))
 	t.Cleanup(func() {
 		end(d)
-		must(t, unix.Unmount(d.Dir, 0))
+		expect.NoError(t, unix.Unmount(d.Dir, 0))
 	})
 	return d
 }
@@ -50,7 +51,7 @@ func end(d *Devices) {
 func attached(t *testing.T, dir string) (files []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, path := range paths {
 		if file, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(file), dir+"/") {
 			files = append(files, strings.TrimSpace(string(file)))
@@ -63,7 +64,7 @@ func attached(t *testing.T, dir string) (files []string) {
 func loopOf(t *testing.T, path string) string {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, at := range paths {
 		if file, err := os.ReadFile(at); err == nil && strings.TrimSpace(string(file)) == path {
 			return "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(at)))
@@ -78,9 +79,9 @@ func TestVolume(t *testing.T) {
 	disk := t.TempDir()
 	d := machine(t, disk)
 	for range 2 {
-		must(t, d.Provide(volume, size-1))
+		expect.NoError(t, d.Provide(volume, size-1))
 	}
-	must(t, d.Provide(other, 1))
+	expect.NoError(t, d.Provide(other, 1))
 	node := filepath.Join(d.Dir, volume)
 	if info, err := os.Stat(node); err != nil || info.Mode() != os.ModeDevice|0o666 {
 		t.Fatalf("the node is %v, %v", info.Mode(), err)
@@ -94,23 +95,23 @@ func TestVolume(t *testing.T) {
 	}
 
 	// The machine ends while its kubelet holds the device.
-	must(t, d.Hold(node))
+	expect.NoError(t, d.Hold(node))
 	end(d)
 	if left := attached(t, disk); len(left) > 0 {
 		t.Fatalf("loop devices have %v after the end of the machine", left)
 	}
 	d = machine(t, disk)
-	must(t, d.restore())
+	expect.NoError(t, d.restore())
 	node = filepath.Join(d.Dir, volume)
 	if got := read(t, node); got != "precious" {
 		t.Errorf("the volume has %q after a restart", got)
 	}
-	must(t, d.Provide(volume, size))
+	expect.NoError(t, d.Provide(volume, size))
 
 	testInUse(t, d, node)
 	for range 2 {
-		must(t, d.Withdraw(volume))
-		must(t, d.Folders.Remove(volume))
+		expect.NoError(t, d.Withdraw(volume))
+		expect.NoError(t, d.Folders.Remove(volume))
 	}
 	if left := attached(t, disk); len(left) != 1 || !strings.Contains(left[0], other) {
 		t.Errorf("loop devices have %v, want only that of the other volume", left)
@@ -126,7 +127,7 @@ func TestVolume(t *testing.T) {
 // testInUse: a volume keeps its device while its kubelet holds it, and while a process has it open.
 func testInUse(t *testing.T, d *Devices, node string) {
 	for range 2 {
-		must(t, d.Hold(node))
+		expect.NoError(t, d.Hold(node))
 	}
 	loop := loopOf(t, node)
 	if content, err := os.ReadFile("/sys/block/" + filepath.Base(loop) + "/size"); err != nil || string(content) != "0\n" {
@@ -138,17 +139,17 @@ func testInUse(t *testing.T, d *Devices, node string) {
 	if err := d.Release("/dev/loop"); err == nil {
 		t.Error("a device of another is released")
 	}
-	must(t, d.Release(loop))
+	expect.NoError(t, d.Release(loop))
 	if err := d.Release(loop); err == nil {
 		t.Error("a device is released twice")
 	}
 
 	file, err := os.Open(node)
-	must(t, err)
+	expect.NoError(t, err)
 	if err := d.Withdraw(volume); err == nil || !strings.Contains(err.Error(), "found one: end the pod") {
 		t.Errorf("an open volume goes: %v", err)
 	}
-	must(t, file.Close())
+	expect.NoError(t, file.Close())
 	if got := read(t, node); got != "precious" {
 		t.Errorf("the volume has %q after a refused removal", got)
 	}
@@ -160,7 +161,7 @@ func TestFollow(t *testing.T) {
 	disk := t.TempDir()
 	d := machine(t, disk)
 	for _, name := range []string{volume, other} {
-		must(t, d.Provide(name, size))
+		expect.NoError(t, d.Provide(name, size))
 	}
 	write(t, filepath.Join(d.Dir, volume), "precious")
 	end(d)
@@ -173,7 +174,7 @@ func TestFollow(t *testing.T) {
 	if err := d.Provide(volume, size); err == nil {
 		t.Error("a volume is there without a device")
 	}
-	must(t, d.Withdraw(other))
+	expect.NoError(t, d.Withdraw(other))
 	d.Control = "/dev/loop-control"
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -234,35 +235,28 @@ func TestRefused(t *testing.T) {
 func length(t *testing.T, path string) int64 {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	n, err := f.Seek(0, 2)
-	must(t, err)
+	expect.NoError(t, err)
 	return n
 }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = f.WriteString(text)
-	must(t, errors.Join(err, f.Sync(), f.Close()))
+	expect.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	text := make([]byte, len("precious"))
 	_, err = f.ReadAt(text, 0)
-	must(t, err)
+	expect.NoError(t, err)
 	return string(bytes.Clone(text))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -41,16 +42,16 @@ type pool struct {
 func newPool(t *testing.T, extra ...string) *pool {
 	t.Helper()
 	assets, err := testenv.Assets()
-	must(t, err)
+	expect.NoError(t, err)
 	p := &pool{t: t, dir: t.TempDir(), program: filepath.Join(assets, "etcd"), extra: extra, members: map[string]*process{}}
 	p.objects = &memoryObjects{items: map[string]etcdv1.EtcdMember{}, watchers: map[chan struct{}]bool{}}
-	must(t, certfiles.EnsureAuthority(p.dir, "etcd/ca", "etcd", time.Now()))
+	expect.NoError(t, certfiles.EnsureAuthority(p.dir, "etcd/ca", "etcd", time.Now()))
 	for _, leaf := range []certfiles.Leaf{
 		{Name: "etcd/server", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "member", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}},
 		{Name: "etcd/healthcheck-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client}},
 	} {
 		_, err := leaf.Ensure(p.dir, time.Hour, time.Now())
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	return p
 }
@@ -133,13 +134,13 @@ func (m *process) again() error {
 func (p *pool) connect(members ...*process) *client {
 	p.t.Helper()
 	config, err := TLS(p.dir)
-	must(p.t, err)
+	expect.NoError(p.t, err)
 	var urls []string
 	for _, m := range members {
 		urls = append(urls, m.client)
 	}
 	c, err := dial(config, urls...)
-	must(p.t, err)
+	expect.NoError(p.t, err)
 	p.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -147,7 +148,7 @@ func (p *pool) connect(members ...*process) *client {
 // care runs the member's Care and, when the member leaves, stops the API server as the machine's agent does.
 func (m *process) care() {
 	config, err := TLS(m.dir)
-	must(m.t, err)
+	expect.NoError(m.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	objects, forget := m.objects.watch()
 	care := &Care{Name: m.name, Endpoint: m.client, TLS: config, Objects: objects, Log: m.log()}
@@ -155,7 +156,7 @@ func (m *process) care() {
 	go func() { done <- care.Run(ctx) }()
 	m.t.Cleanup(func() {
 		cancel()
-		must(m.t, <-done)
+		expect.NoError(m.t, <-done)
 		forget()
 	})
 }
@@ -168,7 +169,7 @@ func (m *process) log() *slog.Logger {
 // joining returns the Joining that `node up` uses on the member's machine.
 func (m *process) joining(others ...*process) Joining {
 	config, err := TLS(m.dir)
-	must(m.t, err)
+	expect.NoError(m.t, err)
 	var endpoints []string
 	for _, o := range others {
 		endpoints = append(endpoints, o.client)
@@ -205,7 +206,7 @@ func (m *process) join(others ...*process) error {
 // first starts the first member.
 func (p *pool) first(name string) *process {
 	m := p.member(name)
-	must(p.t, m.start(name+"="+m.peer, "new"))
+	expect.NoError(p.t, m.start(name+"="+m.peer, "new"))
 	m.care()
 	p.untilHealthy(name)
 	return m
@@ -269,7 +270,7 @@ func TestMembership(t *testing.T) {
 		m.care()
 		go func() { errs <- m.join(a) }()
 	}
-	must(t, errors.Join(<-errs, <-errs))
+	expect.NoError(t, errors.Join(<-errs, <-errs))
 	t.Logf("two joined after %s", time.Since(start).Round(time.Millisecond))
 	p.untilHealthy("a", "b", "c")
 	if p.members["b"].starts > 6 || p.members["c"].starts > 6 {
@@ -296,7 +297,7 @@ func TestMembership(t *testing.T) {
 	dead := p.members[rest[0]]
 	d := p.member("d")
 	d.care()
-	must(t, d.join(p.members[rest[1]]))
+	expect.NoError(t, d.join(p.members[rest[1]]))
 	p.untilHealthy(rest[0], rest[1], "d")
 	dead.kill()
 	p.untilCondition(dead.name, etcdv1.HealthyCondition, "False Unreachable")
@@ -310,7 +311,7 @@ func TestMembership(t *testing.T) {
 	// One of two members dies: the other has no quorum and must not remove a member.
 	p.members[rest[1]].kill()
 	p.objects.leave(rest[1])
-	must(t, p.members[rest[1]].again())
+	expect.NoError(t, p.members[rest[1]].again())
 	p.untilCondition(rest[1], etcdv1.LeavingCondition, "True Approved")
 	p.objects.stopServing(rest[1])
 	p.untilCondition(rest[1], etcdv1.JoinedCondition, "False Left")
@@ -342,13 +343,13 @@ func TestJoinAfterCrash(t *testing.T) {
 	t.Run("after it was added", func(t *testing.T) {
 		b := p.member("b")
 		add(t, c, b)
-		must(t, b.join(a))
+		expect.NoError(t, b.join(a))
 		p.untilHealthy("a", "b")
 	})
 	t.Run("when it is a member already", func(t *testing.T) {
 		b := p.members["b"]
 		pid := b.cmd.Process.Pid
-		must(t, b.join(a))
+		expect.NoError(t, b.join(a))
 		if b.cmd.Process.Pid != pid {
 			t.Error("etcd was started again")
 		}
@@ -356,8 +357,8 @@ func TestJoinAfterCrash(t *testing.T) {
 	t.Run("members came and went before etcd was started", func(t *testing.T) {
 		x := p.member("x")
 		added := add(t, c, x)
-		must(t, x.start("x="+x.peer+",gone=https://127.0.0.1:1", "existing"))
-		must(t, x.join(a))
+		expect.NoError(t, x.start("x="+x.peer+",gone=https://127.0.0.1:1", "existing"))
+		expect.NoError(t, x.join(a))
 		p.untilHealthy("a", "b", "x")
 		if i := slices.IndexFunc(added, func(m Member) bool { return !m.Started() }); p.objects.all()["x"].Status.MemberID != hexID(added[i].ID) {
 			t.Errorf("member %s, added were %+v", p.objects.all()["x"].Status.MemberID, added)
@@ -367,9 +368,9 @@ func TestJoinAfterCrash(t *testing.T) {
 		x := p.members["x"]
 		before := idOf(t, c, "x")
 		x.kill()
-		must(t, os.RemoveAll(x.data))
+		expect.NoError(t, os.RemoveAll(x.data))
 		x.initialCluster = ""
-		must(t, x.join(a, p.members["b"]))
+		expect.NoError(t, x.join(a, p.members["b"]))
 		p.untilHealthy("a", "b", "x")
 		if after := idOf(t, c, "x"); after == before {
 			t.Error("it came back as the same member, without the entries that it had acknowledged")
@@ -390,12 +391,12 @@ func TestJoinAfterCrash(t *testing.T) {
 				})
 			}
 		}
-		must(t, x.join(a, p.members["b"]))
+		expect.NoError(t, x.join(a, p.members["b"]))
 		p.untilHealthy("a", "b", "x")
 	})
 	t.Run("an unstarted member is removed", func(t *testing.T) {
 		y := p.member("y")
-		must(t, y.announce())
+		expect.NoError(t, y.announce())
 		add(t, c, y)
 		p.untilCondition("y", etcdv1.JoinedCondition, "False NotStarted")
 		p.objects.leave("y")
@@ -406,8 +407,8 @@ func TestJoinAfterCrash(t *testing.T) {
 	})
 	t.Run("a learner whose machine died before its promotion", func(t *testing.T) {
 		z := p.member("z")
-		must(t, z.announce())
-		must(t, z.start(initialCluster(add(t, c, z), "z", z.peer), "existing"))
+		expect.NoError(t, z.announce())
+		expect.NoError(t, z.start(initialCluster(add(t, c, z), "z", z.peer), "existing"))
 		p.untilHealthy("a", "b", "x", "z")
 	})
 }
@@ -435,7 +436,7 @@ func TestAddedMeanwhile(t *testing.T) {
 		}},
 	}
 	v, err := care.view(t.Context(), idOf(t, c, "a"), time.Now())
-	must(t, err)
+	expect.NoError(t, err)
 	status := v.status(v.objects["y"])
 	if got := apimeta.FindStatusCondition(status.Conditions, etcdv1.JoinedCondition); got == nil || got.Reason != etcdv1.NotStartedReason {
 		t.Errorf("%+v, want the reason NotStarted", got)
@@ -502,7 +503,7 @@ func idOf(t *testing.T, c *client, name string) uint64 {
 func members(t *testing.T, c *client) []Member {
 	t.Helper()
 	list, err := c.members(t.Context())
-	must(t, err)
+	expect.NoError(t, err)
 	return list
 }
 
@@ -518,13 +519,6 @@ func eventually(t *testing.T, do func() error) {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -20,15 +20,16 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestObjects covers the requests of agents for EtcdMembers, on a real API server.
 func TestObjects(t *testing.T) {
 	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{etcdv1.AddToScheme}})
-	must(t, err)
-	t.Cleanup(func() { must(t, env.Stop()) })
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, env.Stop()) })
 	dynamicClient, err := dynamic.NewForConfig(env.Config)
-	must(t, err)
+	expect.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 
@@ -46,23 +47,23 @@ func TestObjects(t *testing.T) {
 		Paths: []string{filepath.Join(testenv.Root(), "internal/node/provision/manifests/etcd.capstan.dev_etcdmembers.yaml")}, ErrorIfPathMissing: true,
 		MaxTime: testenv.Patience,
 	})
-	must(t, err)
+	expect.NoError(t, err)
 	r := <-watching
-	must(t, r.err)
+	expect.NoError(t, r.err)
 	objects := r.objects
 
 	spec := etcdv1.EtcdMemberSpec{PeerURL: "https://10.0.0.1:2380", ClientURL: "https://10.0.0.1:2379"}
-	must(t, objects.Create(ctx, "a", spec))
-	must(t, objects.Create(ctx, "a", spec)) // A second call succeeds, as after a crash.
+	expect.NoError(t, objects.Create(ctx, "a", spec))
+	expect.NoError(t, objects.Create(ctx, "a", spec)) // A second call succeeds, as after a crash.
 	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Spec == spec }) })
 
 	// The leader's agent and the machine's agent keep each other's fields.
 	a := voter(leaderID, "a")
 	v := viewOf([]Member{a}, objects.List()["a"])
-	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
+	expect.NoError(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
 	expires := metav1.NewTime(time.Now().Add(time.Hour).UTC().Truncate(time.Second))
 	self := &Self{Name: "a", Client: dynamicClient, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), expires: &expires, Stop: func(context.Context, string) error { return nil }}
-	must(t, self.look(ctx, objects.List()["a"]))
+	expect.NoError(t, self.look(ctx, objects.List()["a"]))
 	eventually(t, func() error {
 		return seen(objects, func(m etcdv1.EtcdMember) bool {
 			return m.Status.CertificatesExpire != nil && m.Status.MemberID == "1" && ptr.Deref(m.Status.Leader, false) && len(m.Status.Conditions) == 2
@@ -79,9 +80,9 @@ func TestObjects(t *testing.T) {
 
 	// The API server refuses to unset leave, with the value false and without the field.
 	member := &etcdv1.EtcdMember{}
-	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
+	expect.NoError(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
 	member.Spec.Leave = true
-	must(t, env.Client.Update(ctx, member))
+	expect.NoError(t, env.Client.Update(ctx, member))
 	member.Spec.Leave = false
 	if err := env.Client.Update(ctx, member); err == nil || !strings.Contains(err.Error(), "cannot be unset") {
 		t.Errorf("leave was unset: %v", err)
@@ -90,17 +91,17 @@ func TestObjects(t *testing.T) {
 	// The machine stops its API server and sets a condition. The leader's agent keeps the condition.
 	var stopped []string
 	self.Stop = func(_ context.Context, name string) error { stopped = append(stopped, name); return nil }
-	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
+	expect.NoError(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
 	b := voter(2, "b")
 	v = viewOf([]Member{with(a, func(m *Member) { m.Leader = 2 }), with(b, func(m *Member) { m.Leader = 2 })}, *member)
 	v.self = 2
-	must(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
+	expect.NoError(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
 	eventually(t, func() error {
 		return seen(objects, func(m etcdv1.EtcdMember) bool {
 			return apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.LeavingCondition)
 		})
 	})
-	must(t, self.look(ctx, objects.List()["a"]))
+	expect.NoError(t, self.look(ctx, objects.List()["a"]))
 	if got := strings.Join(stopped, " "); got != "kube-scheduler kube-controller-manager kube-apiserver" {
 		t.Errorf("stopped %s", got)
 	}
@@ -114,7 +115,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	v.members = v.members[1:]
-	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
+	expect.NoError(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
 	eventually(t, func() error {
 		return seen(objects, func(m etcdv1.EtcdMember) bool {
 			joined := apimeta.FindStatusCondition(m.Status.Conditions, etcdv1.JoinedCondition)
@@ -122,20 +123,20 @@ func TestObjects(t *testing.T) {
 		})
 	})
 	stopped = nil
-	must(t, self.look(ctx, objects.List()["a"]))
+	expect.NoError(t, self.look(ctx, objects.List()["a"]))
 	if got := strings.Join(stopped, " "); !strings.HasSuffix(got, " etcd") {
 		t.Errorf("stopped %s", got)
 	}
 
 	// A status for a deleted object returns no error and does not create the object again.
-	must(t, env.Client.Delete(ctx, member))
-	must(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
+	expect.NoError(t, env.Client.Delete(ctx, member))
+	expect.NoError(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
 	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Name == "" }) })
 
-	must(t, objects.RenewLease(ctx, "a", time.Now()))
-	must(t, objects.RenewLease(ctx, "b", time.Now()))
+	expect.NoError(t, objects.RenewLease(ctx, "a", time.Now()))
+	expect.NoError(t, objects.RenewLease(ctx, "b", time.Now()))
 	lease := &coordinationv1.Lease{}
-	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Namespace: etcdv1.CareLeaseNamespace, Name: etcdv1.CareLeaseName}, lease))
+	expect.NoError(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Namespace: etcdv1.CareLeaseNamespace, Name: etcdv1.CareLeaseName}, lease))
 	if *lease.Spec.HolderIdentity != "b" || time.Since(lease.Spec.RenewTime.Time) > time.Hour || *lease.Spec.LeaseDurationSeconds != 40 {
 		t.Errorf("%+v", lease.Spec)
 	}

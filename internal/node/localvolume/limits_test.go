@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/projectquota"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/thread"
 )
 
@@ -26,9 +27,9 @@ func disk(t *testing.T) Folders {
 	t.Helper()
 	dir := t.TempDir()
 	image, top := filepath.Join(dir, "disk.img"), filepath.Join(dir, "top")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 64*mebi))
-	must(t, os.Mkdir(top, 0o755))
+	expect.NoError(t, os.WriteFile(image, nil, 0o600))
+	expect.NoError(t, os.Truncate(image, 64*mebi))
+	expect.NoError(t, os.Mkdir(top, 0o755))
 	for _, args := range [][]string{
 		{"mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "quota,project", "-E", "quotatype=prjquota", image},
 		{"mount", "-t", "ext4", "-o", "loop,prjquota", image, top},
@@ -40,12 +41,12 @@ func disk(t *testing.T) Folders {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
 	}
-	t.Cleanup(func() { must(t, unix.Unmount(top, 0)) })
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(top, 0)) })
 	f := Folders{Dir: filepath.Join(top, "volumes"), Top: top}
-	must(t, f.Enforced())
-	must(t, os.Chmod(f.Dir, 0o711)) // Pods enter a volume by a mount; the users of this test need the path.
+	expect.NoError(t, f.Enforced())
+	expect.NoError(t, os.Chmod(f.Dir, 0o711)) // Pods enter a volume by a mount; the users of this test need the path.
 	for parent := dir; parent != "/"; parent = filepath.Dir(parent) {
-		must(t, os.Chmod(parent, 0o755))
+		expect.NoError(t, os.Chmod(parent, 0o755))
 	}
 	return f
 }
@@ -55,8 +56,8 @@ func nameOf(n int) string { return fmt.Sprintf("pvc-%08d%s", n, uid[8:]) }
 // create makes the volume n and returns its folder and its project id.
 func create(t *testing.T, f Folders, n int, size int64) (string, uint32) {
 	t.Helper()
-	must(t, f.Create(nameOf(n)))
-	must(t, f.Limit(nameOf(n), size))
+	expect.NoError(t, f.Create(nameOf(n)))
+	expect.NoError(t, f.Limit(nameOf(n), size))
 	path := filepath.Join(f.Dir, nameOf(n))
 	return path, project(t, path)
 }
@@ -65,27 +66,27 @@ func create(t *testing.T, f Folders, n int, size int64) (string, uint32) {
 func remove(t *testing.T, f Folders, n int) {
 	t.Helper()
 	for _, step := range []func(string) error{f.Empty, f.Unlimit, f.Remove} {
-		must(t, step(nameOf(n)))
+		expect.NoError(t, step(nameOf(n)))
 	}
 }
 
 func project(t *testing.T, path string) uint32 {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	id, err := projectquota.ID(f)
-	must(t, err)
+	expect.NoError(t, err)
 	return id
 }
 
 func quota(t *testing.T, f Folders, id uint32) projectquota.Quota {
 	t.Helper()
 	dir, err := os.Open(f.Dir)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = dir.Close() }()
 	q, err := projectquota.Get(dir, id)
-	must(t, err)
+	expect.NoError(t, err)
 	return q
 }
 
@@ -153,7 +154,7 @@ func TestLimits(t *testing.T) {
 	}
 	sizeOf := func(path string, want int64) {
 		var fs unix.Statfs_t
-		must(t, unix.Statfs(path, &fs))
+		expect.NoError(t, unix.Statfs(path, &fs))
 		if got := int64(fs.Blocks) * fs.Bsize; got != want {
 			t.Errorf("%s has %d bytes, want %d", path, got, want)
 		}
@@ -179,13 +180,13 @@ func TestLimits(t *testing.T) {
 		if project(t, folder) != id || project(t, file) != id {
 			t.Errorf("user %d: the project of a folder is %d, of a file %d, want %d", user, project(t, folder), project(t, file), id)
 		}
-		must(t, as(t, user, func() error {
+		expect.NoError(t, as(t, user, func() error {
 			_, err := fill(neighbour, mebi)
 			return err
 		}))
-		must(t, os.Remove(file))
+		expect.NoError(t, os.Remove(file))
 	}
-	must(t, as(t, 0, func() error {
+	expect.NoError(t, as(t, 0, func() error {
 		_, err := fill(filepath.Join(f.Top, "other"), 2*volumeSize)
 		return err
 	}))
@@ -200,8 +201,8 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%d files in a volume with %d: %v", made, maxFiles(volumeSize), err)
 	}
 	// No file moves to another project.
-	must(t, os.WriteFile(filepath.Join(f.Top, "outside"), nil, 0o600))
-	must(t, os.WriteFile(filepath.Join(second, "inside"), nil, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(f.Top, "outside"), nil, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(second, "inside"), nil, 0o600))
 	for from, to := range map[string]string{filepath.Join(f.Top, "outside"): filepath.Join(second, "a"), filepath.Join(second, "inside"): filepath.Join(first, "b")} {
 		if err := os.Link(from, to); !errors.Is(err, unix.EXDEV) {
 			t.Errorf("a hard link into a volume: %v", err)
@@ -217,16 +218,16 @@ func TestProjects(t *testing.T) {
 	f := disk(t)
 	path, id := create(t, f, 1, volumeSize)
 	// An agent that ended before the limits were set.
-	must(t, os.Mkdir(filepath.Join(f.Dir, nameOf(2)), 0o777))
+	expect.NoError(t, os.Mkdir(filepath.Join(f.Dir, nameOf(2)), 0o777))
 	root, err := os.OpenRoot(f.Dir)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = root.Close() }()
 	half, err := root.Open(nameOf(2))
-	must(t, err)
+	expect.NoError(t, err)
 	halfID, err := freeProject(root, half)
-	must(t, err)
-	must(t, projectquota.SetID(half, halfID))
-	must(t, half.Close())
+	expect.NoError(t, err)
+	expect.NoError(t, projectquota.SetID(half, halfID))
+	expect.NoError(t, half.Close())
 	_, third := create(t, Folders{Dir: f.Dir, Top: f.Top}, 3, volumeSize)
 	_, again := create(t, f, 2, 2*volumeSize)
 	_, same := create(t, f, 1, volumeSize)
@@ -238,9 +239,9 @@ func TestProjects(t *testing.T) {
 	}
 	// A process that still has a file of a volume that is gone: the next volume does not count it.
 	open, err := os.Create(filepath.Join(path, "open"))
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = open.Write(make([]byte, mebi))
-	must(t, err)
+	expect.NoError(t, err)
 	remove(t, f, 1)
 	if q := quota(t, f, id); q.MaxBytes != 0 || q.MaxFiles != 0 || q.Files == 0 {
 		t.Errorf("a volume that is gone has %+v", q)
@@ -248,10 +249,10 @@ func TestProjects(t *testing.T) {
 	if _, next := create(t, f, 4, volumeSize); next == id {
 		t.Errorf("the project %d has a file of another volume", next)
 	}
-	must(t, open.Close())
+	expect.NoError(t, open.Close())
 	// An agent that ended after the limits were removed.
-	must(t, f.Empty(nameOf(2)))
-	must(t, f.Unlimit(nameOf(2)))
+	expect.NoError(t, f.Empty(nameOf(2)))
+	expect.NoError(t, f.Unlimit(nameOf(2)))
 	if _, next := create(t, f, 5, volumeSize); next == halfID {
 		t.Errorf("the project %d has a folder", next)
 	}
@@ -261,9 +262,9 @@ func TestProjects(t *testing.T) {
 	}
 	// A pod without a seccomp profile has given its volume the id of another one.
 	thief, err := root.Open(nameOf(4))
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = thief.Close() }()
-	must(t, projectquota.SetID(thief, third))
+	expect.NoError(t, projectquota.SetID(thief, third))
 	remove(t, f, 4)
 	if q := quota(t, f, third); q.MaxBytes != volumeSize {
 		t.Errorf("the limits of another volume are %+v", q)

@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const uid = "01234567-89ab-cdef-0123-456789abcdef"
@@ -162,10 +164,10 @@ func TestPromisedLostReleased(t *testing.T) {
 func TestFolders(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
-	must(t, os.MkdirAll(filepath.Join(precious, "inner"), 0o755))
+	expect.NoError(t, os.MkdirAll(filepath.Join(precious, "inner"), 0o755))
 	f, name := Folders{Dir: filepath.Join(dir, "volumes"), Top: "/"}, "pvc-"+uid
 	for range 2 {
-		must(t, f.Create(name))
+		expect.NoError(t, f.Create(name))
 	}
 	volume := filepath.Join(f.Dir, name)
 	if info, err := os.Stat(volume); err != nil || info.Mode().Perm() != 0o777 {
@@ -174,29 +176,29 @@ func TestFolders(t *testing.T) {
 	if info, err := os.Stat(f.Dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the folder of all volumes: %v, %v", info, err)
 	}
-	must(t, os.Symlink(precious, filepath.Join(volume, "escape")))
+	expect.NoError(t, os.Symlink(precious, filepath.Join(volume, "escape")))
 	for range 2 {
-		must(t, f.Empty(name))
+		expect.NoError(t, f.Empty(name))
 	}
 	if entries, err := os.ReadDir(volume); err != nil || len(entries) != 0 {
 		t.Errorf("an empty volume has %v, %v", entries, err)
 	}
 	for range 2 {
-		must(t, f.Remove(name))
+		expect.NoError(t, f.Remove(name))
 	}
-	must(t, f.Empty(name))
+	expect.NoError(t, f.Empty(name))
 	if _, err := os.Stat(volume); !os.IsNotExist(err) {
 		t.Errorf("the folder remains: %v", err)
 	}
-	must(t, os.Symlink(precious, volume))
+	expect.NoError(t, os.Symlink(precious, volume))
 	if f.Create(name) == nil {
 		t.Error("a link is the folder of a volume")
 	}
-	must(t, f.Empty(name))
+	expect.NoError(t, f.Empty(name))
 	if f.Limit(name, 1<<20) == nil {
 		t.Error("a link has a limit")
 	}
-	must(t, f.Remove(name))
+	expect.NoError(t, f.Remove(name))
 	for _, bad := range []string{"", ".", "..", "../precious", "precious", name + "/..", name + "/", strings.ToUpper(name), name + "\n"} {
 		if f.Create(bad) == nil || f.Empty(bad) == nil || f.Limit(bad, 1) == nil || f.Unlimit(bad) == nil || f.Remove(bad) == nil {
 			t.Errorf("%q is a volume", bad)
@@ -211,38 +213,31 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // A volume goes however deep and wide its folders are: with 500 open files, and with 3000 folders in each other, and 3000 beside each
 // other with names that the removal uses itself.
 func TestDeepVolume(t *testing.T) {
 	f, name := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}, "pvc-"+uid
-	must(t, f.Create(name))
+	expect.NoError(t, f.Create(name))
 	root, err := os.OpenRoot(filepath.Join(f.Dir, name))
-	must(t, err)
+	expect.NoError(t, err)
 	for n := range 3000 {
-		must(t, root.Mkdir(fmt.Sprintf(".moved-%d", n), 0o700))
+		expect.NoError(t, root.Mkdir(fmt.Sprintf(".moved-%d", n), 0o700))
 	}
-	must(t, root.WriteFile(".moved-3000", nil, 0o600))
+	expect.NoError(t, root.WriteFile(".moved-3000", nil, 0o600))
 	for range 3000 {
-		must(t, root.Mkdir("x", 0o700))
+		expect.NoError(t, root.Mkdir("x", 0o700))
 		inner, err := root.OpenRoot("x")
-		must(t, err)
-		must(t, root.Close())
+		expect.NoError(t, err)
+		expect.NoError(t, root.Close())
 		root = inner
 	}
-	must(t, root.WriteFile("file", nil, 0o600))
-	must(t, root.Close())
+	expect.NoError(t, root.WriteFile("file", nil, 0o600))
+	expect.NoError(t, root.Close())
 	var limit unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 500, Max: limit.Max}))
-	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
-	must(t, f.Remove(name))
+	expect.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 500, Max: limit.Max}))
+	defer func() { expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	expect.NoError(t, f.Remove(name))
 	if _, err := os.Stat(filepath.Join(f.Dir, name)); !os.IsNotExist(err) {
 		t.Errorf("the folder remains: %v", err)
 	}
@@ -253,22 +248,22 @@ func TestDeepVolume(t *testing.T) {
 func TestVolumesOfOthersStay(t *testing.T) {
 	f, name := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}, "pvc-"+uid
 	other := "pvc-" + strings.Repeat("0", 8) + uid[8:]
-	must(t, f.Create(other))
+	expect.NoError(t, f.Create(other))
 	precious := filepath.Join(f.Dir, other, "precious")
-	must(t, os.WriteFile(precious, nil, 0o600))
-	must(t, f.Create(name))
+	expect.NoError(t, os.WriteFile(precious, nil, 0o600))
+	expect.NoError(t, f.Create(name))
 	volume := filepath.Join(f.Dir, name)
 	for n := range 100 {
-		must(t, os.Mkdir(filepath.Join(volume, strconv.Itoa(n)), 0o700))
+		expect.NoError(t, os.Mkdir(filepath.Join(volume, strconv.Itoa(n)), 0o700))
 	}
 	folders := listed(t, volume) // in the order of the removal
 	for n := range 2000 {
-		must(t, os.WriteFile(filepath.Join(volume, folders[0], strconv.Itoa(n)), nil, 0o600))
+		expect.NoError(t, os.WriteFile(filepath.Join(volume, folders[0], strconv.Itoa(n)), nil, 0o600))
 	}
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = unix.InotifyAddWatch(watch, filepath.Join(volume, folders[0]), unix.IN_DELETE)
-	must(t, err)
+	expect.NoError(t, err)
 	done, replaced := make(chan struct{}), 0
 	go func() {
 		defer close(done)
@@ -282,8 +277,8 @@ func TestVolumesOfOthersStay(t *testing.T) {
 	}()
 	_ = f.Empty(name) // It can fail: the next attempt continues.
 	<-done
-	must(t, unix.Close(watch))
-	must(t, f.Empty(name))
+	expect.NoError(t, unix.Close(watch))
+	expect.NoError(t, f.Empty(name))
 	if _, err := os.Lstat(precious); err != nil || replaced == 0 {
 		t.Fatalf("a file of another volume is gone after %d folders became links: %v", replaced, err)
 	}
@@ -292,9 +287,9 @@ func TestVolumesOfOthersStay(t *testing.T) {
 func listed(t *testing.T, dir string) []string {
 	t.Helper()
 	open, err := os.Open(dir)
-	must(t, err)
+	expect.NoError(t, err)
 	names, err := open.Readdirnames(-1)
-	must(t, errors.Join(err, open.Close()))
+	expect.NoError(t, errors.Join(err, open.Close()))
 	return names
 }
 
@@ -304,38 +299,38 @@ func TestImages(t *testing.T) {
 	f, name := Folders{Dir: filepath.Join(dir, "blocks"), Top: "/"}, "pvc-"+uid
 	folder := filepath.Join(f.Dir, name)
 	precious := filepath.Join(dir, "precious")
-	must(t, os.WriteFile(precious, []byte("data"), 0o600))
-	must(t, os.MkdirAll(folder, 0o700))
-	must(t, os.Symlink(precious, filepath.Join(folder, "disk.new")))
+	expect.NoError(t, os.WriteFile(precious, []byte("data"), 0o600))
+	expect.NoError(t, os.MkdirAll(folder, 0o700))
+	expect.NoError(t, os.Symlink(precious, filepath.Join(folder, "disk.new")))
 	if err := f.CreateImage(name, 1<<20); err == nil {
 		t.Error("a link is the file of a volume")
 	}
-	must(t, os.Remove(filepath.Join(folder, "disk.new")))
+	expect.NoError(t, os.Remove(filepath.Join(folder, "disk.new")))
 	if err := f.CreateImage(name, 1<<60); err == nil {
 		t.Error("a volume is larger than the disk")
 	}
 	if names, err := f.Images(); err != nil || len(names) != 0 {
 		t.Errorf("incomplete volumes: %v, %v", names, err)
 	}
-	must(t, f.CreateImage(name, 1<<20))
-	must(t, f.CreateImage(name, 1<<30)) // It exists.
+	expect.NoError(t, f.CreateImage(name, 1<<20))
+	expect.NoError(t, f.CreateImage(name, 1<<30)) // It exists.
 	image, err := f.OpenImage(name)
-	must(t, err)
+	expect.NoError(t, err)
 	var st unix.Stat_t
-	must(t, errors.Join(unix.Fstat(int(image.Fd()), &st), image.Close()))
+	expect.NoError(t, errors.Join(unix.Fstat(int(image.Fd()), &st), image.Close()))
 	if st.Size != 1<<20 || st.Blocks*512 < 1<<20 || st.Mode != unix.S_IFREG|0o600 {
 		t.Errorf("the file has %d bytes, %d blocks and the mode %o", st.Size, st.Blocks, st.Mode)
 	}
-	must(t, os.MkdirAll(filepath.Join(f.Dir, "other", "disk"), 0o700))
+	expect.NoError(t, os.MkdirAll(filepath.Join(f.Dir, "other", "disk"), 0o700))
 	if names, err := f.Images(); err != nil || len(names) != 1 || names[0] != name {
 		t.Errorf("the volumes are %v, %v", names, err)
 	}
-	must(t, os.Remove(filepath.Join(folder, "disk")))
-	must(t, os.Symlink(precious, filepath.Join(folder, "disk")))
+	expect.NoError(t, os.Remove(filepath.Join(folder, "disk")))
+	expect.NoError(t, os.Symlink(precious, filepath.Join(folder, "disk")))
 	if _, err := f.OpenImage(name); err == nil {
 		t.Error("a link is the file of a volume")
 	}
-	must(t, f.Remove(name))
+	expect.NoError(t, f.Remove(name))
 	if data, err := os.ReadFile(precious); err != nil || string(data) != "data" {
 		t.Errorf("a file outside has %q, %v", data, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestCertificates: the status contains the leaf certificates of the services and the current ones of the kubelet. It changes
@@ -19,22 +20,22 @@ import (
 func TestCertificates(t *testing.T) {
 	root, now := t.TempDir(), time.Now()
 	dir, kubelet := filepath.Join(root, nodeconfig.PKIDir), filepath.Join(root, "/var/lib/kubelet/pki")
-	must(t, certfiles.EnsureAuthority(dir, "ca", "ca", now))
+	expect.NoError(t, certfiles.EnsureAuthority(dir, "ca", "ca", now))
 	write := func(name string, validity time.Duration) {
 		t.Helper()
 		_ = os.Remove(filepath.Join(dir, name+".crt"))
 		_, err := certfiles.Leaf{Name: name, CA: "ca", Leaf: pki.Leaf{CommonName: name, Usages: pki.Client}}.Ensure(dir, validity, now)
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	write("apiserver", time.Hour)
 	write("clients/kube-proxy", time.Hour)
-	must(t, os.WriteFile(filepath.Join(dir, "broken.crt"), []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "broken.crt"), []byte("x"), 0o600))
 	for file, validity := range map[string]time.Duration{"kubelet-client-old.pem": time.Hour, "kubelet-client-new.pem": 2 * time.Hour} {
 		pair, err := certfiles.Leaf{CA: "ca", Leaf: pki.Leaf{CommonName: "node", Usages: pki.Client}}.Issue(dir, validity, now)
-		must(t, err)
-		must(t, certfiles.WriteFile(filepath.Join(kubelet, file), pair))
+		expect.NoError(t, err)
+		expect.NoError(t, certfiles.WriteFile(filepath.Join(kubelet, file), pair))
 	}
-	must(t, os.Symlink("kubelet-client-new.pem", filepath.Join(kubelet, "kubelet-client-current.pem")))
+	expect.NoError(t, os.Symlink("kubelet-client-new.pem", filepath.Join(kubelet, "kubelet-client-current.pem")))
 
 	m := &manager{log: slog.New(slog.DiscardHandler), changed: make(chan struct{})}
 	lives := func() map[string]time.Duration {
@@ -67,12 +68,5 @@ func TestCertificates(t *testing.T) {
 	m.setBootstrap(initapi.Succeeded, "")
 	if len(m.bootstrap.Certificates) != 3 {
 		t.Error("a change of the bootstrap state removed the certificates")
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/projectquota"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -34,11 +35,11 @@ func TestEscape(t *testing.T) {
 		t.Skip("this test is a program of TestContainer")
 	}
 	folder, err := os.MkdirTemp("/data", "folder-")
-	must(t, err)
+	expect.NoError(t, err)
 	f, err := os.Open(folder)
-	must(t, err)
+	expect.NoError(t, err)
 	id, err := projectquota.ID(f)
-	must(t, err)
+	expect.NoError(t, err)
 	if id == 0 {
 		t.Fatal("the volume has no project")
 	}
@@ -112,29 +113,29 @@ func machine(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	image, top := filepath.Join(dir, "disk.img"), filepath.Join(dir, "top")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 512<<20))
-	must(t, os.Mkdir(top, 0o755))
+	expect.NoError(t, os.WriteFile(image, nil, 0o600))
+	expect.NoError(t, os.Truncate(image, 512<<20))
+	expect.NoError(t, os.Mkdir(top, 0o755))
 	run(t, "mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "quota,project", "-E", "quotatype=prjquota", image)
 	run(t, "mount", "-t", "ext4", "-o", "loop,prjquota", image, top)
 	t.Cleanup(func() { _ = unix.Unmount(top, unix.MNT_DETACH) })
 	for _, folder := range []string{"bin", "proc", "sys", "dev", "run", "tmp", "etc", "volume", "rootfs/data"} {
-		must(t, os.MkdirAll(filepath.Join(top, folder), 0o755))
+		expect.NoError(t, os.MkdirAll(filepath.Join(top, folder), 0o755))
 	}
-	must(t, os.Chmod(filepath.Join(top, "volume"), 0o777))
+	expect.NoError(t, os.Chmod(filepath.Join(top, "volume"), 0o777))
 	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "capstan-runc"} {
 		install(t, filepath.Join(programs, program), filepath.Join(top, "bin", program))
 	}
 	self, err := os.Executable()
-	must(t, err)
+	expect.NoError(t, err)
 	install(t, self, filepath.Join(top, "rootfs/escape"))
 	install(t, filepath.Join(programs, escape32), filepath.Join(top, "rootfs", escape32))
 	volume, err := os.Open(filepath.Join(top, "volume"))
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = volume.Close() }()
-	must(t, projectquota.SetID(volume, 7))
+	expect.NoError(t, projectquota.SetID(volume, 7))
 	for _, m := range [][2]string{{"proc", "proc"}, {"sysfs", "sys"}, {"cgroup2", "sys/fs/cgroup"}, {"devtmpfs", "dev"}, {"tmpfs", "run"}, {"tmpfs", "tmp"}} {
-		must(t, unix.Mount(m[0], filepath.Join(top, m[1]), m[0], 0, ""))
+		expect.NoError(t, unix.Mount(m[0], filepath.Join(top, m[1]), m[0], 0, ""))
 	}
 	return top
 }
@@ -142,11 +143,11 @@ func machine(t *testing.T) string {
 // containerd runs with the disk as its root.
 func containerd(t *testing.T, top string) {
 	t.Helper()
-	must(t, os.WriteFile(filepath.Join(top, "etc/containerd.toml"), []byte("version = 3\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(top, "etc/containerd.toml"), []byte("version = 3\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n"), 0o600))
 	var log bytes.Buffer
 	cmd := inside(top, "containerd", "--config", "/etc/containerd.toml", "--log-level", "warn")
 	cmd.Stdout, cmd.Stderr = &log, &log
-	must(t, cmd.Start())
+	expect.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
@@ -190,13 +191,6 @@ func run(t *testing.T, args ...string) {
 func install(t *testing.T, from, to string) {
 	t.Helper()
 	data, err := os.ReadFile(from)
-	must(t, err)
-	must(t, os.WriteFile(to, data, 0o755))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(to, data, 0o755))
 }

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestInterruptedRenewal: the restart of the kubelet with its new certificate is due until it is done, and its key does not stay for the
@@ -18,32 +20,25 @@ func TestInterruptedRenewal(t *testing.T) {
 		}
 	}
 	due(true) // a new machine
-	must(t, record.done(trusted))
+	expect.NoError(t, record.done(trusted))
 	due(false)
 
 	pair := kubeletPair{dir: dir, name: "kubelet-server"}
-	must(t, pair.forgetKey()) // There is no key yet.
+	expect.NoError(t, pair.forgetKey()) // There is no key yet.
 	if err := pair.replace([]byte("certificate\n"), record); err == nil {
 		t.Error("a certificate without a key replaces the former one")
 	}
-	must(t, os.WriteFile(pair.nextKey(), []byte("key\n"), 0o600))
-	must(t, record.done(trusted))
-	must(t, pair.replace([]byte("certificate\n"), record))
+	expect.NoError(t, os.WriteFile(pair.nextKey(), []byte("key\n"), 0o600))
+	expect.NoError(t, record.done(trusted))
+	expect.NoError(t, pair.replace([]byte("certificate\n"), record))
 	due(true) // for the next agent as well
 	if data, err := os.ReadFile(pair.current()); err != nil || string(data) != "certificate\nkey\n" {
 		t.Errorf("got %q, %v", data, err)
 	}
-	must(t, pair.forgetKey())
+	expect.NoError(t, pair.forgetKey())
 	if _, err := os.Stat(pair.nextKey()); !os.IsNotExist(err) {
 		t.Errorf("the key remains: %v", err)
 	}
-	must(t, record.done(trusted))
+	expect.NoError(t, record.done(trusted))
 	due(false)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

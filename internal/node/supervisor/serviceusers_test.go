@@ -10,6 +10,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A service has only its user and its capabilities. It can use its own files, but not those of other services.
@@ -21,16 +22,16 @@ func TestConfined(t *testing.T) {
 	f := newFixture(t)
 	for dir := f.dir; dir != "/"; dir = filepath.Dir(dir) { // Only the owner has access to t.TempDir.
 		if info, err := os.Stat(dir); err == nil && info.Mode().Perm()&0o001 == 0 {
-			must(t, os.Chmod(dir, info.Mode()|0o011))
+			expect.NoError(t, os.Chmod(dir, info.Mode()|0o011))
 		}
 	}
 	data, key, other, shared := f.path("data"), f.path("key"), f.path("other"), f.path("shared")
-	must(t, os.MkdirAll(filepath.Join(data, "member"), 0o700))
+	expect.NoError(t, os.MkdirAll(filepath.Join(data, "member"), 0o700))
 	for _, path := range []string{key, other, shared, filepath.Join(data, "member", "db"), f.path("elsewhere")} {
-		must(t, os.WriteFile(path, nil, 0o600))
+		expect.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	must(t, os.Link(f.path("elsewhere"), filepath.Join(data, "linked")))
-	must(t, os.Symlink(other, filepath.Join(data, "led-out")))
+	expect.NoError(t, os.Link(f.path("elsewhere"), filepath.Join(data, "linked")))
+	expect.NoError(t, os.Symlink(other, filepath.Join(data, "led-out")))
 	out := f.path("data/out")
 	script := "cat " + key + " " + shared + " && ! cat " + other + " && cat /proc/self/status >" + out + ".new && mv " + out + ".new " + out + " && sleep 1000"
 	s := shell("etcd", script)
@@ -39,7 +40,7 @@ func TestConfined(t *testing.T) {
 	f.apply(s)
 	f.untilState("etcd", initapi.StateReady)
 	status, err := os.ReadFile(out)
-	must(t, err)
+	expect.NoError(t, err)
 	for _, want := range []string{
 		"Uid:\t60700\t60700\t60700\t60700", "Gid:\t60700\t60700\t60700\t60700", "Groups:\t60706 \n", "NoNewPrivs:\t1",
 		"CapInh:\t0000000000000400", "CapPrm:\t0000000000000400", "CapEff:\t0000000000000400", "CapBnd:\t0000000000000400", "CapAmb:\t0000000000000400",
@@ -50,7 +51,7 @@ func TestConfined(t *testing.T) {
 	}
 	for path, want := range map[string]uint32{key: 60700, data + "/member/db": 60700, other: 0, f.path("elsewhere"): 0, shared: 0} {
 		info, err := os.Stat(path)
-		must(t, err)
+		expect.NoError(t, err)
 		if got := info.Sys().(*syscall.Stat_t).Uid; got != want {
 			t.Errorf("%s belongs to %d, want %d", path, got, want)
 		}
@@ -73,11 +74,11 @@ func TestConfinedRoot(t *testing.T) {
 		f.apply(s)
 		f.untilState(name, initapi.StateReady)
 		status, err := os.ReadFile(out)
-		must(t, err)
+		expect.NoError(t, err)
 		if !strings.Contains(string(status), want) {
 			t.Errorf("%s: no %q in\n%s", name, want, status)
 		}
-		must(t, f.Apply(nil))
+		expect.NoError(t, f.Apply(nil))
 	}
 }
 
@@ -91,13 +92,6 @@ func TestRightsAreValidated(t *testing.T) {
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", s, err, want)
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

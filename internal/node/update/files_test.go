@@ -6,14 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"capstan.dev/capstan/internal/testenv/expect"
+)
 
 // A snapshot restores content, modes and missing files, and removes new ones.
 func TestSnapshot(t *testing.T) {
@@ -21,15 +16,15 @@ func TestSnapshot(t *testing.T) {
 	write := func(path, text string, mode fs.FileMode) {
 		t.Helper()
 		full := filepath.Join(root, path)
-		must(t, os.MkdirAll(filepath.Dir(full), 0o755))
-		must(t, os.WriteFile(full, []byte(text), mode))
+		expect.NoError(t, os.MkdirAll(filepath.Dir(full), 0o755))
+		expect.NoError(t, os.WriteFile(full, []byte(text), mode))
 	}
 	read := func(path string) string {
 		data, err := os.ReadFile(filepath.Join(root, path))
 		if errors.Is(err, fs.ErrNotExist) {
 			return "missing"
 		}
-		must(t, err)
+		expect.NoError(t, err)
 		return string(data)
 	}
 	write("etc/changed", "old", 0o640)
@@ -38,17 +33,17 @@ func TestSnapshot(t *testing.T) {
 	write("etc/dir/a", "old", 0o600)
 	write("etc/dir/sub/b", "old", 0o600)
 	s := snapshot{root: root, dir: filepath.Join(root, "copies")}
-	must(t, os.MkdirAll(s.dir+".new", 0o700)) // left by a process that was killed
-	must(t, s.take([]string{"/etc/changed", "/etc/mode", "/etc/removed", "/etc/new", "/etc/dir", "/etc/nothing"}))
+	expect.NoError(t, os.MkdirAll(s.dir+".new", 0o700)) // left by a process that was killed
+	expect.NoError(t, s.take([]string{"/etc/changed", "/etc/mode", "/etc/removed", "/etc/new", "/etc/dir", "/etc/nothing"}))
 	write("etc/changed", "new", 0o600)
 	write("etc/new", "new", 0o600)
 	write("etc/dir/a", "new", 0o600)
 	write("etc/dir/sub/c", "new", 0o600)
-	must(t, os.Chmod(filepath.Join(root, "etc/mode"), 0o644))
-	must(t, os.Remove(filepath.Join(root, "etc/removed")))
-	must(t, os.RemoveAll(filepath.Join(root, "etc/dir/sub/b")))
+	expect.NoError(t, os.Chmod(filepath.Join(root, "etc/mode"), 0o644))
+	expect.NoError(t, os.Remove(filepath.Join(root, "etc/removed")))
+	expect.NoError(t, os.RemoveAll(filepath.Join(root, "etc/dir/sub/b")))
 	for range 2 {
-		must(t, s.restore())
+		expect.NoError(t, s.restore())
 	}
 	for path, want := range map[string]string{
 		"etc/changed": "old", "etc/removed": "old", "etc/new": "missing", "etc/dir/a": "old", "etc/dir/sub/b": "old", "etc/dir/sub/c": "missing",
@@ -66,7 +61,7 @@ func TestSnapshot(t *testing.T) {
 	if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the copies: %v, %v", info.Mode(), err)
 	}
-	must(t, s.remove())
+	expect.NoError(t, s.remove())
 	if err := s.restore(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a removed snapshot was restored: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/process/processtest"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // follower returns a Follower whose engine is a shell script with the journal's path as $1.
@@ -49,7 +50,7 @@ esac`
 			t.Fatal("the result was not reported")
 		}
 	}
-	must(t, atomicfile.WriteJSON(filepath.Join(dir, "update.json"), machineapi.UpdateRequest{ID: "u"}, 0o600))
+	expect.NoError(t, atomicfile.WriteJSON(filepath.Join(dir, "update.json"), machineapi.UpdateRequest{ID: "u"}, 0o600))
 	succeeded := func(u *machineapi.Update) bool { return u.ID == "u" && u.Phase == machineapi.UpdateSucceeded }
 	follow(succeeded)
 	follow(succeeded) // the next PID 1
@@ -67,9 +68,9 @@ func TestFollowRemovesCopies(t *testing.T) {
 		dir := t.TempDir()
 		f := follower(dir, `printf '{"id":"u","phase":"`+string(phase)+`"}' > $1.new && mv $1.new $1; rm `+dir+`/update.json; kill -9 $$`)
 		copies := copiesBeside(f.Journal)
-		must(t, os.MkdirAll(copies.dir, 0o700))
-		must(t, atomicfile.WriteJSON(copies.manifestPath(), manifest{}, 0o600))
-		must(t, atomicfile.WriteJSON(f.Request, machineapi.UpdateRequest{ID: "u"}, 0o600))
+		expect.NoError(t, os.MkdirAll(copies.dir, 0o700))
+		expect.NoError(t, atomicfile.WriteJSON(copies.manifestPath(), manifest{}, 0o600))
+		expect.NoError(t, atomicfile.WriteJSON(f.Request, machineapi.UpdateRequest{ID: "u"}, 0o600))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		f.Run(ctx, func(u *machineapi.Update) {
 			if u.Phase == phase {
@@ -86,6 +87,6 @@ func TestFollowRemovesCopies(t *testing.T) {
 func lines(t *testing.T, path string) int {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	expect.NoError(t, err)
 	return bytes.Count(data, []byte("\n"))
 }

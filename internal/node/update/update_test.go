@@ -10,6 +10,7 @@ import (
 
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // Commands that do not end are a failure of their step, so that the machine goes back before capstand gives it up. Nothing of them runs
@@ -20,19 +21,19 @@ func TestCommandsThatDoNotEnd(t *testing.T) {
 	}
 	dir := t.TempDir()
 	wire := filepath.Join(dir, "wire")
-	must(t, syscall.Mkfifo(wire, 0o600))
+	expect.NoError(t, syscall.Mkfifo(wire, 0o600))
 	commands := []cloudconfig.Command{
 		{Shell: "sleep 1000 > " + wire + "; true"},
 		{Args: []string{"touch", filepath.Join(dir, "next")}},
 	}
 	reader, err := os.OpenFile(wire, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	must(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = reader.Close() }()
 	err = runAll(t.Context(), commands, 300*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "command 0: expected the commands to end within 300ms") {
 		t.Errorf("%v", err)
 	}
-	must(t, reader.SetReadDeadline(time.Now().Add(20*time.Second)))
+	expect.NoError(t, reader.SetReadDeadline(time.Now().Add(20*time.Second)))
 	if _, err := reader.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
 		t.Errorf("a process of the command still runs: %v", err)
 	}
