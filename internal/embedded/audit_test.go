@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // The audit log contains the user of each write, and no value of a Secret. Only its user and root can read it.
@@ -31,17 +32,17 @@ func TestAuditLog(t *testing.T) {
 	values := []string{"correct-horse", "battery-staple", "written-over"}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, StringData: map[string]string{"password": values[0]}}
 	_, err := client.CoreV1().Secrets("default").Create(ctx, secret, metav1.CreateOptions{})
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = client.CoreV1().Secrets("default").Patch(ctx, "probe", types.MergePatchType, fmt.Appendf(nil, `{"stringData":{"password":%q}}`, values[1]), metav1.PatchOptions{})
-	must(t, err)
+	expect.NoError(t, err)
 	secret.StringData["password"] = values[2]
 	_, err = client.CoreV1().Secrets("default").Update(ctx, secret, metav1.UpdateOptions{})
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = client.CoreV1().Secrets("default").Get(ctx, "probe", metav1.GetOptions{})
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
-	must(t, err)
-	must(t, client.CoreV1().Secrets("default").Delete(ctx, "probe", metav1.DeleteOptions{}))
+	expect.NoError(t, err)
+	expect.NoError(t, client.CoreV1().Secrets("default").Delete(ctx, "probe", metav1.DeleteOptions{}))
 
 	seen := p.audited("delete secrets")
 	for _, want := range []string{"create secrets", "patch secrets", "update secrets", "get secrets", "delete secrets"} {
@@ -54,7 +55,7 @@ func TestAuditLog(t *testing.T) {
 		t.Errorf("a read is recorded: %+v", e)
 	}
 	data, err := os.ReadFile(p.layout.AuditLog())
-	must(t, err)
+	expect.NoError(t, err)
 	for _, value := range values {
 		for _, form := range []string{value, base64.StdEncoding.EncodeToString([]byte(value))} {
 			if strings.Contains(string(data), form) {
@@ -63,7 +64,7 @@ func TestAuditLog(t *testing.T) {
 		}
 	}
 	owner, err := ensureUser()
-	must(t, err)
+	expect.NoError(t, err)
 	for path, mode := range map[string]os.FileMode{p.layout.Audit(): 0o700, p.layout.AuditLog(): 0o600} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != mode || int(info.Sys().(*syscall.Stat_t).Uid) != owner.uid {
 			t.Errorf("%s: %v, %v", path, info, err)
@@ -75,8 +76,8 @@ func TestAuditLog(t *testing.T) {
 func (p *plain) serve() kubernetes.Interface {
 	p.t.Helper()
 	owner, err := ensureUser()
-	must(p.t, err)
-	must(p.t, stageOne(staged(p.state)["kube-apiserver"], filepath.Join(p.layout.Bin(), "kube-apiserver")))
+	expect.NoError(p.t, err)
+	expect.NoError(p.t, stageOne(staged(p.state)["kube-apiserver"], filepath.Join(p.layout.Bin(), "kube-apiserver")))
 	api := newProcess(apiServerComponent(p.layout, p.state), p.layout.Log(apiServer), owner, newSpawner(), func(ProcessStatus) {})
 	api.begin()
 	p.t.Cleanup(api.Stop)
@@ -86,9 +87,9 @@ func (p *plain) serve() kubernetes.Interface {
 		p.t.Fatalf("%v: %s", err, lastLineOf(p.layout.Log(apiServer)))
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", p.layout.Kubeconfig(installer))
-	must(p.t, err)
+	expect.NoError(p.t, err)
 	client, err := kubernetes.NewForConfig(config)
-	must(p.t, err)
+	expect.NoError(p.t, err)
 	return client
 }
 

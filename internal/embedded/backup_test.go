@@ -22,21 +22,15 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/version"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func testKubernetes(t *testing.T) (assets, version string) {
 	t.Helper()
 	assets = filepath.Join(testenv.Root(), "bin")
 	version, err := newestKubernetes(Assets{assets})
-	must(t, err)
+	expect.NoError(t, err)
 	return assets, version
 }
 
@@ -54,7 +48,7 @@ type plain struct {
 func newRoot(t *testing.T) string {
 	t.Helper()
 	parent := t.TempDir()
-	must(t, errors.Join(os.Chmod(parent, 0o755), os.Chmod(filepath.Dir(parent), 0o755)))
+	expect.NoError(t, errors.Join(os.Chmod(parent, 0o755), os.Chmod(filepath.Dir(parent), 0o755)))
 	return filepath.Join(parent, "root")
 }
 
@@ -66,11 +60,11 @@ func newPlain(t *testing.T) *plain {
 	var release func()
 	var err error
 	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, portFree)
-	must(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(release)
-	must(t, prepareRoot(p.layout))
-	must(t, os.WriteFile(p.layout.commandLock(), nil, 0o600))
-	must(t, p.state.save(p.layout))
+	expect.NoError(t, prepareRoot(p.layout))
+	expect.NoError(t, os.WriteFile(p.layout.commandLock(), nil, 0o600))
+	expect.NoError(t, p.state.save(p.layout))
 	p.start()
 	return p
 }
@@ -79,11 +73,11 @@ func newPlain(t *testing.T) *plain {
 func (p *plain) start() {
 	p.t.Helper()
 	owner, err := ensureUser()
-	must(p.t, err)
-	must(p.t, endRestore(p.layout))
+	expect.NoError(p.t, err)
+	expect.NoError(p.t, endRestore(p.layout))
 	p.state, err = LoadState(p.layout)
-	must(p.t, err)
-	must(p.t, errors.Join(ensurePKI(p.layout, p.state, owner, time.Now()), stageOne(staged(p.state)["etcd"], filepath.Join(p.layout.Bin(), "etcd"))))
+	expect.NoError(p.t, err)
+	expect.NoError(p.t, errors.Join(ensurePKI(p.layout, p.state, owner, time.Now()), stageOne(staged(p.state)["etcd"], filepath.Join(p.layout.Bin(), "etcd"))))
 	database := etcdComponent(p.layout, p.state)
 	database.args = append(database.args, p.etcdArgs...)
 	p.etcd = newProcess(database, p.layout.Log(etcd), owner, newSpawner(), func(ProcessStatus) {})
@@ -100,10 +94,10 @@ func (p *plain) start() {
 func (p *plain) do(use func(context.Context, *clientv3.Client)) {
 	p.t.Helper()
 	config, err := etcdTLS(p.layout)
-	must(p.t, err)
+	expect.NoError(p.t, err)
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{loopback("https", p.state.port(portEtcd))}, TLS: config, Logger: zap.NewNop()})
-	must(p.t, err)
-	defer func() { must(p.t, c.Close()) }()
+	expect.NoError(p.t, err)
+	defer func() { expect.NoError(p.t, c.Close()) }()
 	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
 	defer cancel()
 	use(ctx, c)
@@ -113,7 +107,7 @@ func (p *plain) put(key, value string) {
 	p.t.Helper()
 	p.do(func(ctx context.Context, c *clientv3.Client) {
 		_, err := c.Put(ctx, key, value)
-		must(p.t, err)
+		expect.NoError(p.t, err)
 	})
 }
 
@@ -121,7 +115,7 @@ func (p *plain) get(key string) (value string) {
 	p.t.Helper()
 	p.do(func(ctx context.Context, c *clientv3.Client) {
 		answer, err := c.Get(ctx, key)
-		must(p.t, err)
+		expect.NoError(p.t, err)
 		if len(answer.Kvs) > 0 {
 			value = string(answer.Kvs[0].Value)
 		}
@@ -133,7 +127,7 @@ func (p *plain) get(key string) (value string) {
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
@@ -152,12 +146,12 @@ func TestBackupAndRestore(t *testing.T) {
 	p.put("/registry/a", "before")
 	dir := t.TempDir()
 	foreign := filepath.Join(dir, "capstan-abcd1234x-20260101-000000.tar.gz") // The id of another plane has the same prefix.
-	must(t, os.WriteFile(foreign, nil, 0o600))
+	expect.NoError(t, os.WriteFile(foreign, nil, 0o600))
 	first, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
-	must(t, err)
+	expect.NoError(t, err)
 	time.Sleep(time.Until(first.Time.Add(time.Second))) // File names contain the time in seconds.
 	second, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
-	must(t, err)
+	expect.NoError(t, err)
 	p.put("/registry/a", "after")
 	if names := content(t, dir); len(names) != 2 || len(second.Removed) != 1 || !strings.HasSuffix(first.Location, second.Removed[0]) {
 		t.Errorf("want one backup and that of the other plane to be kept: %v, removed %v", len(names), second.Removed)
@@ -183,7 +177,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("of a stopped plane: %v", err)
 	}
 	keys := content(t, p.layout.PKI())
-	must(t, os.RemoveAll(p.layout.Root))
+	expect.NoError(t, os.RemoveAll(p.layout.Root))
 	restoreElsewhere(t, p, second.Location, keys)
 }
 
@@ -191,7 +185,7 @@ func TestBackupAndRestore(t *testing.T) {
 func checkArchive(t *testing.T, path string, p *plain) {
 	t.Helper()
 	m, err := archive.Read(path)
-	must(t, err)
+	expect.NoError(t, err)
 	var names []string
 	for _, f := range m.Files {
 		names = append(names, f.Name)
@@ -212,7 +206,7 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	o := RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: toFile(location)}
 	for range 2 { // The second call is that of a client that has not seen the result of the first one.
 		restored, err := Restore(t.Context(), o)
-		must(t, err)
+		expect.NoError(t, err)
 		if restored.Kept != "" || restored.Installation != p.state.ID {
 			t.Errorf("restored %+v", restored)
 		}
@@ -232,18 +226,18 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	}
 	there.put("/registry/a", "later")
 	lock, err := lockPlane(there.layout)
-	must(t, err)
+	expect.NoError(t, err)
 	if _, err := Restore(t.Context(), o); !errors.Is(err, errRunning) || !strings.Contains(err.Error(), "capstan down --keep-state") {
 		t.Errorf("over a running plane: %v", err)
 	}
-	must(t, lock.Close())
+	expect.NoError(t, lock.Close())
 	there.etcd.Stop()
 	if _, err := Restore(t.Context(), o); err == nil || !strings.Contains(err.Error(), "--replace") {
 		t.Errorf("over a stopped plane: %v", err)
 	}
 	o.Replace = true
 	restored, err := Restore(t.Context(), o)
-	must(t, err)
+	expect.NoError(t, err)
 	if info, err := os.Stat(filepath.Join(restored.Kept, "etcd", "member")); err != nil || !info.IsDir() {
 		t.Errorf("the previous content: %v", err)
 	}
@@ -261,22 +255,22 @@ func TestBackupToS3(t *testing.T) {
 	endpoint := "http://" + testenv.S3Server(t, "someone", "knows-it-well", "us-east-1")
 	file := filepath.Join(t.TempDir(), "credentials")
 	write := func(secret string) {
-		must(t, os.WriteFile(file, []byte("[default]\naws_access_key_id = someone\naws_secret_access_key = "+secret+"\n"), 0o600))
+		expect.NoError(t, os.WriteFile(file, []byte("[default]\naws_access_key_id = someone\naws_secret_access_key = "+secret+"\n"), 0o600))
 	}
 	write("knows-it-well")
 	s3 := S3{Endpoint: endpoint, Region: "us-east-1", CredentialsFile: file}
 	own := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a", Keep: 1, S3: s3}
 	near := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a-2", Keep: 1, S3: s3}
 	other, err := MakeBackup(t.Context(), p.layout, near)
-	must(t, err)
+	expect.NoError(t, err)
 	_, err = MakeBackup(t.Context(), p.layout, own)
-	must(t, err)
+	expect.NoError(t, err)
 	time.Sleep(time.Until(other.Time.Add(2 * time.Second))) // File names contain the time in seconds.
 	last, err := MakeBackup(t.Context(), p.layout, own)
-	must(t, err)
+	expect.NoError(t, err)
 	for target, want := range map[BackupTarget]string{own: last.Location, near: other.Location} {
 		store, err := target.open()
-		must(t, err)
+		expect.NoError(t, err)
 		if names, err := store.List(t.Context()); err != nil || len(names) != 1 || store.Location(names[0]) != want {
 			t.Errorf("%s has %v, %v, want %s", target.To, names, err, want)
 		}
@@ -290,7 +284,7 @@ func TestBackupToS3(t *testing.T) {
 	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
 	from := BackupTarget{To: own.To + "/" + filepath.Base(last.Location), Exact: true, S3: s3}
 	_, err = Restore(t.Context(), RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: from})
-	must(t, err)
+	expect.NoError(t, err)
 	there.start()
 	if value := there.get("/registry/a"); value != "before" {
 		t.Errorf("etcd has %q", value)
@@ -306,33 +300,33 @@ func TestRestoreRefused(t *testing.T) {
 	p := newPlain(t)
 	whole := filepath.Join(t.TempDir(), "whole")
 	_, err := MakeBackup(t.Context(), p.layout, toFile(whole))
-	must(t, err)
+	expect.NoError(t, err)
 	p.etcd.Stop()
 	data, err := os.ReadFile(whole)
-	must(t, err)
+	expect.NoError(t, err)
 	damaged := filepath.Join(t.TempDir(), "damaged")
 	data[len(data)*2/3] ^= 1
-	must(t, os.WriteFile(damaged, data, 0o600))
+	expect.NoError(t, os.WriteFile(damaged, data, 0o600))
 
 	repack := func(change func(dir string, m *archive.Manifest) []string) string {
 		dir := t.TempDir()
 		m, err := archive.Extract(whole, dir)
-		must(t, err)
+		expect.NoError(t, err)
 		path := filepath.Join(t.TempDir(), "archive")
-		must(t, archive.Write(path, m, dir, change(dir, &m)))
+		expect.NoError(t, archive.Write(path, m, dir, change(dir, &m)))
 		return path
 	}
 	repackWith := func(change func(dir string, m *archive.Manifest)) string {
 		dir := t.TempDir()
 		m, err := archive.Extract(whole, dir)
-		must(t, err)
+		expect.NoError(t, err)
 		var names []string
 		for _, f := range m.Files {
 			names = append(names, f.Name)
 		}
 		change(dir, &m)
 		path := filepath.Join(t.TempDir(), "archive")
-		must(t, archive.Write(path, m, dir, names))
+		expect.NoError(t, archive.Write(path, m, dir, names))
 		return path
 	}
 	before := content(t, p.layout.Root)
@@ -345,9 +339,9 @@ func TestRestoreRefused(t *testing.T) {
 		"damaged snapshot": {repackWith(func(dir string, _ *archive.Manifest) {
 			file := filepath.Join(dir, snapshotName)
 			snapshot, err := os.ReadFile(file)
-			must(t, err)
+			expect.NoError(t, err)
 			snapshot[len(snapshot)/2] ^= 1
-			must(t, os.WriteFile(file, snapshot, 0o600))
+			expect.NoError(t, os.WriteFile(file, snapshot, 0o600))
 		}), "etcdutl snapshot restore"},
 	} {
 		_, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: p.layout.Root, Assets: p.state.Assets}, Archive: toFile(test.path), Replace: true})
@@ -372,19 +366,19 @@ func TestFinishRestore(t *testing.T) {
 	m := archive.Manifest{Installation: "x", Time: time.Unix(0, 0), Files: []archive.File{{Name: "a"}}}
 	for steps := range 2*len(restoredParts) + 1 {
 		l := Layout{Root: t.TempDir()}
-		must(t, os.MkdirAll(l.restoreReady(), 0o700))
+		expect.NoError(t, os.MkdirAll(l.restoreReady(), 0o700))
 		write := func(dir, what string) {
-			must(t, os.MkdirAll(dir, 0o700))
+			expect.NoError(t, os.MkdirAll(dir, 0o700))
 			for _, part := range restoredParts {
-				must(t, os.WriteFile(filepath.Join(dir, part), []byte(what), 0o600))
+				expect.NoError(t, os.WriteFile(filepath.Join(dir, part), []byte(what), 0o600))
 			}
 		}
 		write(l.Root, "old")
 		write(l.restoreReady(), "new")
-		must(t, State{}.save(Layout{Root: t.TempDir()}))
+		expect.NoError(t, State{}.save(Layout{Root: t.TempDir()}))
 		data := []byte(`{"installation":"x","time":"1970-01-01T00:00:00Z","files":[{"name":"a"}]}`)
-		must(t, os.WriteFile(filepath.Join(l.restoreReady(), restoreManifest), data, 0o600))
-		must(t, os.MkdirAll(l.before(m), 0o700))
+		expect.NoError(t, os.WriteFile(filepath.Join(l.restoreReady(), restoreManifest), data, 0o600))
+		expect.NoError(t, os.MkdirAll(l.before(m), 0o700))
 		// The state after a process was killed after the given number of renames.
 		for n := range steps {
 			part := restoredParts[n/2]
@@ -392,7 +386,7 @@ func TestFinishRestore(t *testing.T) {
 			if n%2 == 1 {
 				from, to = filepath.Join(l.restoreReady(), part), filepath.Join(l.Root, part)
 			}
-			must(t, os.Rename(from, to))
+			expect.NoError(t, os.Rename(from, to))
 		}
 		if done, err := finishSame(l, m); !done || err != nil {
 			t.Errorf("after %d renames: %v, %v", steps, done, err)
@@ -404,7 +398,7 @@ func TestFinishRestore(t *testing.T) {
 				}
 			}
 		}
-		must(t, endRestore(l))
+		expect.NoError(t, endRestore(l))
 		if _, err := os.Stat(l.restoreReady()); err == nil {
 			t.Error("the folder of the restore remains after the start of the plane")
 		}
@@ -419,7 +413,7 @@ func killed(t *testing.T, test string, when func() bool, env ...string) bool {
 	cmd.Env = append(os.Environ(), env...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	must(t, cmd.Start())
+	expect.NoError(t, cmd.Start())
 	ended := make(chan struct{})
 	killer := make(chan struct{})
 	go func() {
@@ -458,7 +452,7 @@ const (
 func TestKilledBackup(t *testing.T) {
 	if root := os.Getenv(childRoot); root != "" { // This part runs in the process that is killed.
 		_, err := MakeBackup(t.Context(), Layout{Root: root}, BackupTarget{To: os.Getenv(childArchive)})
-		must(t, err)
+		expect.NoError(t, err)
 		return
 	}
 	p := newPlain(t)
@@ -489,10 +483,10 @@ func TestKilledBackup(t *testing.T) {
 	}
 	checkComplete(t, dir)
 	_, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir})
-	must(t, err)
+	expect.NoError(t, err)
 	checkComplete(t, dir)
 	entries, err := os.ReadDir(dir)
-	must(t, err)
+	expect.NoError(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
 			t.Errorf("%s remains", e.Name())
@@ -505,16 +499,16 @@ func TestKilledBackup(t *testing.T) {
 func TestClearInterrupted(t *testing.T) {
 	l, dir := Layout{Root: t.TempDir()}, t.TempDir()
 	part, complete := filepath.Join(dir, ".killed.part"), filepath.Join(dir, "complete")
-	must(t, errors.Join(os.WriteFile(part, nil, 0o600), os.WriteFile(complete, nil, 0o600)))
+	expect.NoError(t, errors.Join(os.WriteFile(part, nil, 0o600), os.WriteFile(complete, nil, 0o600)))
 	interrupt := func(target BackupTarget, name string) {
 		t.Helper()
-		must(t, atomicfile.WriteJSON(l.interrupted(target), interrupted{name}, 0o600))
+		expect.NoError(t, atomicfile.WriteJSON(l.interrupted(target), interrupted{name}, 0o600))
 	}
 	clean := func(target BackupTarget) {
 		t.Helper()
 		store, err := target.open()
-		must(t, err)
-		must(t, clearInterrupted(t.Context(), l, store, target))
+		expect.NoError(t, err)
+		expect.NoError(t, clearInterrupted(t.Context(), l, store, target))
 	}
 	same := BackupTarget{To: dir}
 	interrupt(same, "killed")
@@ -539,7 +533,7 @@ func TestBackupsOfOneSecond(t *testing.T) {
 	dir := t.TempDir()
 	for want := 1; want <= 5; want++ {
 		made, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir})
-		must(t, err)
+		expect.NoError(t, err)
 		if files := content(t, dir); len(files) != want {
 			t.Fatalf("%d backups, the last one %s, are %d files", want, made.Location, len(files))
 		}
@@ -565,10 +559,10 @@ func TestRemoveOld(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		for _, file := range append(test.have, other) {
-			must(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+			expect.NoError(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
 		}
 		store, err := BackupTarget{To: dir}.open()
-		must(t, err)
+		expect.NoError(t, err)
 		removed, err := removeOld(t.Context(), store, "abcd1234", test.keep, test.made)
 		if err != nil || !slices.Equal(removed, test.removed) {
 			t.Errorf("%s: removed %v, want %v: %v", name, removed, test.removed, err)
@@ -580,13 +574,13 @@ func TestRemoveOld(t *testing.T) {
 func checkComplete(t *testing.T, dir string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "capstan-*"))
-	must(t, err)
+	expect.NoError(t, err)
 	for _, file := range files {
 		scratch := t.TempDir()
 		if _, err := archive.Extract(file, scratch); err != nil {
 			t.Error(err)
 		}
-		must(t, os.RemoveAll(scratch))
+		expect.NoError(t, os.RemoveAll(scratch))
 	}
 }
 
@@ -594,14 +588,14 @@ func checkComplete(t *testing.T, dir string) {
 func TestKilledRestore(t *testing.T) {
 	if root := os.Getenv(childRoot); root != "" { // This part runs in the process that is killed.
 		_, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: root, Assets: filepath.Join(testenv.Root(), "bin")}, Archive: toFile(os.Getenv(childArchive))})
-		must(t, err)
+		expect.NoError(t, err)
 		return
 	}
 	p := newPlain(t)
 	p.put("/registry/a", "before")
 	file := filepath.Join(t.TempDir(), "archive")
 	_, err := MakeBackup(t.Context(), p.layout, toFile(file))
-	must(t, err)
+	expect.NoError(t, err)
 	p.etcd.Stop()
 	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
 	kills := 0
@@ -680,8 +674,8 @@ func TestScheduleOf(t *testing.T) {
 
 func TestBackupsBeside(t *testing.T) {
 	root, mounted := t.TempDir(), t.TempDir()
-	must(t, unix.Mount("tmpfs", mounted, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(mounted, unix.MNT_DETACH)) })
+	expect.NoError(t, unix.Mount("tmpfs", mounted, "tmpfs", 0, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(mounted, unix.MNT_DETACH)) })
 	for to, want := range map[string]bool{t.TempDir(): true, mounted: false, root + "/missing": false, "s3://bucket": false} {
 		if got := (BackupTarget{To: to}).Beside(Layout{Root: root}); got != want {
 			t.Errorf("%s: %v", to, got)
@@ -692,14 +686,14 @@ func TestBackupsBeside(t *testing.T) {
 func TestS3Credentials(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "credentials")
 	write := func(text string, mode os.FileMode) {
-		must(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, mode)))
+		expect.NoError(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, mode)))
 	}
 	s := S3{CredentialsFile: file}
 	write("[default]\naws_access_key_id = me\naws_secret_access_key = hush\n", 0o644)
 	if _, err := s.credentials(); err == nil || !strings.Contains(err.Error(), "chmod 600") || strings.Contains(err.Error(), "hush") {
 		t.Errorf("a file that all users can read: %v", err)
 	}
-	must(t, os.Chmod(file, 0o600))
+	expect.NoError(t, os.Chmod(file, 0o600))
 	if value, err := s.credentials(); err != nil || value.AccessKeyID != "me" || value.SecretAccessKey != "hush" {
 		t.Errorf("%+v, %v", value, err)
 	}
@@ -763,7 +757,7 @@ func TestScheduledBackups(t *testing.T) {
 	if !strings.Contains(failed.Error, "create it, or mount it") || failed.Failures != 1 || !failed.Next.Equal(failed.Tried.Add(backupRetry)) {
 		t.Errorf("without the folder: %+v", failed)
 	}
-	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "mount"), 0o700), os.Remove(p.layout.backupStatus())))
+	expect.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "mount"), 0o700), os.Remove(p.layout.backupStatus())))
 	made := daemon(func(s Status) bool { return s.BackupStatus.Last != nil }).BackupStatus
 	if made.Error != "" || made.Failures != 0 || !made.Next.Equal(made.Last.Time.Add(time.Hour)) {
 		t.Errorf("with the folder: %+v", made)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"capstan.dev/capstan/config"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestCRDsToApply (ALL-14): a new CRD has the annotation of the migrators, an unchanged one is not applied, and a changed one keeps
@@ -43,7 +44,7 @@ func TestCRDsToApply(t *testing.T) {
 					existing[kind.GetName()] = served
 				}
 				applied, err := existing.toApply([]*unstructured.Unstructured{kind})
-				must(t, err)
+				expect.NoError(t, err)
 				got := "none"
 				if len(applied) == 1 {
 					got = applied[0].GetAnnotations()[migrated]
@@ -59,10 +60,10 @@ func TestCRDsToApply(t *testing.T) {
 func ourCRDs(t *testing.T) (kinds []*unstructured.Unstructured) {
 	t.Helper()
 	providers, err := loadOurs(config.FS, "v0.0.0")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, p := range providers {
 		objects, err := p.install(webhooks{port: 1, caBundle: []byte("authority")})
-		must(t, err)
+		expect.NoError(t, err)
 		for _, o := range objects {
 			if o.GetKind() == "CustomResourceDefinition" {
 				kinds = append(kinds, o)
@@ -79,8 +80,8 @@ func ourCRDs(t *testing.T) (kinds []*unstructured.Unstructured) {
 func serverCopy(t *testing.T, kind *unstructured.Unstructured) (crd apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
 	data, err := kind.MarshalJSON()
-	must(t, err)
-	must(t, json.Unmarshal(data, &crd))
+	expect.NoError(t, err)
+	expect.NoError(t, json.Unmarshal(data, &crd))
 	apiextensionsv1.SetObjectDefaults_CustomResourceDefinition(&crd)
 	crd.Generation = 3
 	return crd

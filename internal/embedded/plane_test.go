@@ -13,6 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestStartIsRepeated: a plane whose start fails shows the cause and tries again, after longer pauses, until it runs.
@@ -71,9 +72,9 @@ func TestMaintenanceDuringStart(t *testing.T) {
 
 func checkMaintenance(t *testing.T, fails int, shown string) {
 	l, s, owner := testPKI(t)
-	must(t, ensurePKI(l, s, owner, time.Now().Add(-leafValidity))) // They expire now.
+	expect.NoError(t, ensurePKI(l, s, owner, time.Now().Add(-leafValidity))) // They expire now.
 	log := l.Log(etcd)
-	must(t, errors.Join(os.MkdirAll(l.Logs(), 0o700), os.WriteFile(log, nil, 0o600), os.Truncate(log, logLimit+1)))
+	expect.NoError(t, errors.Join(os.MkdirAll(l.Logs(), 0o700), os.WriteFile(log, nil, 0o600), os.Truncate(log, logLimit+1)))
 
 	p := &plane{layout: l, state: s, board: newBoard(Status{})}
 	attempts := 0
@@ -110,26 +111,26 @@ func TestPartsAfterAnError(t *testing.T) {
 	assets := t.TempDir()
 	state := State{ID: "abcd1234", Assets: assets, Settings: Settings{KubernetesVersion: "v1.36.3", Hosts: []string{"local", "local-2"}}, PortBase: 30000}
 	p := newPlane(Layout{Root: newRoot(t)}, state, Supervisor{})
-	must(t, prepareRoot(p.layout))
+	expect.NoError(t, prepareRoot(p.layout))
 	for _, program := range staged(state) {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, nil, 0o755)))
+		expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o755), os.WriteFile(program, nil, 0o755)))
 	}
 	left := []string{filepath.Join(p.layout.Root, ".new-1"), filepath.Join(p.layout.PKI(), ".new-2"), filepath.Join(p.layout.Component(apiServer), ".new-3")}
 	for _, path := range left {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, []byte("a key"), 0o600)))
+		expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, []byte("a key"), 0o600)))
 	}
 	for _, obstacle := range []string{p.layout.Bin(), filepath.Join(p.layout.Root, "hosts")} {
-		must(t, os.WriteFile(obstacle, nil, 0o600)) // in place of a folder
+		expect.NoError(t, os.WriteFile(obstacle, nil, 0o600)) // in place of a folder
 		if err := p.makeComponents(t.Context()); err == nil || !strings.Contains(err.Error(), "not a directory") {
 			t.Errorf("with a file %s: %v", obstacle, err)
 		}
 		if len(p.processes) > 0 {
 			t.Errorf("%d components in spite of the error", len(p.processes))
 		}
-		must(t, os.Remove(obstacle))
+		expect.NoError(t, os.Remove(obstacle))
 	}
 	for range 2 {
-		must(t, p.makeComponents(t.Context()))
+		expect.NoError(t, p.makeComponents(t.Context()))
 		if s, _ := p.board.get(); len(p.processes) != 7 || len(s.Components) != 7 || len(p.parts.hosts) != 2 {
 			t.Errorf("%d processes, %d components, %d hosts", len(p.processes), len(s.Components), len(p.parts.hosts))
 		}

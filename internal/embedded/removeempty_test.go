@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestRemoveEmpty: `capstan down` keeps only the backups.
@@ -48,26 +50,26 @@ func TestRemoveEmpty(t *testing.T) {
 func TestUpAfterDown(t *testing.T) {
 	l := Layout{Root: newRoot(t)}
 	mount := func(path string) {
-		must(t, errors.Join(os.MkdirAll(path, 0o711), unix.Mount("tmpfs", path, "tmpfs", 0, "")))
-		t.Cleanup(func() { must(t, unix.Unmount(path, unix.MNT_DETACH)) })
+		expect.NoError(t, errors.Join(os.MkdirAll(path, 0o711), unix.Mount("tmpfs", path, "tmpfs", 0, "")))
+		t.Cleanup(func() { expect.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
 	}
 	mount(l.Root)
 	mount(filepath.Join(l.JoinedHost(), "machines/m"))
 	kept := []string{filepath.Join(l.Backups(), "default/a/etcd-1.db"), filepath.Join(l.JoinedHost(), "machines/m/rootfs"), filepath.Join(l.JoinedHost(), "volumes/v/disk.img"), filepath.Join(l.Root, "lost+found/1")}
 	for _, path := range append([]string{l.State(), l.commandLock(), l.AdminKubeconfig(), filepath.Join(l.HostRoot("local"), "host-id")}, kept...) {
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, nil, 0o600)))
+		expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, nil, 0o600)))
 	}
-	must(t, removeRoot(l))
+	expect.NoError(t, removeRoot(l))
 	if found := slices.Collect(maps.Keys(content(t, l.Root))); len(found) != len(kept) {
 		t.Errorf("after `capstan down`, there are %v", found)
 	}
-	must(t, prepareRoot(l))
+	expect.NoError(t, prepareRoot(l))
 	for _, path := range kept {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(l.Root, "other"), nil, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(l.Root, "other"), nil, 0o600))
 	if err := prepareRoot(l); err == nil || !strings.Contains(err.Error(), "found other files") {
 		t.Errorf("a folder with other files: %v", err)
 	}
@@ -80,17 +82,17 @@ func TestDownWithoutState(t *testing.T) {
 		l := Layout{Root: newRoot(t)}
 		spec := filepath.Join(l.HostRoot("local"), "machines/m/spec.json")
 		for _, path := range []string{l.commandLock(), spec} {
-			must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, nil, 0o600)))
+			expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o711), os.WriteFile(path, nil, 0o600)))
 		}
 		if state != "" {
-			must(t, os.WriteFile(l.State(), []byte(state), 0o600))
+			expect.NoError(t, os.WriteFile(l.State(), []byte(state), 0o600))
 		}
 		o := Options{Root: l.Root, Assets: t.TempDir()}
 		err := Down(t.Context(), o, false, func(string) {})
 		if _, there := os.Stat(spec); err == nil || there != nil || !strings.Contains(err.Error(), "capstand, which removes the machines, in "+o.Assets) {
 			t.Errorf("%s state: %v, %v", name, err, there)
 		}
-		must(t, os.RemoveAll(l.HostRoot("local")))
+		expect.NoError(t, os.RemoveAll(l.HostRoot("local")))
 		if err := Down(t.Context(), o, false, func(string) {}); err != nil {
 			t.Errorf("%s state, without hosts: %v", name, err)
 		}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
@@ -268,7 +269,7 @@ func TestCommandLock(t *testing.T) {
 // TestPlaneLockAlwaysHasAProcess: a command that reads the lock of a plane while it starts finds a process id.
 func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
-	must(t, os.WriteFile(l.Lock(), []byte("       123\n"), 0o600))
+	expect.NoError(t, os.WriteFile(l.Lock(), []byte("       123\n"), 0o600))
 	ctx, end := context.WithCancel(t.Context())
 	read := make(chan error, 1)
 	go func() {
@@ -286,13 +287,13 @@ func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
 	}()
 	for range 10000 {
 		lock, err := lockPlane(l)
-		must(t, err)
-		must(t, lock.Close())
+		expect.NoError(t, err)
+		expect.NoError(t, lock.Close())
 	}
 	end()
-	must(t, <-read)
+	expect.NoError(t, <-read)
 	lock, err := lockPlane(l)
-	must(t, err)
+	expect.NoError(t, err)
 	defer lock.Close()
 	if pid, err := planeProcess(l); pid != os.Getpid() || err != nil {
 		t.Errorf("the process is %d, %v", pid, err)
@@ -305,7 +306,7 @@ func TestCommandLockOfRemovedRoot(t *testing.T) {
 	patient, end := context.WithTimeout(t.Context(), testenv.Patience)
 	defer end()
 	first, err := lockRoot(patient, l)
-	must(t, err)
+	expect.NoError(t, err)
 	inode := inodeOf(t, l.commandLock())
 	up, down := make(chan error, 1), make(chan error, 1)
 	var second func()
@@ -318,12 +319,12 @@ func TestCommandLockOfRemovedRoot(t *testing.T) {
 	waitForLock(t, inode, 1)
 	go func() { down <- Down(patient, Options{Root: l.Root}, false, func(s string) { step = s }) }()
 	waitForLock(t, inode, 2)
-	must(t, removeRoot(l))
+	expect.NoError(t, removeRoot(l))
 	first()
 	if err := <-down; err != nil || !strings.Contains(step, "nothing to do") {
 		t.Errorf("down: %q, %v", step, err)
 	}
-	must(t, <-up)
+	expect.NoError(t, <-up)
 	defer second()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -335,7 +336,7 @@ func TestCommandLockOfRemovedRoot(t *testing.T) {
 func inodeOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	var stat unix.Stat_t
-	must(t, unix.Stat(path, &stat))
+	expect.NoError(t, unix.Stat(path, &stat))
 	return stat.Ino
 }
 
@@ -345,7 +346,7 @@ func waitForLock(t *testing.T, inode uint64, waiting int) {
 	wait := regexp.MustCompile(fmt.Sprintf(`-> FLOCK .*:%d 0 EOF`, inode))
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
 		locks, err := os.ReadFile("/proc/locks")
-		must(t, err)
+		expect.NoError(t, err)
 		if len(wait.FindAll(locks, -1)) >= waiting {
 			return
 		}

@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -154,16 +155,16 @@ func TestRouteAppearsLater(t *testing.T) {
 	var log bytes.Buffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	_, err := h.EnsureNetwork(t.Context(), n)
-	must(t, err)
+	expect.NoError(t, err)
 	vpn := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "vpn"}, PeerName: "cable"}
 	address, err := netlink.ParseAddr("10.255.0.1/8")
-	must(t, err)
-	must(t, netlink.LinkAdd(vpn))
-	must(t, netlink.LinkSetUp(vpn))
-	must(t, netlink.AddrAdd(vpn, address))
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkAdd(vpn))
+	expect.NoError(t, netlink.LinkSetUp(vpn))
+	expect.NoError(t, netlink.AddrAdd(vpn, address))
 	for range 2 {
 		_, err = h.EnsureNetwork(t.Context(), n)
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	if lines := strings.Count(log.String(), "10.0.0.0/8 of the host's route through vpn"); lines != 1 {
 		t.Errorf("%d lines about the route, want 1: %s", lines, log.String())

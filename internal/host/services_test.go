@@ -15,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -27,16 +28,16 @@ func TestServicesAreRestored(t *testing.T) {
 	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
 	address := func(text string) *netlink.Addr {
 		a, err := netlink.ParseAddr(text)
-		must(t, err)
+		expect.NoError(t, err)
 		return a
 	}
-	must(t, netlink.LinkAdd(uplink))
-	must(t, netlink.AddrAdd(uplink, address("203.0.113.1/24")))
-	must(t, netlink.AddrAdd(uplink, address("203.0.113.2/24")))
-	must(t, netlink.LinkSetUp(uplink))
+	expect.NoError(t, netlink.LinkAdd(uplink))
+	expect.NoError(t, netlink.AddrAdd(uplink, address("203.0.113.1/24")))
+	expect.NoError(t, netlink.AddrAdd(uplink, address("203.0.113.2/24")))
+	expect.NoError(t, netlink.LinkSetUp(uplink))
 	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
 	_, err := h.EnsureNetwork(t.Context(), n)
-	must(t, err)
+	expect.NoError(t, err)
 	req := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Services: []*hostpb.PublishedService{{
 		Name: "default/web", Address: "203.0.113.100", Machines: []string{"10.1.0.20"},
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
@@ -47,14 +48,14 @@ func TestServicesAreRestored(t *testing.T) {
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_UDP, Port: 53, NodePort: 30054}},
 	}}}
 	answer, err := h.SetServices(t.Context(), req)
-	must(t, err)
+	expect.NoError(t, err)
 	if r := answer.Refused; len(r) != 1 || r[0].Address != "203.0.113.1" || !strings.Contains(r[0].Message, "of the host itself") {
 		t.Errorf("refused: %v", r)
 	}
 	published := func(what string, want bool) {
 		t.Helper()
 		has, err := network.HasAddress(boxServices(req)[0].Address)
-		must(t, err)
+		expect.NoError(t, err)
 		rules := strings.Contains(ruleset(t), "ip daddr 203.0.113.100 tcp dport 80 dnat ip to 10.1.0.20:30080")
 		ports := strings.Contains(ruleset(t), "ip daddr 203.0.113.2 udp dport 53 dnat ip to 10.1.0.20:30054")
 		if has != want || rules != want || ports != want {
@@ -65,7 +66,7 @@ func TestServicesAreRestored(t *testing.T) {
 	listed := func(want ...*hostpb.SetServicesRequest) {
 		t.Helper()
 		got, err := h.ListServices(t.Context(), &hostpb.ListServicesRequest{})
-		must(t, err)
+		expect.NoError(t, err)
 		if !proto.Equal(got, &hostpb.ListServicesResponse{Lists: want}) {
 			t.Errorf("listed Services: %v, want %v", got, want)
 		}
@@ -84,7 +85,7 @@ func TestServicesAreRestored(t *testing.T) {
 	h.log = log
 
 	record := h.store.path(networksDir, n.Id, servicesFile)
-	must(t, os.Rename(record, record+"-kept"))
+	expect.NoError(t, os.Rename(record, record+"-kept"))
 	end := unrecordable(t, h, networksDir, filepath.Join(n.Id, servicesFile))
 	none := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name}
 	if _, err := h.SetServices(t.Context(), none); err == nil {
@@ -94,31 +95,31 @@ func TestServicesAreRestored(t *testing.T) {
 	published("after a withdrawal on a full disk", false)
 	listed()
 	end()
-	must(t, os.Rename(record+"-kept", record))
+	expect.NoError(t, os.Rename(record+"-kept", record))
 	h.holdServicesOnce(t.Context(), false)
 	published("before the withdrawal is recorded", false)
 	_, err = h.SetServices(t.Context(), req)
-	must(t, err)
+	expect.NoError(t, err)
 	listed(req)
 
 	bridge, err := netlink.LinkByName(network.BridgeName(n.Id))
-	must(t, err)
-	must(t, netlink.LinkDel(bridge))
-	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
-	must(t, os.RemoveAll(filepath.Join(h.config.RunDir, "networks")))
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkDel(bridge))
+	expect.NoError(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
+	expect.NoError(t, os.RemoveAll(filepath.Join(h.config.RunDir, "networks")))
 	again := onBox(t)
 	again.store, again.config, again.box = h.store, h.config, h.box
-	must(t, again.loadAll())
+	expect.NoError(t, again.loadAll())
 	again.recoverNetwork(again.networks.byID[n.Id])
 	again.holdServicesOnce(t.Context(), true)
 	published("after a reboot", true)
-	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
+	expect.NoError(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
 	again.holdServicesOnce(t.Context(), false)
 	published("after another program removed the address", true)
 
-	must(t, netlink.LinkSetDown(uplink))
+	expect.NoError(t, netlink.LinkSetDown(uplink))
 	again.fence, err = fencing.Open(again.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), again.store.root, "/none/", again.log)
-	must(t, err)
+	expect.NoError(t, err)
 	disconnected := again.fence.Connected("plane")
 	again.holdServicesOnce(t.Context(), false)
 	published("without a network, with a manager", true)
@@ -127,16 +128,16 @@ func TestServicesAreRestored(t *testing.T) {
 	if has, err := network.HasAddress(boxServices(req)[0].Address); err != nil || has {
 		t.Errorf("without a network and a manager, the box keeps the address: %v", err)
 	}
-	must(t, netlink.LinkSetUp(uplink))
+	expect.NoError(t, netlink.LinkSetUp(uplink))
 	again.holdServicesOnce(t.Context(), false)
 	published("after the network returned", true)
 
 	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
-	must(t, err)
+	expect.NoError(t, err)
 	published("after the deletion of the network", false)
 	h = again
 	listed()
-	must(t, again.holdServicesOf(t.Context(), n.Id, true, false))
+	expect.NoError(t, again.holdServicesOf(t.Context(), n.Id, true, false))
 	if own, err := network.HasAddress(netip.MustParseAddr("203.0.113.2")); err != nil || !own {
 		t.Errorf("the box lost its own address: %v", err)
 	}
@@ -149,13 +150,13 @@ func TestPortsOfLoadBalancersAreUnpublished(t *testing.T) {
 	}
 	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
 	a, err := netlink.ParseAddr("203.0.113.2/24")
-	must(t, err)
-	must(t, netlink.LinkAdd(uplink))
-	must(t, netlink.AddrAdd(uplink, a))
-	must(t, netlink.LinkSetUp(uplink))
+	expect.NoError(t, err)
+	expect.NoError(t, netlink.LinkAdd(uplink))
+	expect.NoError(t, netlink.AddrAdd(uplink, a))
+	expect.NoError(t, netlink.LinkSetUp(uplink))
 	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
 	_, err = h.EnsureNetwork(t.Context(), n)
-	must(t, err)
+	expect.NoError(t, err)
 	answer, err := h.SetServices(t.Context(), &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Services: []*hostpb.PublishedService{{
 		Name: "default/port", Address: "203.0.113.2", HostPorts: true,
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 6443, NodePort: 30054}},
@@ -167,12 +168,5 @@ func TestPortsOfLoadBalancersAreUnpublished(t *testing.T) {
 	_, err = h.EnsureLoadBalancer(t.Context(), lb)
 	if err == nil || !strings.Contains(err.Error(), "a Service is published at 203.0.113.2:6443") {
 		t.Errorf("a load balancer at the port of a Service: %v", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

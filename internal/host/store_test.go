@@ -19,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func newStore(t *testing.T) store {
@@ -182,14 +183,14 @@ func TestIncompleteFiles(t *testing.T) {
 // balancers were about to start.
 func TestFullDiskAfterReboot(t *testing.T) {
 	root := t.TempDir()
-	must(t, unix.Mount("tmpfs", root, "tmpfs", 0, "size=256k"))
-	t.Cleanup(func() { must(t, unix.Unmount(root, 0)) })
+	expect.NoError(t, unix.Mount("tmpfs", root, "tmpfs", 0, "size=256k"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(root, 0)) })
 	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{root}, broadcaster: events.New(), ctx: t.Context()})
 	h.contacts = afterAbsence(t, time.Now(), 0)
 	_, err := h.store.open()
-	must(t, err)
-	must(t, h.store.create(machinesDir, "m-1", goodSpec(), nil)) // The record of its network is lost.
-	must(t, h.store.create(balancersDir, "n-1", goodBalancer(), nil))
+	expect.NoError(t, err)
+	expect.NoError(t, h.store.create(machinesDir, "m-1", goodSpec(), nil)) // The record of its network is lost.
+	expect.NoError(t, h.store.create(balancersDir, "n-1", goodBalancer(), nil))
 	mark := h.store.path(balancersDir, "n-1", startMarkFile)
 	write(t, mark, "")
 	write(t, h.store.path("boot-id"), "another boot")
@@ -201,7 +202,7 @@ func TestFullDiskAfterReboot(t *testing.T) {
 		if again.machines.byID["m-1"] == nil || again.networks.byID[goodSpec().Network.Id] == nil {
 			t.Error("the machine or its network is not loaded")
 		}
-		must(t, again.forgetOtherBoot())
+		expect.NoError(t, again.forgetOtherBoot())
 		if got := read(t, h.store.path("boot-id")); got != proc.BootID() || atomicfile.Exists(mark) {
 			t.Errorf("the boot is %q, the mark exists: %v", got, atomicfile.Exists(mark))
 		}
@@ -211,11 +212,11 @@ func TestFullDiskAfterReboot(t *testing.T) {
 // TestUnsyncedObject: an object whose rename may not be durable is discarded, because the caller gets an error. An existing one stays.
 func TestUnsyncedObject(t *testing.T) {
 	s := newStore(t)
-	must(t, s.create(machinesDir, "m-1", goodSpec(), nil))
+	expect.NoError(t, s.create(machinesDir, "m-1", goodSpec(), nil))
 	for _, id := range []string{"m-1", "m-2"} {
 		dir, _, err := s.unfinished(machinesDir, id)
-		must(t, err)
-		must(t, writeSpec(specFile(dir), goodSpec()))
+		expect.NoError(t, err)
+		expect.NoError(t, writeSpec(specFile(dir), goodSpec()))
 		withoutFiles(t, func() { err = s.publish(dir, machinesDir, id) })
 		if err == nil {
 			t.Errorf("%s: no error", id)
@@ -230,8 +231,8 @@ func TestUnsyncedObject(t *testing.T) {
 func withoutFiles(t *testing.T, call func()) {
 	t.Helper()
 	var before unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
+	expect.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
 	call()
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 }

@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // updatable returns a capstand whose machine m-1 is bootstrapped and recorded on disk, and an update of it.
@@ -82,15 +83,15 @@ func TestUpdateIsRecorded(t *testing.T) {
 func TestUpdateIsDeliveredInOrder(t *testing.T) {
 	h, req := updatable(t)
 	_, err := h.UpdateMachine(t.Context(), req)
-	must(t, err)
+	expect.NoError(t, err)
 	m := h.machines.byID["m-1"]
-	must(t, h.store.makeRunDir("m-1", m.metadata(m.spec), nil, nil))
+	expect.NoError(t, h.store.makeRunDir("m-1", m.metadata(m.spec), nil, nil))
 	obstacle, request := filepath.Join(m.runDir(), machineapi.UpdateDataFile), filepath.Join(m.runDir(), machineapi.UpdateRequestFile)
-	must(t, os.Mkdir(obstacle, 0o700)) // in place of the data
+	expect.NoError(t, os.Mkdir(obstacle, 0o700)) // in place of the data
 	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err == nil || atomicfile.Exists(request) {
 		t.Errorf("without the data: %v, the request exists: %v", err, atomicfile.Exists(request))
 	}
-	must(t, os.Remove(obstacle))
+	expect.NoError(t, os.Remove(obstacle))
 	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err != nil || !atomicfile.Exists(request) {
 		t.Errorf("with the data: %v, the request exists: %v", err, atomicfile.Exists(request))
 	}

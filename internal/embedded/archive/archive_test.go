@@ -11,14 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"capstan.dev/capstan/internal/testenv/expect"
+)
 
 // example returns an archive of two files.
 func example(t *testing.T) (path string, content []byte) {
@@ -26,11 +21,11 @@ func example(t *testing.T) (path string, content []byte) {
 	dir := t.TempDir()
 	content = make([]byte, 100_000)
 	_, _ = rand.Read(content)
-	must(t, os.MkdirAll(filepath.Join(dir, "pki"), 0o700))
-	must(t, os.WriteFile(filepath.Join(dir, "etcd.db"), content, 0o644))
-	must(t, os.WriteFile(filepath.Join(dir, "pki", "ca.key"), []byte("secret"), 0o644))
+	expect.NoError(t, os.MkdirAll(filepath.Join(dir, "pki"), 0o700))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "etcd.db"), content, 0o644))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "pki", "ca.key"), []byte("secret"), 0o644))
 	path = filepath.Join(dir, "archive")
-	must(t, Write(path, Manifest{Installation: "abc", Time: time.Now().UTC().Truncate(time.Second), Revision: 7}, dir, []string{"etcd.db", "pki/ca.key"}))
+	expect.NoError(t, Write(path, Manifest{Installation: "abc", Time: time.Now().UTC().Truncate(time.Second), Revision: 7}, dir, []string{"etcd.db", "pki/ca.key"}))
 	return path, content
 }
 
@@ -44,14 +39,14 @@ func TestRoundTrip(t *testing.T) {
 	}
 	dir := t.TempDir()
 	m, err := Extract(path, dir)
-	must(t, err)
+	expect.NoError(t, err)
 	if m.Format != Format || m.Installation != "abc" || m.Revision != 7 || !m.Has("pki/ca.key") || m.Has("pki") || m.SizeBytes() != 100_006 {
 		t.Errorf("the manifest is %+v", m)
 	}
 	for name, want := range map[string][]byte{"etcd.db": content, "pki/ca.key": []byte("secret")} {
 		file := filepath.Join(dir, name)
 		have, err := os.ReadFile(file)
-		must(t, err)
+		expect.NoError(t, err)
 		if info, err := os.Stat(file); !bytes.Equal(have, want) || err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %d bytes, mode %v, %v", name, len(have), info.Mode(), err)
 		}
@@ -62,14 +57,14 @@ func TestRoundTrip(t *testing.T) {
 func TestDamage(t *testing.T) {
 	path, _ := example(t)
 	whole, err := os.ReadFile(path)
-	must(t, err)
+	expect.NoError(t, err)
 	broken := filepath.Join(t.TempDir(), "broken")
 	for at := 20; at < len(whole); at += len(whole)/40 + 1 {
 		for name, data := range map[string][]byte{"flipped": bytes.Clone(whole), "cut": whole[:at]} {
 			if name == "flipped" {
 				data[at] ^= 0x10
 			}
-			must(t, os.WriteFile(broken, data, 0o600))
+			expect.NoError(t, os.WriteFile(broken, data, 0o600))
 			if _, err := Extract(broken, t.TempDir()); err == nil {
 				t.Errorf("byte %d of %d %s, but the archive is accepted", at, len(whole), name)
 			}
@@ -80,12 +75,12 @@ func TestDamage(t *testing.T) {
 // Files that the manifest does not contain, and paths outside of the folder, are refused.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "a"), []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "a"), []byte("x"), 0o600))
 	outside := filepath.Join(filepath.Dir(dir), "outside")
-	must(t, os.WriteFile(outside, []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(outside, []byte("x"), 0o600))
 	leaving := filepath.Join(t.TempDir(), "archive")
-	must(t, Write(leaving, Manifest{}, dir, []string{"a", "../outside"}))
-	must(t, os.Remove(outside))
+	expect.NoError(t, Write(leaving, Manifest{}, dir, []string{"a", "../outside"}))
+	expect.NoError(t, os.Remove(outside))
 	if _, err := Extract(leaving, dir+"/b"); err == nil || !strings.Contains(err.Error(), "../outside") {
 		t.Errorf("a file outside of the folder: %v", err)
 	}
@@ -93,11 +88,11 @@ func TestRefused(t *testing.T) {
 		t.Error("a file was written outside of the folder")
 	}
 	path, content := example(t)
-	must(t, os.WriteFile(path, repacked(t, path, content[:100], make([]byte, 100)), 0o600))
+	expect.NoError(t, os.WriteFile(path, repacked(t, path, content[:100], make([]byte, 100)), 0o600))
 	if _, err := Extract(path, t.TempDir()); err == nil || !strings.Contains(err.Error(), "etcd.db is damaged: its SHA-256 is") {
 		t.Errorf("a file that differs from the manifest: %v", err)
 	}
-	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
+	expect.NoError(t, os.WriteFile(path, []byte("no archive"), 0o600))
 	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "expected a complete backup") {
 		t.Errorf("no archive: %v", err)
 	}
@@ -107,18 +102,18 @@ func TestRefused(t *testing.T) {
 func repacked(t *testing.T, path string, before, after []byte) []byte {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	expect.NoError(t, err)
 	defer f.Close()
 	r, err := gzip.NewReader(f)
-	must(t, err)
+	expect.NoError(t, err)
 	data, err := io.ReadAll(r)
-	must(t, err)
+	expect.NoError(t, err)
 	if bytes.Count(data, before) != 1 {
 		t.Fatal("the archive does not contain the bytes to replace")
 	}
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
 	_, err = w.Write(bytes.Replace(data, before, after, 1))
-	must(t, errors.Join(err, w.Close()))
+	expect.NoError(t, errors.Join(err, w.Close()))
 	return out.Bytes()
 }

@@ -12,6 +12,7 @@ import (
 
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // joinedHost has the files of a host that joined, and the credentials of its managers.
@@ -19,30 +20,23 @@ func joinedHost(t *testing.T, validity time.Duration, now time.Time) (Server, Ma
 	t.Helper()
 	dir := t.TempDir()
 	m, err := NewAuthority(validity, now)
-	check(t, err)
+	expect.NoError(t, err)
 	key, err := certfiles.EnsureKey(filepath.Join(dir, "server.key"))
-	check(t, err)
+	expect.NoError(t, err)
 	made, err := m.Authority.Sign(pki.Leaf{CommonName: "capstand", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Server}, key.Public(), validity, now)
-	check(t, err)
-	check(t, certfiles.WriteFile(filepath.Join(dir, "ca.crt"), m.CA))
-	check(t, certfiles.WriteFile(filepath.Join(dir, "server.crt"), pki.EncodeCert(made)))
+	expect.NoError(t, err)
+	expect.NoError(t, certfiles.WriteFile(filepath.Join(dir, "ca.crt"), m.CA))
+	expect.NoError(t, certfiles.WriteFile(filepath.Join(dir, "server.crt"), pki.EncodeCert(made)))
 	return In(dir), m
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // trust fails unless a manager and the host admit each other.
 func trust(t *testing.T, what string, s Server, m Managed, now time.Time) {
 	t.Helper()
 	server, err := pki.ReadCert(s.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	clients, err := os.ReadFile(s.ClientCA)
-	check(t, err)
+	expect.NoError(t, err)
 	if err := trusted(m.CA, server, x509.ExtKeyUsageServerAuth, now); err != nil {
 		t.Errorf("%s: the manager refuses the host: %v", what, err)
 	}
@@ -55,11 +49,11 @@ func trust(t *testing.T, what string, s Server, m Managed, now time.Time) {
 func install(t *testing.T, s Server, m Managed, now time.Time) error {
 	t.Helper()
 	der, _, err := s.Request()
-	check(t, err)
+	expect.NoError(t, err)
 	request, err := pki.ParseRequest(der)
-	check(t, err)
+	expect.NoError(t, err)
 	made, err := m.Authority.Sign(pki.Leaf{CommonName: "capstand", IPs: request.IPAddresses, Usages: pki.Server}, request.PublicKey, time.Hour, now)
-	check(t, err)
+	expect.NoError(t, err)
 	return s.Install(made, m.Certificate(), m.CA, now)
 }
 
@@ -76,7 +70,7 @@ func rotation(t *testing.T, after time.Duration) {
 	t.Helper()
 	now := time.Now()
 	s, m := joinedHost(t, time.Hour, now)
-	served := func() *x509.Certificate { c, err := pki.ReadCert(s.Cert); check(t, err); return c }
+	served := func() *x509.Certificate { c, err := pki.ReadCert(s.Cert); expect.NoError(t, err); return c }
 	first := m.Authority.Cert
 	if step := m.Next(served(), false, now); step != StepNone {
 		t.Fatalf("new certificates: step %d", step)
@@ -102,11 +96,11 @@ func rotation(t *testing.T, after time.Duration) {
 		case StepClient:
 			m, err = m.WithClient(later)
 		case StepForget:
-			check(t, install(t, s, m.Alone(), later))
+			expect.NoError(t, install(t, s, m.Alone(), later))
 			trust(t, "forgotten by the host only", s, m, later)
 			m = m.Alone()
 		}
-		check(t, err)
+		expect.NoError(t, err)
 		trust(t, "after a step", s, m, later)
 		if next, err := AuthorityFromSecret(m.Data()); err != nil || !bytes.Equal(next.CA, m.CA) {
 			t.Fatalf("the Secret: %v", err)
@@ -129,13 +123,13 @@ func TestNextRenewal(t *testing.T) {
 	s, m := joinedHost(t, time.Hour, now)
 	later := now.Add(50 * time.Minute)
 	served, err := pki.ReadCert(s.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	if step := m.Next(served, false, later); step != StepServer {
 		t.Errorf("step %d", step)
 	}
-	check(t, install(t, s, m, later))
+	expect.NoError(t, install(t, s, m, later))
 	served, err = pki.ReadCert(s.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	if step := m.Next(served, false, later); step != StepClient {
 		t.Errorf("step %d", step)
 	}
@@ -153,11 +147,11 @@ func TestInstallIsRefused(t *testing.T) {
 	s, m := joinedHost(t, time.Hour, now)
 	_, other := joinedHost(t, time.Hour, now)
 	before, err := os.ReadFile(s.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	served, err := pki.ReadCert(s.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	foreign, _, err := m.Authority.Issue(pki.Leaf{CommonName: "capstand", Usages: pki.Server}, time.Hour, now)
-	check(t, err)
+	expect.NoError(t, err)
 	for name, err := range map[string]error{
 		"another key":                      s.Install(foreign, m.Certificate(), m.CA, now),
 		"another authority":                s.Install(served, m.Certificate(), other.CA, now),
@@ -175,7 +169,7 @@ func TestInstallIsRefused(t *testing.T) {
 
 	dir := t.TempDir()
 	_, err = Make(dir, []string{"127.0.0.1"}, time.Hour, now)
-	check(t, err)
+	expect.NoError(t, err)
 	if _, _, err := In(dir).Request(); err == nil {
 		t.Error("a host with an authority of its own lets managers sign")
 	}
@@ -185,7 +179,7 @@ func TestInstallIsRefused(t *testing.T) {
 func TestMakeKeepsAJoin(t *testing.T) {
 	files, _ := joinedHost(t, time.Hour, time.Now())
 	before, err := os.ReadFile(files.Cert)
-	check(t, err)
+	expect.NoError(t, err)
 	if _, err := Make(filepath.Dir(files.Cert), []string{"10.0.0.5"}, time.Hour, time.Now()); err == nil || !strings.Contains(err.Error(), "capstan host leave") {
 		t.Errorf("the error is %v", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const size = 256 << 20
@@ -21,13 +23,6 @@ func ctx(t *testing.T) context.Context {
 	return ctx
 }
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newDisk returns a disk that does not exist yet, and removes it after the test.
 func newDisk(t *testing.T) Disk {
 	t.Helper()
@@ -36,7 +31,7 @@ func newDisk(t *testing.T) Disk {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		check(t, d.Detach(ctx))
+		expect.NoError(t, d.Detach(ctx))
 	})
 	return d
 }
@@ -44,8 +39,8 @@ func newDisk(t *testing.T) Disk {
 func attached(t *testing.T) Disk {
 	t.Helper()
 	d := newDisk(t)
-	check(t, d.Create(ctx(t), size))
-	check(t, d.Attach(ctx(t)))
+	expect.NoError(t, d.Create(ctx(t), size))
+	expect.NoError(t, d.Attach(ctx(t)))
 	return d
 }
 
@@ -53,25 +48,25 @@ func attached(t *testing.T) Disk {
 func TestSize(t *testing.T) {
 	d := attached(t)
 	total, free, err := Space(d.Dir)
-	check(t, err)
+	expect.NoError(t, err)
 	if total > size || free < size*8/10 {
 		t.Errorf("%d of %d bytes are free, want at most %d in all and most of it free", free, total, size)
 	}
 	file := filepath.Join(d.Dir, "full")
 	f, err := os.Create(file)
-	check(t, err)
+	expect.NoError(t, err)
 	for chunk := make([]byte, 1<<20); err == nil; {
 		_, err = f.Write(chunk)
 	}
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a full disk: %v, want ENOSPC", err)
 	}
-	check(t, f.Sync())
-	check(t, f.Close())
+	expect.NoError(t, f.Sync())
+	expect.NoError(t, f.Close())
 	if used := occupied(t, d); used < free/2 || used > size {
 		t.Errorf("the image of a full disk occupies %d bytes, want at most %d", used, size)
 	}
-	check(t, os.Remove(file))
+	expect.NoError(t, os.Remove(file))
 	syncDisk(t, d)
 	for deadline := time.Now().Add(time.Minute); occupied(t, d) > size/4; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -83,57 +78,57 @@ func TestSize(t *testing.T) {
 func occupied(t *testing.T, d Disk) int64 {
 	t.Helper()
 	var s unix.Stat_t
-	check(t, unix.Stat(d.Image, &s))
+	expect.NoError(t, unix.Stat(d.Image, &s))
 	return s.Blocks * 512
 }
 
 func syncDisk(t *testing.T, d Disk) {
 	t.Helper()
 	f, err := os.Open(d.Dir)
-	check(t, err)
-	check(t, unix.Syncfs(int(f.Fd())))
-	check(t, f.Close())
+	expect.NoError(t, err)
+	expect.NoError(t, unix.Syncfs(int(f.Fd())))
+	expect.NoError(t, f.Close())
 }
 
 // Every step can be repeated after a crash at any point.
 func TestRepeated(t *testing.T) {
 	d := newDisk(t)
-	check(t, d.Detach(ctx(t)))                                                  // of a disk that does not exist
-	check(t, os.WriteFile(d.Image+".new", []byte("killed during mkfs"), 0o600)) // left by a process that was killed
+	expect.NoError(t, d.Detach(ctx(t)))                                                  // of a disk that does not exist
+	expect.NoError(t, os.WriteFile(d.Image+".new", []byte("killed during mkfs"), 0o600)) // left by a process that was killed
 	if d.Exists() {
 		t.Error("an unfinished image counts as a disk")
 	}
-	check(t, d.Create(ctx(t), size))
-	check(t, d.Attach(ctx(t)))
+	expect.NoError(t, d.Create(ctx(t), size))
+	expect.NoError(t, d.Attach(ctx(t)))
 	file := filepath.Join(d.Dir, "kept")
-	check(t, os.WriteFile(file, []byte("x"), 0o600))
-	check(t, d.Create(ctx(t), size))
-	check(t, d.Attach(ctx(t)))
-	check(t, unix.Unmount(d.Dir, 0)) // A second mount would remain here.
+	expect.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	expect.NoError(t, d.Create(ctx(t), size))
+	expect.NoError(t, d.Attach(ctx(t)))
+	expect.NoError(t, unix.Unmount(d.Dir, 0)) // A second mount would remain here.
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the second call mounted the disk a second time")
 	}
 	loop, err := newLoop(d.Image) // A process was killed between the device and the mount. Its device still exists.
-	check(t, err)
-	check(t, d.Attach(ctx(t)))
+	expect.NoError(t, err)
+	expect.NoError(t, d.Attach(ctx(t)))
 	if device, err := d.mounted(); err != nil || "/dev/"+device != loop.Name() {
 		t.Errorf("the disk is on %s, %v; its device is %s", device, err, loop.Name())
 	}
-	check(t, loop.Close())
+	expect.NoError(t, loop.Close())
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
 	}
-	check(t, d.Detach(ctx(t)))
+	expect.NoError(t, d.Detach(ctx(t)))
 	if loop, err := findLoop(d.Image); loop != nil || err != nil {
 		t.Errorf("the device of a detached disk: %v, %v", loop, err)
 	}
-	check(t, d.Detach(ctx(t)))
+	expect.NoError(t, d.Detach(ctx(t)))
 }
 
 // A file system with an error is reported. It works after the next Attach.
 func TestErrors(t *testing.T) {
 	d := attached(t)
-	check(t, os.WriteFile(filepath.Join(d.Dir, "kept"), []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(d.Dir, "kept"), []byte("x"), 0o600))
 	syncDisk(t, d)
 	ended, end := context.WithCancel(ctx(t))
 	end()
@@ -143,14 +138,14 @@ func TestErrors(t *testing.T) {
 	found := make(chan error, 1)
 	go func() { found <- d.AwaitError(ctx(t)) }()
 	device, err := d.mounted()
-	check(t, err)
-	check(t, os.WriteFile("/sys/fs/ext4/"+device+"/trigger_fs_error", []byte("a test"), 0))
-	check(t, <-found)
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile("/sys/fs/ext4/"+device+"/trigger_fs_error", []byte("a test"), 0))
+	expect.NoError(t, <-found)
 	if err := os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write after an error: %v, want EROFS", err)
 	}
-	check(t, d.Attach(ctx(t)))
-	check(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
+	expect.NoError(t, d.Attach(ctx(t)))
+	expect.NoError(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
 	if _, err := os.Stat(filepath.Join(d.Dir, "kept")); err != nil {
 		t.Error(err)
 	}
@@ -162,11 +157,11 @@ func TestErrors(t *testing.T) {
 // A file system that cannot be repaired is not mounted. The message contains the cause.
 func TestDamaged(t *testing.T) {
 	d := newDisk(t)
-	check(t, d.Create(ctx(t), size))
+	expect.NoError(t, d.Create(ctx(t), size))
 	f, err := os.OpenFile(d.Image, os.O_WRONLY, 0)
-	check(t, err)
+	expect.NoError(t, err)
 	_, err = f.WriteAt(make([]byte, size/4), 0)
-	check(t, errors.Join(err, f.Close()))
+	expect.NoError(t, errors.Join(err, f.Close()))
 	if err := d.Attach(ctx(t)); err == nil {
 		t.Error("a damaged disk is mounted")
 	} else {
@@ -196,9 +191,9 @@ func TestCheckResult(t *testing.T) {
 func TestGrow(t *testing.T) {
 	d := attached(t)
 	file := filepath.Join(d.Dir, "kept")
-	check(t, os.WriteFile(file, []byte("x"), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	before, _, err := Space(d.Dir)
-	check(t, err)
+	expect.NoError(t, err)
 	allowed := hasCapability(t, unix.CAP_SYS_RESOURCE)
 	for range 2 {
 		if err := d.Grow(ctx(t), 2*size); (err == nil) != allowed {
@@ -206,13 +201,13 @@ func TestGrow(t *testing.T) {
 		}
 	}
 	after, _, err := Space(d.Dir)
-	check(t, err)
+	expect.NoError(t, err)
 	if grown := after > before*3/2; grown != allowed {
 		t.Errorf("the disk has %d bytes, had %d", after, before)
 	}
-	check(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
-	check(t, d.Detach(ctx(t)))
-	check(t, d.Attach(ctx(t))) // The check of the file system accepts it.
+	expect.NoError(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
+	expect.NoError(t, d.Detach(ctx(t)))
+	expect.NoError(t, d.Attach(ctx(t))) // The check of the file system accepts it.
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
 	}
@@ -222,6 +217,6 @@ func hasCapability(t *testing.T, number int) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	check(t, unix.Capget(&header, &data[0]))
+	expect.NoError(t, unix.Capget(&header, &data[0]))
 	return data[number/32].Effective&(1<<(number%32)) != 0
 }

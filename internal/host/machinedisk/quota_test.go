@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/projectquota"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // enforced returns whether the file system of a folder enforces limits of projects.
@@ -23,14 +24,14 @@ func enforced(t *testing.T, dir string) bool {
 // says so, and its disks without them work. `make test-quota` runs this test with a kernel that has them.
 func TestQuotas(t *testing.T) {
 	dir := t.TempDir()
-	check(t, os.WriteFile(filepath.Join(dir, "quota-probe"), []byte("killed during a probe"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "quota-probe"), []byte("killed during a probe"), 0o600))
 	problem := ProbeQuotas(ctx(t), dir)
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("the probe leaves %v, %v", entries, err)
 	}
 	d := newDisk(t)
 	d.Quotas = true
-	check(t, d.Create(ctx(t), size))
+	expect.NoError(t, d.Create(ctx(t), size))
 	err := d.Attach(ctx(t))
 	if problem != nil {
 		if os.Getenv("CAPSTAN_KERNEL") != "" {
@@ -40,17 +41,17 @@ func TestQuotas(t *testing.T) {
 			t.Errorf("the probe says %v, the disk %v; want both to name CONFIG_QFMT_V2", problem, err)
 		}
 	} else {
-		check(t, err)
-		check(t, d.Detach(ctx(t)))
-		check(t, d.Attach(ctx(t)))
+		expect.NoError(t, err)
+		expect.NoError(t, d.Detach(ctx(t)))
+		expect.NoError(t, d.Attach(ctx(t)))
 		if !enforced(t, d.Dir) {
 			t.Error("the disk does not enforce limits")
 		}
 	}
 	plain := newDisk(t)
 	plain.Quotas = false
-	check(t, plain.Create(ctx(t), size))
-	check(t, plain.Attach(ctx(t)))
+	expect.NoError(t, plain.Create(ctx(t), size))
+	expect.NoError(t, plain.Attach(ctx(t)))
 	if enforced(t, plain.Dir) {
 		t.Error("a disk without quotas enforces limits")
 	}

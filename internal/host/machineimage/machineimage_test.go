@@ -17,20 +17,15 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
-)
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+	"capstan.dev/capstan/internal/testenv/expect"
+)
 
 func write(t *testing.T, path, content string, mode os.FileMode) {
 	t.Helper()
-	check(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	check(t, os.WriteFile(path, []byte(content), mode))
-	check(t, os.Chmod(path, mode))
+	expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	expect.NoError(t, os.WriteFile(path, []byte(content), mode))
+	expect.NoError(t, os.Chmod(path, mode))
 }
 
 // file is an entry of a layer.
@@ -59,11 +54,11 @@ func tarOf(t *testing.T, files []file) []byte {
 		if f.kind == 0 {
 			h.Typeflag = tar.TypeReg
 		}
-		check(t, w.WriteHeader(h))
+		expect.NoError(t, w.WriteHeader(h))
 		_, err := w.Write([]byte(f.content))
-		check(t, err)
+		expect.NoError(t, err)
 	}
-	check(t, w.Close())
+	expect.NoError(t, w.Close())
 	return out.Bytes()
 }
 
@@ -72,8 +67,8 @@ func gzipped(t *testing.T, data []byte) []byte {
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
 	_, err := w.Write(data)
-	check(t, err)
-	check(t, w.Close())
+	expect.NoError(t, err)
+	expect.NoError(t, w.Close())
 	return out.Bytes()
 }
 
@@ -88,7 +83,7 @@ func archiveOf(t *testing.T, damage func(blobs map[string][]byte), layers ...[]b
 	}
 	marshal := func(v any) []byte {
 		data, err := json.Marshal(v)
-		check(t, err)
+		expect.NoError(t, err)
 		return data
 	}
 	manifest := v1.Manifest{MediaType: v1.MediaTypeImageManifest}
@@ -114,7 +109,7 @@ func newStore(t *testing.T) *Store {
 	t.Helper()
 	dir := t.TempDir()
 	s := &Store{Dir: filepath.Join(dir, "images"), Unpacked: filepath.Join(dir, "unpacked"), Reserved: []string{"host"}}
-	check(t, os.Mkdir(s.Dir, 0o700))
+	expect.NoError(t, os.Mkdir(s.Dir, 0o700))
 	return s
 }
 
@@ -123,7 +118,7 @@ func nobody(string) bool { return false }
 func (s *Store) scan(t *testing.T) []Image {
 	t.Helper()
 	_, err := s.Scan(nobody)
-	check(t, err)
+	expect.NoError(t, err)
 	return s.List()
 }
 
@@ -136,7 +131,7 @@ func TestArchive(t *testing.T) {
 		file{name: "usr/pipe", kind: tar.TypeFifo}, file{name: "usr/dev", kind: tar.TypeChar}, file{name: "var/data", content: "x", mode: 0o644})
 	upper := []file{{name: "usr/d/sub/new", mode: 0o644}, {name: "usr/d/.wh..wh..opq"}, {name: "usr/.wh.gone"}, {name: "usr/a", content: "2", mode: 0o600}, {name: "bin/late", mode: 0o755}}
 	z, err := zstd.NewWriter(nil)
-	check(t, err)
+	expect.NoError(t, err)
 	write(t, filepath.Join(s.Dir, "debian.tar"), string(archiveOf(t, nil, gzipped(t, tarOf(t, lower)), z.EncodeAll(tarOf(t, upper), nil))), 0o600)
 	images := s.scan(t)
 	if len(images) != 1 || images[0].Problem != "" || !validDigest.MatchString(images[0].Digest) {
@@ -173,7 +168,7 @@ func TestArchive(t *testing.T) {
 // A hostile or damaged archive changes nothing outside of its folder, and leaves nothing.
 func TestBadArchives(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "outside")
-	check(t, os.Mkdir(outside, 0o755))
+	expect.NoError(t, os.Mkdir(outside, 0o755))
 	layer := func(files ...file) []byte { return archiveOf(t, nil, tarOf(t, append(files, good()...))) }
 	for name, test := range map[string]struct {
 		content []byte
@@ -233,8 +228,8 @@ func (s *Store) folder(t *testing.T, name string) string {
 	dir := filepath.Join(s.Dir, name)
 	for _, f := range good() {
 		if f.link != "" {
-			check(t, os.MkdirAll(dir, 0o755))
-			check(t, os.Symlink(f.link, filepath.Join(dir, f.name)))
+			expect.NoError(t, os.MkdirAll(dir, 0o755))
+			expect.NoError(t, os.Symlink(f.link, filepath.Join(dir, f.name)))
 			continue
 		}
 		write(t, filepath.Join(dir, f.name), f.content, 0o755)
@@ -256,33 +251,37 @@ func TestRegister(t *testing.T) {
 			s.folder(t, "a b")
 			write(t, filepath.Join(s.Dir, "notes"), "", 0o600)
 		}, ""},
-		"reserved":  {func(t *testing.T, s *Store) { s.folder(t, "host") }, "host the name is reserved"},
-		"both":      {func(t *testing.T, s *Store) { s.folder(t, "a"); write(t, filepath.Join(s.Dir, "a.tar"), "", 0o600) }, "a both the folder"},
-		"a link":    {func(t *testing.T, s *Store) { check(t, os.Symlink(s.folder(t, ".a"), filepath.Join(s.Dir, "a"))) }, ""},
-		"writable":  {func(t *testing.T, s *Store) { check(t, os.Chmod(s.folder(t, "a"), 0o777)) }, "a expected that only root"},
-		"of a user": {func(t *testing.T, s *Store) { check(t, os.Chown(s.folder(t, "a"), 1000, 0)) }, "a expected that only root"},
+		"reserved": {func(t *testing.T, s *Store) { s.folder(t, "host") }, "host the name is reserved"},
+		"both":     {func(t *testing.T, s *Store) { s.folder(t, "a"); write(t, filepath.Join(s.Dir, "a.tar"), "", 0o600) }, "a both the folder"},
+		"a link": {func(t *testing.T, s *Store) {
+			expect.NoError(t, os.Symlink(s.folder(t, ".a"), filepath.Join(s.Dir, "a")))
+		}, ""},
+		"writable":  {func(t *testing.T, s *Store) { expect.NoError(t, os.Chmod(s.folder(t, "a"), 0o777)) }, "a expected that only root"},
+		"of a user": {func(t *testing.T, s *Store) { expect.NoError(t, os.Chown(s.folder(t, "a"), 1000, 0)) }, "a expected that only root"},
 		"no usr": {func(t *testing.T, s *Store) {
-			check(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "sbin")))
+			expect.NoError(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "sbin")))
 		}, "a expected a root file system"},
 		"usr is a link": {func(t *testing.T, s *Store) {
-			check(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "x")))
-			check(t, os.Symlink("/usr", filepath.Join(s.Dir, "a", "usr")))
+			expect.NoError(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "x")))
+			expect.NoError(t, os.Symlink("/usr", filepath.Join(s.Dir, "a", "usr")))
 		}, "a expected a root file system"},
-		"no nft": {func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.folder(t, "a"), "usr/bin/nft"))) }, "a expected the program nft"},
+		"no nft": {func(t *testing.T, s *Store) {
+			expect.NoError(t, os.Remove(filepath.Join(s.folder(t, "a"), "usr/bin/nft")))
+		}, "a expected the program nft"},
 		"a device": {func(t *testing.T, s *Store) {
-			check(t, unix.Mkfifo(filepath.Join(s.folder(t, "a"), "usr/pipe"), 0o600))
+			expect.NoError(t, unix.Mkfifo(filepath.Join(s.folder(t, "a"), "usr/pipe"), 0o600))
 		}, "a expected files, folders"},
 		"programs behind absolute links": {func(t *testing.T, s *Store) {
 			bin := filepath.Join(s.folder(t, "a"), "usr/bin")
-			check(t, os.Rename(bin, filepath.Join(s.Dir, "a", "usr/sbin")))
-			check(t, os.Symlink("/usr/sbin", bin))
+			expect.NoError(t, os.Rename(bin, filepath.Join(s.Dir, "a", "usr/sbin")))
+			expect.NoError(t, os.Symlink("/usr/sbin", bin))
 		}, "a ok"},
 		"programs of the host": {func(t *testing.T, s *Store) {
 			sh := filepath.Join(s.folder(t, "a"), "usr/bin/sh")
-			check(t, os.Remove(sh))
-			check(t, os.Symlink("../../../../../../../../../../usr/bin/env", sh))
+			expect.NoError(t, os.Remove(sh))
+			expect.NoError(t, os.Symlink("../../../../../../../../../../usr/bin/env", sh))
 		}, "a expected a shell in /bin/sh"},
-		"no bin": {func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.folder(t, "a"), "bin"))) }, "a expected a shell in /bin/sh"},
+		"no bin": {func(t *testing.T, s *Store) { expect.NoError(t, os.Remove(filepath.Join(s.folder(t, "a"), "bin"))) }, "a expected a shell in /bin/sh"},
 	} {
 		s := newStore(t)
 		test.prepare(t, s)
@@ -302,7 +301,7 @@ func TestRegister(t *testing.T) {
 // A program without its dynamic linker or a library is found before a machine needs it.
 func TestCheckProgram(t *testing.T) {
 	data, err := os.ReadFile("/usr/bin/mount")
-	check(t, err)
+	expect.NoError(t, err)
 	s := newStore(t)
 	dir := s.folder(t, "a")
 	write(t, filepath.Join(dir, "usr/bin/mount"), string(data), 0o755)
@@ -331,7 +330,7 @@ func TestDigestAndBounds(t *testing.T) {
 		t.Errorf("%+v", images)
 	}
 	for i := range MaxImages + 5 {
-		check(t, os.Mkdir(filepath.Join(s.Dir, fmt.Sprint("n", i)), 0o755))
+		expect.NoError(t, os.Mkdir(filepath.Join(s.Dir, fmt.Sprint("n", i)), 0o755))
 	}
 	if images := s.scan(t); len(images) != MaxImages {
 		t.Errorf("%d images", len(images))
@@ -366,7 +365,7 @@ func TestGet(t *testing.T) {
 			t.Errorf("%s: %v", digest, err)
 		}
 	}
-	check(t, os.Remove(archive))
+	expect.NoError(t, os.Remove(archive))
 	s.scan(t)
 	if _, err := s.Get("a", ""); err == nil || !strings.Contains(err.Error(), "found none") {
 		t.Error(err)

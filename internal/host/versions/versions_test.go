@@ -28,6 +28,8 @@ import (
 
 	godiff "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // killAt selects the step before which the process kills itself.
@@ -39,13 +41,6 @@ func TestMain(m *testing.M) {
 		os.Exit(killed(at))
 	}
 	os.Exit(m.Run())
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // program returns a small program, in machine code, that prints a version: write(1, text, length), exit(0).
@@ -72,7 +67,7 @@ func program(t *testing.T, version string) []byte {
 	header := elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: uint16(elf.ET_EXEC), Machine: uint16(elfMachines[runtime.GOARCH]), Version: 1,
 		Entry: address + start, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1, Shentsize: 64}
 	segment := elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: address, Paddr: address, Filesz: size, Memsz: size, Align: 4096}
-	must(t, errors.Join(binary.Write(&out, le, header), binary.Write(&out, le, segment)))
+	expect.NoError(t, errors.Join(binary.Write(&out, le, header), binary.Write(&out, le, segment)))
 	return append(append(out.Bytes(), code...), text...)
 }
 
@@ -80,10 +75,10 @@ func program(t *testing.T, version string) []byte {
 func folder(t *testing.T, version string, names ...string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), version)
-	must(t, os.MkdirAll(dir, 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "all"), program(t, version), 0o755))
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "all"), program(t, version), 0o755))
 	for _, name := range names {
-		must(t, os.Symlink("all", filepath.Join(dir, name)))
+		expect.NoError(t, os.Symlink("all", filepath.Join(dir, name)))
 	}
 	return dir
 }
@@ -108,17 +103,17 @@ func archive(t *testing.T, items ...item) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "archive.tar.gz")
 	out, err := os.Create(name)
-	must(t, err)
+	expect.NoError(t, err)
 	compressed, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
-	must(t, err)
+	expect.NoError(t, err)
 	w := tar.NewWriter(compressed)
 	for _, i := range items {
 		i.Size = int64(len(i.content))
-		must(t, w.WriteHeader(&i.Header))
+		expect.NoError(t, w.WriteHeader(&i.Header))
 		_, err := w.Write(i.content)
-		must(t, err)
+		expect.NoError(t, err)
 	}
-	must(t, errors.Join(w.Close(), compressed.Close(), out.Close()))
+	expect.NoError(t, errors.Join(w.Close(), compressed.Close(), out.Close()))
 	return name
 }
 
@@ -140,7 +135,7 @@ func newStore(t *testing.T) *Store {
 func (s *Store) mustAdd(t *testing.T, locations ...string) Version {
 	t.Helper()
 	v, added, err := s.Add(t.Context(), Request{Sources: sources(locations...)})
-	must(t, err)
+	expect.NoError(t, err)
 	if !added {
 		t.Error("the version was not added")
 	}
@@ -159,7 +154,7 @@ func (s *Store) names(t *testing.T) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(s.Dir)
 	if !errors.Is(err, os.ErrNotExist) {
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -170,7 +165,7 @@ func (s *Store) names(t *testing.T) (names []string) {
 func sumOf(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	expect.NoError(t, err)
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
@@ -205,7 +200,7 @@ func TestAdd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStore(t)
 			got, added, err := s.Add(t.Context(), Request{Sources: sources(c.sources...), Version: c.version})
-			must(t, err)
+			expect.NoError(t, err)
 			if diff := godiff.Diff(c.want, got, cmpopts.IgnoreFields(Version{}, "Bytes")); diff != "" || !added || got.Bytes == 0 {
 				t.Errorf("added %v, %d bytes, %s", added, got.Bytes, diff)
 			}
@@ -222,7 +217,7 @@ func TestAdd(t *testing.T) {
 			if _, added, err := s.Add(t.Context(), Request{Sources: sources(c.sources...), Version: c.version}); err != nil || added {
 				t.Errorf("again: added %v, %v", added, err)
 			}
-			must(t, os.WriteFile(filepath.Join(s.Dir, got.Name, "other"), nil, 0o644))
+			expect.NoError(t, os.WriteFile(filepath.Join(s.Dir, got.Name, "other"), nil, 0o644))
 			if _, _, err := s.Add(t.Context(), Request{Sources: sources(c.sources...), Version: c.version}); err == nil || !strings.Contains(err.Error(), "other content") {
 				t.Errorf("other content: %v", err)
 			}
@@ -242,17 +237,17 @@ func TestRefused(t *testing.T) {
 	}
 	changed := func(change func(dir string) error) string {
 		dir := folder(t, "v1.99.1", without("kube-proxy")...)
-		must(t, change(dir))
+		expect.NoError(t, change(dir))
 		return dir
 	}
 	outside := filepath.Join(t.TempDir(), "kube-proxy")
-	must(t, os.WriteFile(outside, program(t, "v1.99.1"), 0o755))
+	expect.NoError(t, os.WriteFile(outside, program(t, "v1.99.1"), 0o755))
 	other := program(t, "v1.99.1")
 	binary.LittleEndian.PutUint16(other[18:], 8) // e_machine: MIPS
 	cut, err := os.ReadFile(archive(t, good()...))
-	must(t, err)
+	expect.NoError(t, err)
 	truncated := filepath.Join(t.TempDir(), "truncated.tar.gz")
-	must(t, os.WriteFile(truncated, cut[:len(cut)-20], 0o644))
+	expect.NoError(t, os.WriteFile(truncated, cut[:len(cut)-20], 0o644))
 
 	for name, c := range map[string]struct {
 		source, sum, version, want string
@@ -330,7 +325,7 @@ func TestDownload(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	ca := filepath.Join(t.TempDir(), "ca.crt")
-	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644))
+	expect.NoError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644))
 	sum := sumOf(t, source)
 	for name, c := range map[string]struct{ path, sum, ca, want string }{
 		"good":            {path: "/good", sum: sum, ca: ca},
@@ -383,7 +378,7 @@ func killed(at string) int {
 func TestKilled(t *testing.T) {
 	source := archive(t, version(t, "v1.99.1", "v1.99.1", all()...)...)
 	self, err := os.Executable()
-	must(t, err)
+	expect.NoError(t, err)
 	for operation, steps := range map[string]int{"add---": 5, "remove": 4} {
 		t.Run(operation, func(t *testing.T) {
 			for n := 1; ; n++ {
@@ -410,7 +405,7 @@ func TestKilled(t *testing.T) {
 					t.Errorf("step %d: the next command: %v", n, err)
 				}
 				list, err := s.List()
-				must(t, err)
+				expect.NoError(t, err)
 				if left := s.names(t); len(left) != len(list) {
 					t.Errorf("step %d: left %v", n, left)
 				}
@@ -423,7 +418,7 @@ func TestKilled(t *testing.T) {
 func (s *Store) checkWhole(t *testing.T, step int) {
 	t.Helper()
 	list, err := s.List()
-	must(t, err)
+	expect.NoError(t, err)
 	if len(list) == 0 || list[0].Name != "v1.98.0" {
 		t.Errorf("step %d: the other version was lost: %v", step, list)
 	}
@@ -465,7 +460,7 @@ func TestKilledRemovalIsUndone(t *testing.T) {
 				s.mustAdd(t, source)
 				s.step = func(at string) {
 					if at == step {
-						must(t, Restore(s.Dir)) // A capstand changes nothing while the command runs.
+						expect.NoError(t, Restore(s.Dir)) // A capstand changes nothing while the command runs.
 						panic(step)
 					}
 				}
@@ -474,7 +469,7 @@ func TestKilledRemovalIsUndone(t *testing.T) {
 					_ = s.Remove("v1.99.1", func() ([]string, error) { return nil, nil }, false)
 				}()
 				s.step = nil
-				must(t, restore(s))
+				expect.NoError(t, restore(s))
 				if list, err := s.List(); err != nil || len(list) != want {
 					t.Errorf("%v, %v", list, err)
 				}
@@ -487,8 +482,8 @@ func TestKilledRemovalIsUndone(t *testing.T) {
 func TestRestoreKeepsTheVersion(t *testing.T) {
 	s := newStore(t)
 	s.mustAdd(t, folder(t, "v1.99.1", all()...))
-	must(t, os.Mkdir(filepath.Join(s.Dir, hidden+"v1.99.1"), 0o755))
-	must(t, Restore(s.Dir))
+	expect.NoError(t, os.Mkdir(filepath.Join(s.Dir, hidden+"v1.99.1"), 0o755))
+	expect.NoError(t, Restore(s.Dir))
 	if list, err := s.List(); err != nil || len(list) != 1 || len(s.names(t)) != 1 {
 		t.Errorf("%v, %v, folders %v", list, err, s.names(t))
 	}
@@ -532,7 +527,7 @@ func TestMachines(t *testing.T) {
 	}
 	update := func(phase int) string {
 		data, err := json.Marshal(map[string]any{"phase": phase, "from": json.RawMessage(spec("v1.35.4")), "to": json.RawMessage(spec("v1.36.3"))})
-		must(t, err)
+		expect.NoError(t, err)
 		return string(data)
 	}
 	one, damaged := []string{"machine a/b"}, []string{"machine id (its record is damaged)"}
@@ -552,10 +547,10 @@ func TestMachines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, "machines", "id")
-			must(t, os.MkdirAll(dir, 0o755))
+			expect.NoError(t, os.MkdirAll(dir, 0o755))
 			for name, content := range map[string]string{"spec.json": c.spec, "update.json": c.update} {
 				if content != "" {
-					must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+					expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 				}
 			}
 			for version, want := range map[string][]string{"v1.35.4": c.older, "v1.36.3": c.newer, "v1.37.0": onlyDamaged(c.older)} {

@@ -22,6 +22,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -64,7 +65,7 @@ func checkHostAccess(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "four Nodes Ready", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 4) })
 
 	template := &infrav1.CapstanMachineTemplate{}
-	must(t, plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name + "-access"}, template))
+	expect.NoError(t, plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name + "-access"}, template))
 	if got := template.Status.Capacity[fuse]; got.Cmp(resource.MustParse("1")) != 0 {
 		t.Errorf("status.capacity of the template: %v", template.Status.Capacity)
 	}
@@ -72,7 +73,7 @@ func checkHostAccess(t *testing.T, c *harness.Cluster) {
 		t.Errorf("the machine sees %q", out)
 	}
 
-	must(t, plane.Client.Get(ctx, client.ObjectKeyFromObject(machine), machine))
+	expect.NoError(t, plane.Client.Get(ctx, client.ObjectKeyFromObject(machine), machine))
 	harness.ServeDevicePlugin(t, filepath.Join(plane.Root, "hosts", "local", "machines", machine.Spec.ID, "rootfs"), fuse, fuse+"=0")
 	c.Plane.Must(t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", c.Name, "--namespace", c.Namespace)
 	// Each pod makes a node of its own with the numbers of the device, because only the rules of its cgroup may decide.
@@ -96,7 +97,7 @@ func checkHostAccess(t *testing.T, c *harness.Cluster) {
 func checkLoopDevice(t *testing.T, machine *infrav1.CapstanMachine) {
 	t.Helper()
 	init := initapi.NewClient(filepath.Join(plane.Root, "hosts", "local", "run", machine.Spec.ID, "init.sock"))
-	must(t, init.ProvideDevice(t.Context(), blockVolume, 16<<20))
+	expect.NoError(t, init.ProvideDevice(t.Context(), blockVolume, 16<<20))
 	const script = "path=/run/block-volumes/" + blockVolume + `; echo precious | dd of=$path conv=fsync 2>/dev/null; head -c 8 $path; readlink $(PATH=/run/programs:$PATH which losetup)`
 	if out := inMachine(t, machine.Name, "sh", "-c", script); out != "precious/opt/capstan/capstan-init\n" {
 		t.Errorf("the machine says %q", out)
@@ -110,7 +111,7 @@ func checkLoopDevice(t *testing.T, machine *infrav1.CapstanMachine) {
 func blockVolumes(t *testing.T) (files []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, path := range paths {
 		if file, err := os.ReadFile(path); err == nil && strings.Contains(string(file), blockVolume) {
 			files = append(files, string(file))
@@ -147,7 +148,7 @@ grep CapEff /proc/self/status
 func checkKernelAccess(t *testing.T, c *harness.Cluster, machine *infrav1.CapstanMachine) {
 	t.Helper()
 	hostFilter, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter")
-	must(t, err)
+	expect.NoError(t, err)
 	pod := harness.ShellPod("kernel", machine.Name, "/run/e2e", 1, kernelAccess, "- {name: bpf, mountPath: /sys/fs/bpf, mountPropagation: Bidirectional}")
 	for from, to := range map[string]string{
 		"spec:\n":                         "spec:\n  hostNetwork: true\n  restartPolicy: Never\n",
@@ -185,14 +186,14 @@ func checkKernelAccess(t *testing.T, c *harness.Cluster, machine *infrav1.Capsta
 func describeDevice(t *testing.T) string {
 	t.Helper()
 	folder := filepath.Join(t.TempDir(), "models")
-	must(t, os.Mkdir(folder, 0o755))
-	must(t, os.WriteFile(filepath.Join(folder, "weights"), []byte("of the model\n"), 0o644))
+	expect.NoError(t, os.Mkdir(folder, 0o755))
+	expect.NoError(t, os.WriteFile(filepath.Join(folder, "weights"), []byte("of the model\n"), 0o644))
 	const dir = "/var/run/cdi"
-	must(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	file := filepath.Join(dir, "capstan-e2e.json")
-	must(t, os.WriteFile(file, []byte(`{"cdiVersion": "0.6.0", "kind": "`+fuse+`", "containerEdits": {"env": ["FUSE_DRIVER=yes"]},
+	expect.NoError(t, os.WriteFile(file, []byte(`{"cdiVersion": "0.6.0", "kind": "`+fuse+`", "containerEdits": {"env": ["FUSE_DRIVER=yes"]},
 		"devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/sample0", "hostPath": "/dev/fuse"}]}}]}`), 0o644))
-	t.Cleanup(func() { must(t, os.Remove(file)) })
+	t.Cleanup(func() { expect.NoError(t, os.Remove(file)) })
 	harness.Eventually(t, "the device in the status of the host", time.Minute, func(ctx context.Context) error {
 		list := &infrav1.CapstanHostList{}
 		if err := plane.Client.List(ctx, list); err != nil {
@@ -239,10 +240,10 @@ func waitsFor(t *testing.T, m *infrav1.CapstanMachine, message string) {
 func changeHost(t *testing.T, change func(*infrav1.CapstanHost)) {
 	t.Helper()
 	list := &infrav1.CapstanHostList{}
-	must(t, plane.Client.List(t.Context(), list))
-	must(t, testenv.Change(t.Context(), plane.Client, &list.Items[0], change))
+	expect.NoError(t, plane.Client.List(t.Context(), list))
+	expect.NoError(t, testenv.Change(t.Context(), plane.Client, &list.Items[0], change))
 	t.Cleanup(func() {
-		must(t, testenv.Change(context.WithoutCancel(t.Context()), plane.Client, &list.Items[0], func(h *infrav1.CapstanHost) {
+		expect.NoError(t, testenv.Change(context.WithoutCancel(t.Context()), plane.Client, &list.Items[0], func(h *infrav1.CapstanHost) {
 			h.Spec.AllowedMounts, h.Spec.AllowedDevices = nil, nil
 		}))
 	})

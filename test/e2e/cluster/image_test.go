@@ -27,6 +27,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -35,18 +36,18 @@ import (
 // has a folder and a device of the host. The cluster has a control plane only, and four Nodes in the end.
 func runImages(t *testing.T, c *harness.Cluster) {
 	hosts, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*"))
-	must(t, err)
+	expect.NoError(t, err)
 	if len(hosts) != 1 {
 		t.Fatalf("hosts: %v", hosts)
 	}
 	images := filepath.Join(hosts[0], "images")
 	makeImage(t, filepath.Join(images, ".folder"), "folder")
-	must(t, os.Rename(filepath.Join(images, ".folder"), filepath.Join(images, "folder")))
+	expect.NoError(t, os.Rename(filepath.Join(images, ".folder"), filepath.Join(images, "folder")))
 	source := filepath.Join(t.TempDir(), "source")
 	makeImage(t, source, "archive")
-	must(t, os.WriteFile(filepath.Join(images, ".archive.tar"), ociArchive(t, source), 0o600))
-	must(t, os.Rename(filepath.Join(images, ".archive.tar"), filepath.Join(images, "archive.tar")))
-	must(t, os.Mkdir(filepath.Join(images, "empty"), 0o755))
+	expect.NoError(t, os.WriteFile(filepath.Join(images, ".archive.tar"), ociArchive(t, source), 0o600))
+	expect.NoError(t, os.Rename(filepath.Join(images, ".archive.tar"), filepath.Join(images, "archive.tar")))
+	expect.NoError(t, os.Mkdir(filepath.Join(images, "empty"), 0o755))
 	checkStatus(t)
 
 	for _, name := range []string{"folder", "archive"} {
@@ -59,13 +60,6 @@ func runImages(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	t.Run("a folder and a device of the host", func(t *testing.T) { checkHostAccess(t, c) })
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // makeImage fills a folder with programs of this system and their libraries.
@@ -94,13 +88,13 @@ func makeImage(t *testing.T, dir, name string) {
 func ociArchive(t *testing.T, dir string) []byte {
 	t.Helper()
 	layer, err := exec.Command("tar", "-C", dir, "-cz", ".").Output()
-	must(t, err)
+	expect.NoError(t, err)
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	add := func(name string, data []byte) {
-		must(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}))
+		expect.NoError(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}))
 		_, err := w.Write(data)
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	blob := func(data []byte, kind string) v1.Descriptor {
 		d := v1.Descriptor{MediaType: kind, Digest: digest.FromBytes(data), Size: int64(len(data))}
@@ -108,11 +102,11 @@ func ociArchive(t *testing.T, dir string) []byte {
 		return d
 	}
 	manifest, err := json.Marshal(v1.Manifest{MediaType: v1.MediaTypeImageManifest, Layers: []v1.Descriptor{blob(layer, v1.MediaTypeImageLayerGzip)}})
-	must(t, err)
+	expect.NoError(t, err)
 	index, err := json.Marshal(v1.Index{Manifests: []v1.Descriptor{blob(manifest, v1.MediaTypeImageManifest)}})
-	must(t, err)
+	expect.NoError(t, err)
 	add(v1.ImageIndexFile, index)
-	must(t, w.Close())
+	expect.NoError(t, w.Close())
 	return out.Bytes()
 }
 
@@ -150,7 +144,7 @@ func addWorker(t *testing.T, c *harness.Cluster, name string, change func(*infra
 		ClusterName: c.Name, Replicas: ptr.To[int32](1), Template: clusterv1.MachineTemplateSpec{Spec: spec},
 	}}
 	for _, o := range []client.Object{infra, config, md} {
-		must(t, plane.Client.Create(t.Context(), o))
+		expect.NoError(t, plane.Client.Create(t.Context(), o))
 	}
 }
 
@@ -160,7 +154,7 @@ func checkImage(t *testing.T, c *harness.Cluster, m *infrav1.CapstanMachine) {
 	t.Helper()
 	checkRoot(t, m)
 	node := &corev1.Node{}
-	must(t, c.Client.Get(t.Context(), client.ObjectKey{Name: m.Name}, node))
+	expect.NoError(t, c.Client.Get(t.Context(), client.ObjectKey{Name: m.Name}, node))
 	if want := "Image " + m.Spec.Image + " of the test"; node.Status.NodeInfo.OSImage != want {
 		t.Errorf("Node %s has the system %q, want %q", m.Name, node.Status.NodeInfo.OSImage, want)
 	}
@@ -175,7 +169,7 @@ func checkRoot(t *testing.T, m *infrav1.CapstanMachine) {
 	t.Helper()
 	out, err := harness.Command(t.Context(), nil, filepath.Join(harness.Bin(), "capstan"), "shell", m.Name, "--root", plane.Root, "--namespace", m.Namespace,
 		"--", "/bin/sh", "-c", "cat /usr/share/image; ls /usr/bin; cat /proc/self/mountinfo")
-	must(t, err)
+	expect.NoError(t, err)
 	if !strings.HasPrefix(out, m.Spec.Image+"\n") || strings.Contains(out, "dpkg") {
 		t.Errorf("%s has another root file system: %s", m.Name, out)
 	}
@@ -201,7 +195,7 @@ func runPod(t *testing.T, c *harness.Cluster, node string) {
 		Containers: []corev1.Container{{Name: "pause", Image: "registry.capstan.dev/pause:v1", VolumeMounts: []corev1.VolumeMount{{Name: "memory", MountPath: "/memory"}}}},
 		Volumes:    []corev1.Volume{{Name: "memory", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}},
 	}}
-	must(t, c.Client.Create(t.Context(), pod))
+	expect.NoError(t, c.Client.Create(t.Context(), pod))
 	harness.Eventually(t, "pod "+pod.Name, time.Minute, func(ctx context.Context) error {
 		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 	"capstan.dev/capstan/test/conformance"
 	"capstan.dev/capstan/test/e2e/harness"
@@ -73,7 +74,7 @@ func TestSubset(t *testing.T) {
 		t.Error(err)
 	}
 	report, err := os.ReadFile(filepath.Join(reports, "junit.xml"))
-	must(t, err)
+	expect.NoError(t, err)
 	for _, name := range subset {
 		if !strings.Contains(html.UnescapeString(string(report)), name) {
 			t.Errorf("the report for other tools does not contain %q", name)
@@ -122,23 +123,16 @@ func mirror(t *testing.T, c *harness.Cluster, archive string) {
 			t.Fatal(err)
 		}
 		server := httptest.NewUnstartedServer(registry)
-		must(t, server.Listener.Close())
-		must(t, testnetns.In(machine, func() (err error) {
+		expect.NoError(t, server.Listener.Close())
+		expect.NoError(t, testnetns.In(machine, func() (err error) {
 			server.Listener, err = net.Listen("tcp", "127.0.0.1:0")
 			return err
 		}))
-		must(t, machine.Close())
+		expect.NoError(t, machine.Close())
 		server.Start()
 		t.Cleanup(server.Close)
 		plane.Must(t, "shell", m.Name, "--namespace", c.Namespace, "--", "sh", "-c", `mkdir -p /etc/containerd/certs.d/registry.k8s.io
 			echo '[host."`+server.URL+`"]' >/etc/containerd/certs.d/registry.k8s.io/hosts.toml`)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

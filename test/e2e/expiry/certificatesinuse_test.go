@@ -21,6 +21,7 @@ import (
 
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // inUse contains certificates by the place where they were found.
@@ -32,21 +33,21 @@ func (r *run) noneExpired() {
 	t := r.t
 	found := inUse{}
 	for _, dir := range []string{filepath.Join(plane.Root, "pki"), r.hostDir} {
-		must(t, found.files(dir))
+		expect.NoError(t, found.files(dir))
 	}
 	disks, err := filepath.Glob(filepath.Join(plane.Root, "hosts/*/machines/*/rootfs"))
-	must(t, err)
+	expect.NoError(t, err)
 	for _, disk := range disks {
-		must(t, found.files(filepath.Join(disk, "etc/kubernetes/pki")))
+		expect.NoError(t, found.files(filepath.Join(disk, "etc/kubernetes/pki")))
 		current, err := filepath.Glob(filepath.Join(disk, "var/lib/kubelet/pki/*-current.pem"))
-		must(t, err)
+		expect.NoError(t, err)
 		for _, link := range current {
 			target, err := os.Readlink(link) // An absolute path is below the machine's root.
-			must(t, err)
+			expect.NoError(t, err)
 			found.file(filepath.Join(filepath.Dir(link), filepath.Base(target)))
 		}
 	}
-	must(t, found.secrets(r))
+	expect.NoError(t, found.secrets(r))
 	found.sockets(r)
 
 	short := 0
@@ -166,7 +167,7 @@ func (u inUse) sockets(r *run) {
 func listening(r *run) []string {
 	var out []string
 	data, err := os.ReadFile("/proc/net/tcp")
-	must(r.t, err)
+	expect.NoError(r.t, err)
 	for line := range strings.Lines(string(data)) {
 		fields := strings.Fields(line)
 		if len(fields) < 4 || fields[3] != "0A" {

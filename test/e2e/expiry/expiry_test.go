@@ -31,6 +31,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -136,20 +137,20 @@ func (r *run) after(d time.Duration) error {
 func (r *run) startHost() {
 	t := r.t
 	root, err := os.MkdirTemp("", "cap") // The path is short because the folder contains sockets.
-	must(t, err)
-	must(t, os.Chmod(root, 0o755))
+	expect.NoError(t, err)
+	expect.NoError(t, os.Chmod(root, 0o755))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	expect.NoError(t, err)
 	address := listener.Addr().String()
-	must(t, listener.Close())
+	expect.NoError(t, listener.Close())
 	r.hostDir = filepath.Join(root, "tls")
 	manifests := plane.Must(t, "host", "credentials", "far", "--address", address, "--dir", r.hostDir, "--allow-namespace", "nobody")
 	log, err := os.Create(filepath.Join(t.TempDir(), "capstand.log"))
-	must(t, err)
+	expect.NoError(t, err)
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(harness.Bin(), "capstand"), "--root="+root, "--assets="+harness.Bin(), "--name=far", "--listen="+address)
 	cmd.Stdout, cmd.Stderr = log, log
-	must(t, cmd.Start())
+	expect.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		if text, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
 			t.Logf("capstand:\n%s", text[max(0, len(text)-4000):])
@@ -159,9 +160,9 @@ func (r *run) startHost() {
 		_ = os.RemoveAll(root)
 	})
 	file := filepath.Join(t.TempDir(), "host.yaml")
-	must(t, os.WriteFile(file, []byte(manifests), 0o600))
+	expect.NoError(t, os.WriteFile(file, []byte(manifests), 0o600))
 	_, err = harness.Command(t.Context(), nil, harness.Kubectl(), "--kubeconfig", r.planeKubeconfig(), "apply", "-f", file)
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 // dumpMachines prints the end of each log of the machines if the test has failed.
@@ -170,7 +171,7 @@ func (r *run) dumpMachines() {
 		return
 	}
 	files, err := filepath.Glob(filepath.Join(plane.Root, "hosts/*/machines/*/rootfs/var/log/capstan/*.log"))
-	must(r.t, err)
+	expect.NoError(r.t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		r.t.Logf("%s (%v):\n%s", file, err, text[max(0, len(text)-8000):])
@@ -180,7 +181,7 @@ func (r *run) dumpMachines() {
 // planeKubeconfig reads the current kubeconfig of the plane's administrator.
 func (r *run) planeKubeconfig() string {
 	path := filepath.Join(r.t.TempDir(), "plane")
-	must(r.t, os.WriteFile(path, []byte(plane.Must(r.t, "get", "kubeconfig", "--management")), 0o600))
+	expect.NoError(r.t, os.WriteFile(path, []byte(plane.Must(r.t, "get", "kubeconfig", "--management")), 0o600))
 	return path
 }
 
@@ -196,11 +197,11 @@ func (r *run) prepare() {
 	}
 	token := strings.TrimSpace(r.MustKubectl(t, "create", "token", "writer", "--duration=24h"))
 	config, err := clientcmd.BuildConfigFromFlags("", r.Kubeconfig)
-	must(t, err)
+	expect.NoError(t, err)
 	r.writer, err = harness.NewClient(&rest.Config{
 		Host: config.Host, BearerToken: token, Timeout: 5 * time.Second, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData},
 	})
-	must(t, err)
+	expect.NoError(t, err)
 	r.worker = r.Worker(t).Spec.Network.Addresses[0].Address
 	harness.Eventually(t, "the workload answers", limit, func(ctx context.Context) error { return r.answer(ctx, r.worker, 30080) })
 }
@@ -227,7 +228,7 @@ func (r *run) keepUntil(what string, within time.Duration, done func() error) {
 			r.t.Fatalf("%s: %s: a client with retries fails for %s: %v", time.Since(r.began).Round(time.Second), what, retries, err)
 		}
 		if time.Since(fresh) > r.life/8 {
-			must(r.t, plane.Connect()) // The certificate of the kubeconfig expires like the others.
+			expect.NoError(r.t, plane.Connect()) // The certificate of the kubeconfig expires like the others.
 			fresh = time.Now()
 		}
 		err = done()
@@ -275,7 +276,7 @@ func (r *run) answer(ctx context.Context, node string, port int) error {
 
 func (r *run) setPaused(paused bool) {
 	r.t.Helper()
-	must(r.t, plane.Connect())
+	expect.NoError(r.t, plane.Connect())
 	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}}
 	patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"paused":%v}}`, paused))
 	harness.Eventually(r.t, "the Cluster is patched", limit, func(ctx context.Context) error { return plane.Client.Patch(ctx, cluster, patch) })
@@ -286,7 +287,7 @@ func (r *run) setPaused(paused bool) {
 func (r *run) workerFiles() []string {
 	pattern := filepath.Join(plane.Root, "hosts", "*", "machines", r.Worker(r.t).Spec.ID, "rootfs/etc/kubernetes/pki/clients/*.crt")
 	files, err := filepath.Glob(pattern)
-	must(r.t, err)
+	expect.NoError(r.t, err)
 	if len(files) != 2 {
 		r.t.Fatalf("expected the certificates of kube-proxy and the agent in %s, found %v", pattern, files)
 	}
@@ -326,14 +327,14 @@ func (r *run) programs(name string, port int) {
 		Type: corev1.ServiceTypeNodePort, Selector: map[string]string{"app": "echo"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: int32(port)}},
 	}}
 	service.Spec.Ports[0].TargetPort.IntVal = 8080
-	must(r.t, r.writer.Create(r.t.Context(), service))
+	expect.NoError(r.t, r.writer.Create(r.t.Context(), service))
 	r.keepUntil("kube-proxy serves the Service "+name, reread, func() error { return r.answer(r.t.Context(), r.worker, port) })
 }
 
 // check proves that each part works with renewed certificates, and that no certificate in use has expired.
 func (r *run) check() {
 	t := r.t
-	must(t, plane.Connect())
+	expect.NoError(t, plane.Connect())
 	r.Connect(t) // with the administrator's kubeconfig that was issued meanwhile
 	harness.Eventually(t, "two Nodes", limit, func(ctx context.Context) error { return r.NodesReady(ctx, 2) })
 	r.reachesKubelet()
@@ -344,7 +345,7 @@ func (r *run) check() {
 	// machines set routes.
 	_, err := harness.Command(t.Context(), nil, harness.Kubectl(), "--kubeconfig", r.planeKubeconfig(), "-n", r.Namespace,
 		"scale", "machinedeployment", "--all", "--replicas=2")
-	must(t, err)
+	expect.NoError(t, err)
 	harness.Eventually(t, "three Nodes", limit, func(ctx context.Context) error { return r.NodesReady(ctx, 3) })
 	r.loadImage()
 	node := ""
@@ -412,11 +413,4 @@ func (r *run) conditions() {
 		}
 		return nil
 	})
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

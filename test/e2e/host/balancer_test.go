@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // awaitBalancer follows the Watch stream until the load balancer has the wanted state.
@@ -54,22 +55,22 @@ func TestBalancer(t *testing.T) {
 	go func() { parked <- answers(blue.address(1), "blue-10") }() // The client connects before there is a machine.
 	lb.Backends = []*hostpb.Backend{{Name: "blue-10", Address: blue.address(10) + ":6443"}}
 	_, err := c.EnsureLoadBalancer(c.ctx(), lb)
-	check(t, err)
+	expect.NoError(t, err)
 	c.make(blue.machine(10))
 	up := time.Now()
-	check(t, <-parked)
+	expect.NoError(t, <-parked)
 	t.Logf("waiting connection served %s after the start of the machine", time.Since(up).Round(time.Millisecond))
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Backends[0].Healthy })
 
 	c.make(blue.machine(11))
 	lb.Backends = append(lb.Backends, &hostpb.Backend{Name: "blue-11", Address: blue.address(11) + ":6443"})
 	_, err = c.EnsureLoadBalancer(c.ctx(), lb)
-	check(t, err)
+	expect.NoError(t, err)
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return len(lb.Backends) == 2 && lb.Backends[1].Healthy })
 	names := map[string]int{}
 	for range 10 {
 		_, name, err := get(blue.address(1), "/name")
-		check(t, err)
+		expect.NoError(t, err)
 		names[name]++
 	}
 	if names["blue-10"] == 0 || names["blue-11"] == 0 {
@@ -106,7 +107,7 @@ func TestBalancerKilled(t *testing.T) {
 	}
 
 	c.kill()
-	check(t, answers(blue.address(1), "blue-10"))
+	expect.NoError(t, answers(blue.address(1), "blue-10"))
 	c.start()
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
 	if now := balancerPID(t, blue); now != pid {
@@ -114,17 +115,17 @@ func TestBalancerKilled(t *testing.T) {
 	}
 
 	died := time.Now()
-	check(t, syscall.Kill(pid, syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	eventually(t, "the endpoint answers", func() error { return answers(blue.address(1), "blue-10") })
 	t.Logf("endpoint answers again after %s", time.Since(died).Round(time.Millisecond))
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
 
 	// The next capstand completes a deletion that the killed one has started.
-	check(t, os.WriteFile(filepath.Join(c.root, "balancers", blue.id, "deleted"), nil, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(c.root, "balancers", blue.id, "deleted"), nil, 0o600))
 	c.kill()
 	c.start()
 	eventually(t, "balancer is removed", func() error { return gone(filepath.Join(c.root, "balancers", blue.id)) })
-	check(t, tryHost("! ss -Hltn 'src "+blue.address(1)+"' | grep ."))
+	expect.NoError(t, tryHost("! ss -Hltn 'src "+blue.address(1)+"' | grep ."))
 }
 
 // A new capstand replaces the previous balancer with its own program. Open connections continue, new connections are
@@ -147,9 +148,9 @@ func TestBalancerUpgraded(t *testing.T) {
 	ask := func() {
 		t.Helper()
 		res, err := client.Get("https://" + blue.address(1) + ":6443/name")
-		check(t, err)
+		expect.NoError(t, err)
 		_, _ = io.Copy(io.Discard, res.Body)
-		check(t, res.Body.Close())
+		expect.NoError(t, res.Body.Close())
 	}
 	ask()
 
@@ -186,8 +187,8 @@ func TestBalancerUpgraded(t *testing.T) {
 		t.Errorf("the open connection was lost: %d dials", dials)
 	}
 	close(stop)
-	check(t, <-failed)
-	check(t, syscall.Kill(before, 0)) // it has a connection
+	expect.NoError(t, <-failed)
+	expect.NoError(t, syscall.Kill(before, 0)) // it has a connection
 	client.CloseIdleConnections()
 	eventually(t, "the end of the previous balancer", func() error { return gone(fmt.Sprintf("/proc/%d", before)) })
 

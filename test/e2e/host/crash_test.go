@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func running(pidNot int32) func(*hostpb.Machine) bool {
@@ -59,7 +60,7 @@ func TestPID1Killed(t *testing.T) {
 	mac := inside(t, blue.address(10), "cat /sys/class/net/eth0/address; echo kept > /var/lib/kept")
 
 	died := time.Now()
-	check(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
 	now := c.await(was.Spec.Id, running(was.Status.Pid))
 	t.Logf("runs again after %s", time.Since(died).Round(time.Millisecond))
 	if now.Status.Restarts != 1 || now.Status.Bootstrap != hostpb.MachineStatus_SUCCEEDED {
@@ -71,7 +72,7 @@ func TestPID1Killed(t *testing.T) {
 	}
 
 	c.kill()
-	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
 	c.start()
 	again := c.await(was.Spec.Id, running(now.Status.Pid))
 	if again.Status.Restarts != 2 {
@@ -111,13 +112,13 @@ func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
 	host(t, "ip link del "+bridge(k))
 	for _, n := range machines {
 		host(t, "umount -l /run/capstan/netns/"+hash(k.machine(n).Id))
-		check(t, os.Remove("/run/capstan/netns/"+hash(k.machine(n).Id)))
+		expect.NoError(t, os.Remove("/run/capstan/netns/"+hash(k.machine(n).Id)))
 		host(t, "umount "+filepath.Join(c.root, "machines", k.machine(n).Id, "rootfs"))
 		host(t, "umount "+filepath.Join(c.root, "run", k.machine(n).Id))
 	}
-	check(t, os.RemoveAll("/run/capstan/networks/"+hash(k.id)))
+	expect.NoError(t, os.RemoveAll("/run/capstan/networks/"+hash(k.id)))
 	host(t, "nft delete table inet capstan-"+hash(k.id))
-	check(t, os.WriteFile(filepath.Join(c.root, "boot-id"), []byte("another boot"), 0o644))
+	expect.NoError(t, os.WriteFile(filepath.Join(c.root, "boot-id"), []byte("another boot"), 0o644))
 }
 
 // A machine whose disk is lost is failed, with a message: with an empty disk it would be another machine.
@@ -127,9 +128,9 @@ func TestDiskLost(t *testing.T) {
 	was := c.make(blue.machine(10))
 	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(c.root, "machines", was.Spec.Id, "bootstrap-data")) })
 	c.kill()
-	check(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
 	host(t, "umount "+filepath.Join(c.root, "machines", was.Spec.Id, "rootfs"))
-	check(t, os.Remove(filepath.Join(c.root, "machines", was.Spec.Id, "disk.img")))
+	expect.NoError(t, os.Remove(filepath.Join(c.root, "machines", was.Spec.Id, "disk.img")))
 	c.start()
 	m := c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
 	if !strings.Contains(m.Status.Message, "lost") {
@@ -148,7 +149,7 @@ func TestKilledWhileBusy(t *testing.T) {
 	for n := 10; n < 14; n++ {
 		spec := blue.machine(n)
 		_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
-		check(t, err)
+		expect.NoError(t, err)
 		time.Sleep(time.Duration(n-10) * 40 * time.Millisecond) // Each kill is at another moment of the start.
 		c.kill()
 		c.start()
@@ -178,12 +179,12 @@ func TestBootstrapData(t *testing.T) {
 	c := newCapstand(t)
 	spec := blue.machine(10)
 	m, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec})
-	check(t, err)
+	expect.NoError(t, err)
 	if m.Status.Phase != hostpb.MachineStatus_PENDING || m.Status.Bootstrap != hostpb.MachineStatus_WAITING {
 		t.Errorf("without bootstrap data: %v", m.Status)
 	}
 	_, err = c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("fail s3cret")})
-	check(t, err)
+	expect.NoError(t, err)
 	c.await(spec.Id, func(m *hostpb.Machine) bool { return m.Status.Bootstrap == hostpb.MachineStatus_BOOTSTRAP_FAILED })
 	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(c.root, "machines", spec.Id, "bootstrap-data")) })
 	if strings.Contains(c.output.String(), "s3cret") {
@@ -203,25 +204,25 @@ func TestRestartsUsedUp(t *testing.T) {
 	c.end(syscall.SIGTERM)
 	// The deaths of the last minutes, as capstand stores them.
 	data, err := os.ReadFile(path)
-	check(t, err)
+	expect.NoError(t, err)
 	state := map[string]any{}
-	check(t, json.Unmarshal(data, &state))
+	expect.NoError(t, json.Unmarshal(data, &state))
 	deaths := []time.Time{}
 	for i := range 10 {
 		deaths = append(deaths, time.Now().Add(-time.Duration(i)*time.Second))
 	}
 	state["deaths"] = deaths
 	data, err = json.Marshal(state)
-	check(t, err)
-	check(t, os.WriteFile(path, data, 0o600))
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(path, data, 0o600))
 	c.start()
 	now := c.await(was.Spec.Id, running(0))
-	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
 	m := c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
 	if !strings.Contains(m.Status.Message, "11 times within 10m0s") {
 		t.Errorf("message %q", m.Status.Message)
 	}
 	_, err = c.StartMachine(c.ctx(), &hostpb.StartMachineRequest{Id: was.Spec.Id, Namespace: was.Spec.Namespace, Name: was.Spec.Name})
-	check(t, err)
+	expect.NoError(t, err)
 	c.await(was.Spec.Id, running(now.Status.Pid))
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // damages are contents of a damaged JSON file; nil removes the file.
@@ -27,10 +28,10 @@ func damage(t *testing.T, path string, data []byte) {
 	t.Helper()
 	if data == nil {
 		_ = unix.Unmount(filepath.Join(filepath.Dir(path), "rootfs"), 0) // Only machines have a disk.
-		check(t, os.RemoveAll(filepath.Dir(path)))
+		expect.NoError(t, os.RemoveAll(filepath.Dir(path)))
 		return
 	}
-	check(t, os.WriteFile(path, data, 0o600))
+	expect.NoError(t, os.WriteFile(path, data, 0o600))
 }
 
 // A machine with a damaged record is reported as failed. Its process continues. Its address is not given to another
@@ -87,8 +88,8 @@ func TestDamagedMachine(t *testing.T) {
 		for i, name := range names {
 			failed(name, file, 10+i, pids[10+i])
 		}
-		check(t, os.RemoveAll(filepath.Join(c.root, "tombstones"))) // The ids can be used again.
-		check(t, os.Mkdir(filepath.Join(c.root, "tombstones"), 0o700))
+		expect.NoError(t, os.RemoveAll(filepath.Join(c.root, "tombstones"))) // The ids can be used again.
+		expect.NoError(t, os.Mkdir(filepath.Join(c.root, "tombstones"), 0o700))
 	}
 }
 
@@ -119,7 +120,7 @@ func TestDamagedNetworkAndBalancer(t *testing.T) {
 		if now := c.await(was.Spec.Id, running(0)); now.Status.Pid != was.Status.Pid {
 			t.Fatalf("%s: PID 1 has changed", name)
 		}
-		check(t, answers(blue.address(1), "blue-10"))
+		expect.NoError(t, answers(blue.address(1), "blue-10"))
 		if _, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: "default", Name: blue.name}); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%s: deletion of a network with a machine: %v", name, err)
 		}
@@ -136,7 +137,7 @@ func TestDamagedNetworkAndBalancer(t *testing.T) {
 	damage(t, filepath.Join(c.root, "balancers", blue.id, "spec.json"), []byte{})
 	c.start()
 	_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id, Namespace: "default", Name: blue.name})
-	check(t, err)
+	expect.NoError(t, err)
 }
 
 // balancers lists the processes of load balancers of this test's network.

@@ -12,6 +12,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -42,7 +43,7 @@ func TestDiskFails(t *testing.T) {
 			refusedByDisk(t, c)
 			mend()
 			c.make(small(11))
-			check(t, answers(blue.address(10), "blue-10"))
+			expect.NoError(t, answers(blue.address(10), "blue-10"))
 		})
 	}
 }
@@ -57,12 +58,12 @@ func refusedByDisk(t *testing.T, c *capstand) {
 		t.Log(err)
 	}
 	list, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	if len(list.Machines) != 1 || list.Machines[0].Status.Phase != hostpb.MachineStatus_RUNNING {
 		t.Errorf("machines: %v", list.Machines)
 	}
-	check(t, gone(filepath.Join(c.root, "machines", spec.Id)))
-	check(t, answers(blue.address(10), "blue-10"))
+	expect.NoError(t, gone(filepath.Join(c.root, "machines", spec.Id)))
+	expect.NoError(t, answers(blue.address(10), "blue-10"))
 }
 
 // A machine that fills its disk gets ENOSPC. Its neighbour keeps its space. The host loses only the size of the disk,
@@ -77,7 +78,7 @@ func TestMachineFillsItsDisk(t *testing.T) {
 	free := func() int64 {
 		t.Helper()
 		_, free, err := machinedisk.Space(dir)
-		check(t, err)
+		expect.NoError(t, err)
 		return free
 	}
 	before := free()

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const sixCIDR = "fd00:231::/64"
@@ -46,11 +47,11 @@ func TestDualStack_IPAM08(t *testing.T) {
 	}
 	reaches := func() {
 		t.Helper()
-		check(t, answers(blue.address(10), "blue-10"))
-		check(t, answers(six(10), "blue-10"))
-		check(t, dial(six(10), "["+six(11)+"]:6443"))
-		check(t, dial(six(10), "[fd00:232::2]:80"))
-		check(t, dial(six(10), out.address+":80"))
+		expect.NoError(t, answers(blue.address(10), "blue-10"))
+		expect.NoError(t, answers(six(10), "blue-10"))
+		expect.NoError(t, dial(six(10), "["+six(11)+"]:6443"))
+		expect.NoError(t, dial(six(10), "[fd00:232::2]:80"))
+		expect.NoError(t, dial(six(10), out.address+":80"))
 		if err := out.reaches("[" + six(10) + "]"); err == nil {
 			t.Error("the outside reaches blue")
 		}

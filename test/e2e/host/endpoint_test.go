@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // bridgeHas reports whether a cluster's bridge has an address with prefix length 32.
@@ -52,9 +53,9 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 	}
 
 	first, second := blue.address(5), blue.address(6)
-	check(t, listen(first))
+	expect.NoError(t, listen(first))
 	eventually(t, "the first address answers", func() error { return answers(first, "blue-10") })
-	check(t, answers(blue.address(1), "blue-10"))
+	expect.NoError(t, answers(blue.address(1), "blue-10"))
 	if code, answer, err := get(blue.address(10), "/dial", "to", first+":6443"); err != nil || code != http.StatusOK {
 		t.Errorf("the machine does not reach %s: %s %v", first, answer, err)
 	}
@@ -74,7 +75,7 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 		return answers(first, "blue-10")
 	})
 
-	check(t, listen(second))
+	expect.NoError(t, listen(second))
 	eventually(t, "the second address answers", func() error { return answers(second, "blue-10") })
 	eventually(t, "the bridge loses the first address", func() error {
 		if bridgeHas(t, blue, first) {

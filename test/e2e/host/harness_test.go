@@ -28,6 +28,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 func assets(t *testing.T) string {
 	t.Helper()
 	bin, err := filepath.Abs("../../../bin")
-	check(t, err)
+	expect.NoError(t, err)
 	dir := t.TempDir()
 	for to, from := range map[string]string{
 		"capstan-init":                       filepath.Join(programs, "testinit"),
@@ -62,8 +63,8 @@ func copyFile(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatalf("%v; run `make build` first", err)
 	}
-	check(t, os.MkdirAll(filepath.Dir(to), 0o755))
-	check(t, os.WriteFile(to, data, 0o755))
+	expect.NoError(t, os.MkdirAll(filepath.Dir(to), 0o755))
+	expect.NoError(t, os.WriteFile(to, data, 0o755))
 }
 
 // capstand is a running capstand.
@@ -107,7 +108,7 @@ func (c *capstand) start() {
 	c.output, c.exited = &bytes.Buffer{}, make(chan error, 1)
 	c.cmd = exec.Command(c.binary, c.args...)
 	c.cmd.Stdout, c.cmd.Stderr = c.output, c.output
-	check(c.t, c.cmd.Start())
+	expect.NoError(c.t, c.cmd.Start())
 	cmd, exited := c.cmd, c.exited
 	go func() { exited <- cmd.Wait() }()
 	eventually(c.t, "socket", func() error { // gRPC itself would wait a second before the next attempt.
@@ -118,7 +119,7 @@ func (c *capstand) start() {
 		return err
 	})
 	conn, err := grpc.NewClient("unix://"+c.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	c.conn, c.HostClient = conn, hostpb.NewHostClient(conn)
 	if _, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{}, grpc.WaitForReady(true)); err != nil {
 		c.t.Fatalf("capstand does not answer: %v\n%s", err, c.output)
@@ -134,7 +135,7 @@ func (c *capstand) end(sig syscall.Signal) {
 func (c *capstand) signal(sig syscall.Signal) {
 	c.t.Helper()
 	_ = c.conn.Close()
-	check(c.t, c.cmd.Process.Signal(sig))
+	expect.NoError(c.t, c.cmd.Process.Signal(sig))
 }
 
 func (c *capstand) awaitEnd() {
@@ -157,7 +158,7 @@ func (c *capstand) cleanUp() {
 	}
 	defer c.end(syscall.SIGTERM) // also after a failure, so that the capstand cannot disturb other tests
 	machines, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	for _, m := range machines.Machines {
 		c.deleteMachine(m.Spec)
 	}
@@ -166,7 +167,7 @@ func (c *capstand) cleanUp() {
 	}
 	for _, n := range recorded(c, "networks", func() *hostpb.Network { return &hostpb.Network{} }) {
 		_, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
-		check(c.t, err)
+		expect.NoError(c.t, err)
 	}
 }
 
@@ -174,12 +175,12 @@ func (c *capstand) cleanUp() {
 func recorded[T proto.Message](c *capstand, kind string, empty func() T) (all []T) {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(c.root, kind, "*", "spec.json"))
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		check(c.t, err)
+		expect.NoError(c.t, err)
 		object := empty()
-		check(c.t, protojson.Unmarshal(data, object))
+		expect.NoError(c.t, protojson.Unmarshal(data, object))
 		all = append(all, object)
 	}
 	return all
@@ -221,7 +222,7 @@ func (k cluster) machine(n int) *hostpb.MachineSpec {
 func (c *capstand) make(spec *hostpb.MachineSpec) *hostpb.Machine {
 	c.t.Helper()
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	return c.await(spec.Id, func(m *hostpb.Machine) bool {
 		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Bootstrap == hostpb.MachineStatus_SUCCEEDED &&
 			len(m.Status.Services) > 0
@@ -243,7 +244,7 @@ func (c *capstand) await(id string, wanted func(*hostpb.Machine) bool) *hostpb.M
 func awaitEvent[T any](c *capstand, name string, pick func(*hostpb.Event) *T, wanted func(*T) bool) *T {
 	c.t.Helper()
 	stream, err := c.Watch(c.ctx(), &hostpb.WatchRequest{})
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	var last *T
 	for {
 		event, err := stream.Recv()
@@ -311,7 +312,7 @@ func get(address, path string, query ...string) (int, string, error) {
 func inside(t *testing.T, address, command string) string {
 	t.Helper()
 	code, out, err := get(address, "/run", "command", command)
-	check(t, err)
+	expect.NoError(t, err)
 	if code != http.StatusOK {
 		t.Fatalf("%s: %s", command, out)
 	}
@@ -329,13 +330,6 @@ func eventually(t *testing.T, what string, f func() error) {
 		}
 	}
 	t.Fatalf("%s: %v", what, err)
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // ownNames lists texts, one of which is in the name of each object that these tests create on the host. Other clusters may

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A machine sees a folder and a file of the host read-only, a writable folder, a device node and a CDI device, also after its PID 1
@@ -17,17 +18,17 @@ import (
 func TestHostMountsAndDevices(t *testing.T) {
 	leavesNothing(t)
 	dir := t.TempDir()
-	check(t, os.Chmod(dir, 0o755))
+	expect.NoError(t, os.Chmod(dir, 0o755))
 	for _, folder := range []string{"models/sub", "out", "cdi"} {
-		check(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
+		expect.NoError(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
 	}
-	check(t, os.WriteFile(filepath.Join(dir, "models/sub/one"), []byte("weights"), 0o644))
-	check(t, os.Symlink("/etc", filepath.Join(dir, "out/escape")))
-	check(t, os.WriteFile(filepath.Join(dir, "cdi/gpu.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": [
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "models/sub/one"), []byte("weights"), 0o644))
+	expect.NoError(t, os.Symlink("/etc", filepath.Join(dir, "out/escape")))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "cdi/gpu.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": [
 		{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/zero"}]}}]}`), 0o644))
 	c := newCapstand(t, "--cdi-dirs", filepath.Join(dir, "cdi"))
 	info, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	if len(info.Devices) != 1 || info.Devices[0].Name != "example.com/gpu" || info.Devices[0].Count != 1 || !info.HostMounts {
 		t.Fatalf("the host reports %v", info)
 	}
@@ -72,7 +73,7 @@ func TestHostMountsAndDevices(t *testing.T) {
 	c.kill()
 	c.start()
 	before := c.await(spec.Id, func(m *hostpb.Machine) bool { return m.Status.Pid != 0 })
-	check(t, os.Remove(filepath.Join(dir, "out/result")))
+	expect.NoError(t, os.Remove(filepath.Join(dir, "out/result")))
 	host(t, "kill -9 "+strconv.Itoa(int(before.Status.Pid)))
 	c.await(spec.Id, func(m *hostpb.Machine) bool {
 		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Restarts > before.Status.Restarts && len(m.Status.Services) > 0

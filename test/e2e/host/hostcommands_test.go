@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/thread"
 )
 
@@ -48,7 +49,7 @@ func gone(path string) error {
 func hostID(t *testing.T, c *capstand) string {
 	t.Helper()
 	id, err := os.ReadFile(filepath.Join(c.root, "host-id"))
-	check(t, err)
+	expect.NoError(t, err)
 	return strings.TrimSpace(string(id))
 }
 
@@ -74,13 +75,13 @@ func killGroup(t *testing.T, id string) {
 func (c *capstand) balancer(k cluster, machines ...int) *hostpb.LoadBalancer {
 	c.t.Helper()
 	_, err := c.EnsureNetwork(c.ctx(), k.network())
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	lb := &hostpb.LoadBalancer{Id: k.id, Namespace: "default", Name: k.name, NetworkId: k.id, Listen: []string{":6443"}}
 	for _, n := range machines {
 		lb.Backends = append(lb.Backends, &hostpb.Backend{Name: k.machine(n).Name, Address: k.address(n) + ":6443"})
 	}
 	_, err = c.EnsureLoadBalancer(c.ctx(), lb)
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	return lb
 }
 
@@ -97,14 +98,14 @@ func answers(address, name string) error {
 func (c *capstand) logs(id, service string, tail int32) string {
 	c.t.Helper()
 	stream, err := c.Logs(c.ctx(), &hostpb.LogsRequest{Machine: id, Service: service, TailLines: tail})
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	var all strings.Builder
 	for {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return all.String()
 		}
-		check(c.t, err)
+		expect.NoError(c.t, err)
 		all.Write(chunk.Data)
 	}
 }
@@ -122,7 +123,7 @@ func tryHost(command string) error {
 func listenOn(t *testing.T, address string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
-	check(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()
 }
@@ -131,17 +132,17 @@ func listenOn(t *testing.T, address string) string {
 func startIn(t *testing.T, namespace, log string) (stop func()) {
 	t.Helper()
 	ns, err := netns.GetFromName(namespace)
-	check(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = ns.Close() }()
 	seen, err := os.Create(log)
-	check(t, err)
+	expect.NoError(t, err)
 	var listener net.Listener
 	thread.Throwaway(func() {
 		if err = netns.Set(ns); err == nil {
 			listener, err = net.Listen("tcp", ":80")
 		}
 	})
-	check(t, err)
+	expect.NoError(t, err)
 	go func() {
 		for {
 			conn, err := listener.Accept()

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // inLAN changes the spec of a machine to a dual-stack one in the LAN of the bridge e2e-lab.
@@ -49,10 +50,10 @@ func TestLAN(t *testing.T) {
 		}
 		return err
 	}
-	check(t, dial(second.Addresses[0].Address+":6443"))
-	check(t, dial("10.234.0.254:80"))
-	check(t, dial("["+second.Addresses[1].Address+"]:6443"))
-	check(t, dial("[fd00:234::fe]:80"))
+	expect.NoError(t, dial(second.Addresses[0].Address+":6443"))
+	expect.NoError(t, dial("10.234.0.254:80"))
+	expect.NoError(t, dial("["+second.Addresses[1].Address+"]:6443"))
+	expect.NoError(t, dial("[fd00:234::fe]:80"))
 	if got := host(t, "cat "+seen); !strings.Contains(got, "["+first.Addresses[1].Address+"]:") {
 		t.Errorf("the router saw %q, want the machine %s", got, first.Addresses[1].Address)
 	}
@@ -87,7 +88,7 @@ func TestLAN(t *testing.T) {
 	}
 
 	c.kill()
-	check(t, dial("10.234.0.254:80"))
+	expect.NoError(t, dial("10.234.0.254:80"))
 	spoofed()
 	host(t, "nft delete table bridge capstan-"+hash(blue.id)+"; ip link delete cpm"+hash(first.Id))
 	c.start()
@@ -109,5 +110,5 @@ func TestLAN(t *testing.T) {
 	if ports := host(t, "ip -o link show master e2e-lab | grep -v e2e-router || true"); ports != "" {
 		t.Errorf("the bridge has the ports %s", ports)
 	}
-	check(t, tryHost("! nft list table bridge capstan-"+hash(blue.id)))
+	expect.NoError(t, tryHost("! nft list table bridge capstan-"+hash(blue.id)))
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A machine with a fork bomb reaches its limit. Its neighbour and the host are not affected.
@@ -57,7 +58,7 @@ func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 		free++
 	}
 	var process unix.Stat_t
-	check(t, unix.Stat(fmt.Sprintf("/proc/%d", pid), &process))
+	expect.NoError(t, unix.Stat(fmt.Sprintf("/proc/%d", pid), &process))
 	// The command runs as the process's own user: root needs CAP_SYS_RESOURCE for this.
 	prlimit := func(args ...string) string {
 		cmd := exec.Command("prlimit", append(args, "--pid", strconv.Itoa(pid))...)
@@ -70,7 +71,7 @@ func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 	}
 	var soft, hard uint64
 	_, err := fmt.Sscan(prlimit("--nofile", "--noheadings", "--raw", "--output", "SOFT,HARD"), &soft, &hard)
-	check(t, err)
+	expect.NoError(t, err)
 	prlimit(fmt.Sprintf("--nofile=%d:%d", free, hard))
 	return func() { prlimit(fmt.Sprintf("--nofile=%d:%d", soft, hard)) }
 }
@@ -79,7 +80,7 @@ func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 func descriptors(t *testing.T, pid int) (n int) {
 	t.Helper()
 	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	check(t, err)
+	expect.NoError(t, err)
 	for _, link := range open {
 		if target, err := os.Readlink(link); err == nil && !strings.HasPrefix(target, "pipe:") {
 			n++
@@ -107,12 +108,12 @@ func TestDescriptorsOfCapstand(t *testing.T) {
 		}
 	}
 	list, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	if len(list.Machines) != 1 || list.Machines[0].Status.Phase != hostpb.MachineStatus_RUNNING {
 		t.Errorf("the machines: %v", list.Machines)
 	}
-	check(t, answers(blue.address(1), "blue-10"))
-	check(t, syscall.Kill(balancer, syscall.SIGKILL))
+	expect.NoError(t, answers(blue.address(1), "blue-10"))
+	expect.NoError(t, syscall.Kill(balancer, syscall.SIGKILL))
 	mend()
 
 	eventually(t, "a new balancer serves", func() error {
@@ -144,7 +145,7 @@ func TestDescriptorsOfBalancer(t *testing.T) {
 	before := descriptors(t, pid)
 	config := &tls.Config{InsecureSkipVerify: true}
 	old, err := tls.Dial("tcp", blue.address(1)+":6443", config)
-	check(t, err)
+	expect.NoError(t, err)
 	defer func() { _ = old.Close() }()
 
 	mend := withoutDescriptors(t, pid)
@@ -155,15 +156,15 @@ func TestDescriptorsOfBalancer(t *testing.T) {
 	}()
 	lb.Backends = []*hostpb.Backend{{Name: "blue-10", Address: blue.address(10) + ":6443"}, {Name: "blue-11", Address: blue.address(11) + ":6443"}}
 	_, err = c.EnsureLoadBalancer(c.ctx(), lb)
-	check(t, err)
+	expect.NoError(t, err)
 	_, err = io.WriteString(old, "GET /name HTTP/1.1\r\nHost: a\r\n\r\n")
-	check(t, err)
-	check(t, old.SetReadDeadline(time.Now().Add(patience)))
+	expect.NoError(t, err)
+	expect.NoError(t, old.SetReadDeadline(time.Now().Add(patience)))
 	answer, err := http.ReadResponse(bufio.NewReader(old), nil)
 	if err != nil {
 		t.Fatalf("the former connection: %v", err)
 	}
-	check(t, answer.Body.Close())
+	expect.NoError(t, answer.Body.Close())
 	select {
 	case err := <-late:
 		t.Errorf("a connection is served without descriptors: %v", err)
@@ -174,8 +175,8 @@ func TestDescriptorsOfBalancer(t *testing.T) {
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool {
 		return len(lb.Backends) == 2 && lb.Backends[0].Healthy && lb.Backends[1].Healthy
 	})
-	check(t, <-late)
-	check(t, old.Close())
+	expect.NoError(t, <-late)
+	expect.NoError(t, old.Close())
 	eventually(t, "all descriptors are closed", func() error {
 		if now := descriptors(t, pid); now > before+2 { // the second machine's
 			return fmt.Errorf("%d descriptors, had %d", now, before)
@@ -193,7 +194,7 @@ func processes(t *testing.T, group string) int {
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		if data, err := os.ReadFile(filepath.Join(root, "capstan", group, "pids.current")); err == nil {
 			n, err := strconv.Atoi(strings.TrimSpace(string(data)))
-			check(t, err)
+			expect.NoError(t, err)
 			return n
 		}
 	}

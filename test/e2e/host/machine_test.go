@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A machine starts within its own limits, and its deletion leaves no trace.
@@ -37,7 +38,7 @@ func TestMachine(t *testing.T) {
 		}
 	}
 	info, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	if info.Machines != 1 || info.AllocatedMemoryBytes != m.Spec.MemoryBytes || info.KubernetesVersions[0] != version || info.Driver != "runc" {
 		t.Errorf("host: %v", info)
 	}
@@ -60,17 +61,17 @@ func TestLogs(t *testing.T) {
 		"evil": codes.Internal, "worse": codes.Internal, "none": codes.NotFound, "../test": codes.InvalidArgument,
 	} {
 		stream, err := c.Logs(c.ctx(), &hostpb.LogsRequest{Machine: id, Service: service})
-		check(t, err)
+		expect.NoError(t, err)
 		if chunk, err := stream.Recv(); status.Code(err) != code {
 			t.Errorf("%s: got %q, %v; want %s", service, chunk.GetData(), err, code)
 		}
 	}
 
 	stream, err := c.Logs(c.ctx(), &hostpb.LogsRequest{Machine: id, Service: "test", Follow: true, TailLines: 1})
-	check(t, err)
+	expect.NoError(t, err)
 	for _, want := range []string{"three\n", "four\n"} {
 		chunk, err := stream.Recv()
-		check(t, err)
+		expect.NoError(t, err)
 		if string(chunk.Data) != want {
 			t.Errorf("followed %q, want %q", chunk.Data, want)
 		}

@@ -29,6 +29,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -128,7 +129,7 @@ func TestMachineUpdate_ALL17(t *testing.T) {
 		pid1 := u.await(u.spec.Id, func(*hostpb.Machine) bool { return true }).Status.Pid
 		m := u.update("u-3", func(step string) {
 			if step == "kube-apiserver" {
-				check(t, syscall.Kill(int(pid1), syscall.SIGKILL))
+				expect.NoError(t, syscall.Kill(int(pid1), syscall.SIGKILL))
 			}
 		})
 		if m.Status.Update.Phase != hostpb.UpdateStatus_SUCCEEDED || m.Status.Restarts != 1 {
@@ -149,11 +150,11 @@ func newUpdated(t *testing.T) *updated {
 	t.Helper()
 	c := newCapstand(t)
 	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes ../../../bin/images "+c.assets)
-	check(t, os.Remove(filepath.Join(c.assets, "capstan-init")))
-	check(t, harness.GoBuild(filepath.Join(c.assets, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init"))
+	expect.NoError(t, os.Remove(filepath.Join(c.assets, "capstan-init")))
+	expect.NoError(t, harness.GoBuild(filepath.Join(c.assets, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init"))
 	broken := filepath.Join(c.assets, "kubernetes", brokenVersion)
 	host(t, "cp -al "+filepath.Join(c.assets, "kubernetes", version)+" "+broken+" && rm "+broken+"/kubelet")
-	check(t, os.WriteFile(filepath.Join(broken, "kubelet"), []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo Kubernetes "+brokenVersion+" && exit\nexit 1\n"), 0o755))
+	expect.NoError(t, os.WriteFile(filepath.Join(broken, "kubelet"), []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo Kubernetes "+brokenVersion+" && exit\nexit 1\n"), 0o755))
 	u := &updated{capstand: c, spec: blue.machine(10), config: &nodeconfig.NodeConfiguration{
 		APIVersion: nodeconfig.APIVersion, Kind: nodeconfig.Kind, ClusterName: "blue", KubernetesVersion: formerVersion, Role: nodeconfig.RoleInit,
 		Endpoint:     blue.address(10) + ":6443",
@@ -166,7 +167,7 @@ func newUpdated(t *testing.T) *updated {
 	files[nodeconfig.Path] = u.nodeYAML()
 	data := cloudConfig(t, files, "/opt/capstan/capstan-init node up", "echo success > /run/cluster-api/bootstrap-success.complete")
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: u.spec, BootstrapData: data})
-	check(t, err)
+	expect.NoError(t, err)
 	m := c.await(u.spec.Id, func(m *hostpb.Machine) bool {
 		return m.Status.Bootstrap == hostpb.MachineStatus_SUCCEEDED || m.Status.Bootstrap == hostpb.MachineStatus_BOOTSTRAP_FAILED
 	})
@@ -187,7 +188,7 @@ func (u *updated) with(t *testing.T) *updated {
 
 func (u *updated) nodeYAML() []byte {
 	data, err := yaml.Marshal(u.config)
-	check(u.t, err)
+	expect.NoError(u.t, err)
 	return data
 }
 
@@ -202,7 +203,7 @@ func (u *updated) request(id string) *hostpb.UpdateMachineRequest {
 func (u *updated) growDisk(size int64) {
 	u.t.Helper()
 	capabilities, err := runc.OwnCapabilities()
-	check(u.t, err)
+	expect.NoError(u.t, err)
 	request := u.request("u-0")
 	request.Spec = proto.CloneOf(u.spec)
 	request.Spec.DiskBytes = size
@@ -217,7 +218,7 @@ func (u *updated) growDisk(size int64) {
 func (u *updated) update(id string, see func(step string)) *hostpb.Machine {
 	u.t.Helper()
 	_, err := u.UpdateMachine(u.ctx(), u.request(id))
-	check(u.t, err)
+	expect.NoError(u.t, err)
 	seen := map[string]bool{}
 	for {
 		m := u.await(u.spec.Id, func(m *hostpb.Machine) bool {
@@ -349,19 +350,19 @@ func authorities(t *testing.T) map[string][]byte {
 	files := map[string][]byte{}
 	for name, file := range map[string]string{"kubernetes": "ca", "etcd": "etcd/ca", "front-proxy": "front-proxy-ca"} {
 		private, err := pki.NewKey()
-		check(t, err)
+		expect.NoError(t, err)
 		ca, err := pki.NewAuthority(name, private, time.Now())
-		check(t, err)
+		expect.NoError(t, err)
 		files[nodeconfig.PKIDir+"/"+file+".crt"] = pki.EncodeCert(ca.Cert)
 		files[nodeconfig.PKIDir+"/"+file+".key"], err = pki.EncodeKey(private)
-		check(t, err)
+		expect.NoError(t, err)
 	}
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check(t, err)
+	expect.NoError(t, err)
 	files[nodeconfig.PKIDir+"/sa.key"], err = keyutil.MarshalPrivateKeyToPEM(private)
-	check(t, err)
+	expect.NoError(t, err)
 	public, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
-	check(t, err)
+	expect.NoError(t, err)
 	files[nodeconfig.PKIDir+"/sa.pub"] = pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
 	return files
 }
@@ -373,6 +374,6 @@ func cloudConfig(t *testing.T, files map[string][]byte, commands ...string) []by
 		write = append(write, map[string]any{"path": path, "permissions": "0600", "encoding": "b64", "content": base64.StdEncoding.EncodeToString(content)})
 	}
 	out, err := yaml.Marshal(map[string]any{"write_files": write, "runcmd": commands})
-	check(t, err)
+	expect.NoError(t, err)
 	return append([]byte("#cloud-config\n"), out...)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -29,13 +30,13 @@ func TestMetrics(t *testing.T) {
 		Id: blue.id, Namespace: "default", Name: blue.name, NetworkId: blue.id, Listen: []string{":6443"},
 		Backends: []*hostpb.Backend{{Name: spec.Name, Address: blue.address(10) + ":6443"}},
 	})
-	check(t, err)
+	expect.NoError(t, err)
 	awaitMetrics(t, address,
 		`capstand_machines{state="RUNNING"} 1`, `capstand_machine_start_seconds_count 1`, `capstand_service_ready{machine="blue-10",namespace="default",service="`,
 		`capstan_balancer_healthy_backends{cluster="blue",namespace="default"} 1`, `capstand_memory_bytes{state="allocated"} 2.68435456e+08`,
 	)
 	m := c.await(spec.Id, func(*hostpb.Machine) bool { return true })
-	check(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
 	awaitMetrics(t, address, `capstand_machine_restarts_total{machine="blue-10",namespace="default"} 1`, `capstand_machine_start_seconds_count 2`)
 	c.kill()
 	c.start()

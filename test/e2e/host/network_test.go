@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const bridgeNetfilter = "/proc/sys/net/bridge/bridge-nf-call-iptables"
@@ -39,8 +40,8 @@ func TestIsolation(t *testing.T) {
 				}
 				return err
 			}
-			check(t, dial(blue.address(10), blue.address(11)+":6443"))
-			check(t, dial(blue.address(10), out.address+":80"))
+			expect.NoError(t, dial(blue.address(10), blue.address(11)+":6443"))
+			expect.NoError(t, dial(blue.address(10), out.address+":80"))
 			if err := dial(green.address(10), blue.address(10)+":6443"); err == nil {
 				t.Error("green reaches blue")
 			}
@@ -87,8 +88,8 @@ func setNetfilter(t *testing.T, on string) {
 	if err != nil {
 		return // The setting is always off in this kernel.
 	}
-	check(t, os.WriteFile(bridgeNetfilter, []byte(on), 0))
-	t.Cleanup(func() { check(t, os.WriteFile(bridgeNetfilter, was, 0)) })
+	expect.NoError(t, os.WriteFile(bridgeNetfilter, []byte(on), 0))
+	t.Cleanup(func() { expect.NoError(t, os.WriteFile(bridgeNetfilter, was, 0)) })
 }
 
 // outside creates a network namespace that stands for the network outside of the host.
@@ -120,12 +121,12 @@ func TestFirewallRemoved(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	_, err := c.EnsureNetwork(c.ctx(), blue.network())
-	check(t, err)
+	expect.NoError(t, err)
 	table := "table inet capstan-" + hash(blue.id)
 	host(t, "nft delete "+table)
 	eventually(t, "the rules exist again", func() error { return tryHost("nft list " + table) })
 	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: blue.network().Namespace, Name: blue.network().Name})
-	check(t, err)
+	expect.NoError(t, err)
 }
 
 // A machine whose link or bridge was removed is connected again, also if capstand did not run at that moment.
@@ -175,12 +176,12 @@ func TestTwoHosts(t *testing.T) {
 	refused(t, err, codes.AlreadyExists, blue.address(10))
 
 	a.deleteMachine(blue.machine(10))
-	check(t, answers(blue.address(11), "blue-11")) // The network still exists.
+	expect.NoError(t, answers(blue.address(11), "blue-11")) // The network still exists.
 	_, err = b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: twin})
-	check(t, err) // The address is free now.
+	expect.NoError(t, err) // The address is free now.
 	b.deleteMachine(twin)
 	b.deleteMachine(blue.machine(11))
-	check(t, tryHost("! ip link show "+bridge(blue)))
+	expect.NoError(t, tryHost("! ip link show "+bridge(blue)))
 }
 
 // Invalid requests are refused at once, with the code of host.proto and a message that contains the expected and the
@@ -190,7 +191,7 @@ func TestRefusals(t *testing.T) {
 	c := newCapstand(t)
 	c.make(blue.machine(10))
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: blue.machine(10)})
-	check(t, err) // The same request again succeeds.
+	expect.NoError(t, err) // The same request again succeeds.
 	c.balancer(blue)
 	taken := listenOn(t, blue.address(1))
 
@@ -308,7 +309,7 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	})
 	_, err = a.DeleteMachine(a.ctx(), deletion(copied))
 	refused(t, err, codes.PermissionDenied, "default/blue-10")
-	check(t, answers(blue.address(1), "blue-10"))
+	expect.NoError(t, answers(blue.address(1), "blue-10"))
 }
 
 func refused(t *testing.T, err error, code codes.Code, says string) {

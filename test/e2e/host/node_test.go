@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const containerdConfig = `version = 3
@@ -49,7 +50,7 @@ func TestKubeletAndImages(t *testing.T) {
 	host(t, "cp ../../../bin/capstan-init "+c.assets+"/real && mv "+c.assets+"/real "+c.assets+"/capstan-init")
 	for _, name := range []string{"pause", "pause", "echo"} { // The second import finds the existing image.
 		loaded, err := c.loadImage("../../../bin/images/"+name+".tar", m.Spec.Id)
-		check(t, err)
+		expect.NoError(t, err)
 		if want := []string{"registry.capstan.dev/" + name + ":v1"}; !slices.Equal(loaded, want) {
 			t.Errorf("loading %s.tar returned %q, want %q", name, loaded, want)
 		}
@@ -88,18 +89,18 @@ func TestKubeletAndImages(t *testing.T) {
 func (c *capstand) loadImage(path, machine string) ([]string, error) {
 	c.t.Helper()
 	file, err := os.Open(path)
-	check(c.t, err)
+	expect.NoError(c.t, err)
 	defer func() { _ = file.Close() }()
 	stream, err := c.LoadImage(c.ctx())
-	check(c.t, err)
-	check(c.t, stream.Send(&hostpb.LoadImageRequest{Machine: machine}))
+	expect.NoError(c.t, err)
+	expect.NoError(c.t, stream.Send(&hostpb.LoadImageRequest{Machine: machine}))
 	buffer := make([]byte, 1<<20)
 	for {
 		n, err := file.Read(buffer)
 		if err == io.EOF {
 			break
 		}
-		check(c.t, err)
+		expect.NoError(c.t, err)
 		if stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]}) != nil {
 			break // The response contains the cause.
 		}

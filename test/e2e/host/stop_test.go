@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // startDeletion starts the deletion of a machine. giveUp ends the request of the client.
@@ -47,7 +48,7 @@ func TestDeletionWaitsForPods(t *testing.T) {
 		}
 		return nil
 	})
-	check(t, os.Remove(fmt.Sprintf("/proc/%d/root/tmp/hold", m.Status.Pid))) // A request to the machine can end with the machine.
+	expect.NoError(t, os.Remove(fmt.Sprintf("/proc/%d/root/tmp/hold", m.Status.Pid))) // A request to the machine can end with the machine.
 	c.deleteMachine(spec)
 }
 
@@ -63,7 +64,7 @@ func TestDeletionOfKilledMachine(t *testing.T) {
 		return err
 	})
 	giveUp()
-	check(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
 	c.deleteMachine(m.Spec)
 }
 
@@ -82,7 +83,7 @@ func TestHostShutsDown(t *testing.T) {
 	leavesNothing(t)
 	systemd := t.TempDir()
 	state := func(state string) {
-		check(t, os.WriteFile(filepath.Join(systemd, "systemctl"), []byte("#!/bin/sh\n[ $1 = is-system-running ] && echo "+state+"\nexit 1\n"), 0o755))
+		expect.NoError(t, os.WriteFile(filepath.Join(systemd, "systemctl"), []byte("#!/bin/sh\n[ $1 = is-system-running ] && echo "+state+"\nexit 1\n"), 0o755))
 	}
 	t.Setenv("PATH", systemd+":"+os.Getenv("PATH"))
 	state("running")
@@ -98,7 +99,7 @@ func TestHostShutsDown(t *testing.T) {
 	inside(t, blue.address(10), "touch /tmp/hold")
 	c.signal(syscall.SIGTERM)
 	eventually(t, "capstand asks the machine to stop its pods", func() error { _, err := os.Stat(process + "/root/tmp/asked"); return err })
-	check(t, os.Remove(process+"/root/tmp/hold")) // It fails if the machine has ended before its pods.
+	expect.NoError(t, os.Remove(process+"/root/tmp/hold")) // It fails if the machine has ended before its pods.
 	c.awaitEnd()
 	eventually(t, "the end of the machine", func() error { return gone(process) })
 	asked, stopped := strings.Index(c.output.String(), "stopping its machines"), strings.Index(c.output.String(), "Machine stopped")

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -17,20 +18,20 @@ import (
 func TestUpgradeInPlace(t *testing.T) {
 	leavesNothing(t)
 	next := t.TempDir()
-	check(t, harness.GoBuild(filepath.Join(next, "capstand"), "capstan.dev/capstan/cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
-	check(t, harness.GoBuild(filepath.Join(next, "capstan-init"), harness.TestInit, "-ldflags=-X main.version=second"))
+	expect.NoError(t, harness.GoBuild(filepath.Join(next, "capstand"), "capstan.dev/capstan/cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
+	expect.NoError(t, harness.GoBuild(filepath.Join(next, "capstan-init"), harness.TestInit, "-ldflags=-X main.version=second"))
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
 	service := inside(t, blue.address(10), "setsid sleep 1000 >/dev/null 2>&1 & echo $!")
 
 	c.end(syscall.SIGTERM)
 	copyFile(t, filepath.Join(next, "capstan-init"), filepath.Join(c.assets, "capstan-init.new"))
-	check(t, os.Rename(filepath.Join(c.assets, "capstan-init.new"), filepath.Join(c.assets, "capstan-init")))
+	expect.NoError(t, os.Rename(filepath.Join(c.assets, "capstan-init.new"), filepath.Join(c.assets, "capstan-init")))
 	c.binary = filepath.Join(next, "capstand")
 	c.start()
 
 	info, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	if info.CapstandVersion != "v99.0.0" {
 		t.Errorf("capstand %s runs, want the new build", info.CapstandVersion)
 	}
@@ -43,13 +44,13 @@ func TestUpgradeInPlace(t *testing.T) {
 	}
 	version := func() string {
 		_, got, err := get(blue.address(10), "/version")
-		check(t, err)
+		expect.NoError(t, err)
 		return got
 	}
 	if got := version(); got != "first" {
 		t.Errorf("the %s capstan-init runs before a restart", got)
 	}
-	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	expect.NoError(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
 	c.await(was.Spec.Id, running(now.Status.Pid))
 	if got := version(); got != "second" {
 		t.Errorf("the %s capstan-init runs after a restart", got)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // `capstan host versions` adds and removes a version. capstand publishes both without a restart.
@@ -18,7 +19,7 @@ func TestVersions(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	bin, err := filepath.Abs("../../../bin")
-	check(t, err)
+	expect.NoError(t, err)
 	capstan := func(args ...string) (string, error) {
 		out, err := exec.CommandContext(c.ctx(), filepath.Join(bin, "capstan"), append([]string{"--root", c.root, "--assets", c.assets, "host", "versions"}, args...)...).CombinedOutput()
 		return string(out), err
@@ -34,7 +35,7 @@ func TestVersions(t *testing.T) {
 	watching, stop := context.WithCancel(c.ctx())
 	t.Cleanup(stop)
 	stream, err := c.Watch(watching, &hostpb.WatchRequest{})
-	check(t, err)
+	expect.NoError(t, err)
 	// published follows one stream, so that capstand sends the change by itself.
 	published := func(version string, wanted bool) {
 		t.Helper()

@@ -9,6 +9,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A volume outlives its machine, a capstand that is killed, and a machine that starts again. The successor has its files. The machines
@@ -18,7 +19,7 @@ func TestVolume(t *testing.T) {
 	c := newCapstand(t)
 	volume := &hostpb.Volume{Id: "e2e-volume", Namespace: "default", Name: "data", SizeBytes: 32 << 20}
 	_, err := c.EnsureVolume(c.ctx(), volume)
-	check(t, err)
+	expect.NoError(t, err)
 	image := filepath.Join(c.root, "volumes", volume.Id, "disk.img")
 	with := func(n int) *hostpb.MachineSpec {
 		spec := blue.machine(n)
@@ -58,7 +59,7 @@ func TestVolume(t *testing.T) {
 	if _, err := os.Stat(image); err != nil {
 		t.Errorf("the volume went with its machine: %v", err)
 	}
-	check(t, remove())
+	expect.NoError(t, remove())
 	if _, err := os.Stat(image); !os.IsNotExist(err) {
 		t.Errorf("the file of the deleted volume: %v", err)
 	}

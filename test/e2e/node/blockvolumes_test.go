@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -51,7 +52,7 @@ func testBlockVolumes(t *testing.T, cp, _ *host) {
 	})
 	// The refused volume has a record, until its claim goes, and no data.
 	_, err := cp.exec("sh", "-c", "! ls -d "+blockFolder+"*/ && ! test -e /run/programs/losetup")
-	must(t, err)
+	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pod/refused", "pvc/refused")
 	eventually(t, time.Minute, func() error {
 		_, err := cp.exec("sh", "-c", "test -z \"$(ls "+blockFolder+")\"")
@@ -64,21 +65,21 @@ func testBlockVolumes(t *testing.T, cp, _ *host) {
 func testBlockVolumeAfterRestart(t *testing.T, cp, worker *host) {
 	eventually(t, 2*time.Minute, func() error { return precious(cp) })
 	volume := volumeOf(cp, "block")
-	must(t, loops(t, volume, 2))
+	expect.NoError(t, loops(t, volume, 2))
 	kubelet := func(action string) {
 		_, err := worker.exec("/opt/capstan/capstan-init", "service", action, "kubelet")
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	kubelet("stop")
 	cp.mustKubectl("delete", "pod/block", "--force", "--grace-period=0")
 	cp.mustKubectl("delete", "pvc/block")
 	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolume", volume, "DeletionFailed", "the kubelet holds it") })
-	must(t, loops(t, volume, 2))
+	expect.NoError(t, loops(t, volume, 2))
 	kubelet("start")
 	eventually(t, 2*time.Minute, func() error { return volumeIsGone(cp, volume) })
-	must(t, loops(t, volume, 0))
+	expect.NoError(t, loops(t, volume, 0))
 	_, err := worker.exec("sh", "-c", "test -z \"$(ls "+blockFolder+" /run/block-volumes | grep pvc-)\"")
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 func volumeOf(cp *host, claim string) string {
@@ -88,7 +89,7 @@ func volumeOf(cp *host, claim string) string {
 func inPod(t *testing.T, cp *host, script string) {
 	t.Helper()
 	_, err := cp.kubectl("exec", "block", "--", "/usr/bin/sh", "-ec", script)
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 func precious(cp *host) error {
@@ -103,7 +104,7 @@ func precious(cp *host) error {
 func loopFiles(t *testing.T, volume string) (files []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, path := range paths {
 		if file, err := os.ReadFile(path); err == nil && strings.Contains(string(file), volume) {
 			files = append(files, strings.TrimSpace(string(file)))

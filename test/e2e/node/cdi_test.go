@@ -12,6 +12,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/devices"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -19,18 +20,18 @@ import (
 // gives the machine the device and its description; this test does so in its place.
 func testCDI(t *testing.T, cp, worker *host) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "sample.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/sample", "containerEdits": {"env": ["SAMPLE_DRIVER=1"]},
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "sample.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/sample", "containerEdits": {"env": ["SAMPLE_DRIVER=1"]},
 		"devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/sample0", "hostPath": "/dev/zero"}]}}]}`), 0o600))
 	cdi, err := devices.NewCDI(dir)
-	must(t, err)
+	expect.NoError(t, err)
 	specs, err := cdi.MachineSpecs([]string{"example.com/sample=0"}, true)
-	must(t, err)
-	must(t, os.Mkdir(filepath.Join(worker.run, machineapi.CDIFolder), 0o755))
+	expect.NoError(t, err)
+	expect.NoError(t, os.Mkdir(filepath.Join(worker.run, machineapi.CDIFolder), 0o755))
 	for name, content := range specs {
-		must(t, os.WriteFile(filepath.Join(worker.run, machineapi.CDIFolder, name), content, 0o644))
+		expect.NoError(t, os.WriteFile(filepath.Join(worker.run, machineapi.CDIFolder, name), content, 0o644))
 	}
 	_, err = worker.exec("/bin/sh", "-c", "test -e /dev/sample0 || mknod /dev/sample0 c 1 5")
-	must(t, err)
+	expect.NoError(t, err)
 
 	harness.ServeDevicePlugin(t, worker.root, "example.com/sample", "example.com/sample=0")
 	eventually(t, time.Minute, func() error {

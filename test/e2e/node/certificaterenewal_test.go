@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // shortLife is the lifetime of the certificates to be renewed. Two thirds of it are already over, and the test ends long
@@ -48,7 +49,7 @@ func testRenewal(t *testing.T, p *plane) {
 		})
 	}
 	_, err := h.exec("/opt/capstan/capstan-init", "service", "restart", "node-agent")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, port := range []string{"6443", "2379", "2380"} {
 		eventually(t, time.Minute, func() error {
 			if served := h.servedUntil(port); time.Until(served) < fullLife {
@@ -101,10 +102,10 @@ func (p *plane) componentsWork(t *testing.T, name string) {
 		for _, service := range leaders {
 			if other != name {
 				_, err := p.hosts[other].exec("/opt/capstan/capstan-init", "service", "stop", service)
-				must(t, err)
+				expect.NoError(t, err)
 				t.Cleanup(func() {
 					_, err := p.hosts[other].exec("/opt/capstan/capstan-init", "service", "start", service)
-					must(t, err)
+					expect.NoError(t, err)
 				})
 			}
 		}
@@ -159,7 +160,7 @@ spec:
 func (h *host) shortenCertificates() time.Time {
 	h.t.Helper()
 	until := time.Now().Add(shortLife).UTC().Truncate(time.Second)
-	must(h.t, h.eachLeaf(func(path, authority string) error { return resign(path, authority, until) }))
+	expect.NoError(h.t, h.eachLeaf(func(path, authority string) error { return resign(path, authority, until) }))
 	return until
 }
 
@@ -225,7 +226,7 @@ func (h *host) servedUntil(port string) time.Time {
 	var conn net.Conn
 	var err error
 	h.inside(h.bridge, func() { conn, err = net.DialTimeout("tcp", h.ip+":"+port, 5*time.Second) })
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	defer conn.Close()
 	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // The test only reads the certificate. etcd requires a client certificate before it presents its own.
 	_ = client.SetDeadline(time.Now().Add(5 * time.Second))

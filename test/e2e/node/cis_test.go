@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // cis contains the state of a cluster that the items of the CIS Kubernetes Benchmark are about: processes, files and
@@ -43,7 +44,7 @@ type check func(c *cis) error
 func testCIS(t *testing.T, cp, worker *host) {
 	c := &cis{cp: cp, worker: worker, services: cp.until("ready", time.Minute, allReady)}
 	var configz struct{ Kubeletconfig map[string]any }
-	must(t, json.Unmarshal([]byte(cp.mustKubectl("get", "--raw", "/api/v1/nodes/worker/proxy/configz")), &configz))
+	expect.NoError(t, json.Unmarshal([]byte(cp.mustKubectl("get", "--raw", "/api/v1/nodes/worker/proxy/configz")), &configz))
 	c.kubelet = configz.Kubeletconfig
 	documented := documentedItems(t)
 	for item, judge := range cisChecks() {
@@ -68,7 +69,7 @@ var itemRow = regexp.MustCompile(`(?m)^\| ([1-4]\.\d+(?:\.\d+)?) \| (pass|fail|n
 
 func documentedItems(t *testing.T) map[string]string {
 	data, err := os.ReadFile("../../../docs/cis.md")
-	must(t, err)
+	expect.NoError(t, err)
 	items := map[string]string{}
 	for _, row := range itemRow.FindAllStringSubmatch(string(data), -1) {
 		items[row[1]] = row[2]
@@ -229,7 +230,7 @@ func all(checks ...check) check {
 // flag returns a flag of a running process, or "".
 func (c *cis) flag(service, name string) string {
 	command, err := c.cp.exec("/bin/cat", fmt.Sprintf("/proc/%d/cmdline", find(c.services, service).PID))
-	must(c.cp.t, err)
+	expect.NoError(c.cp.t, err)
 	value := ""
 	for _, a := range strings.Split(command, "\x00") {
 		if v, found := strings.CutPrefix(a, "--"+name+"="); found {

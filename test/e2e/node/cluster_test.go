@@ -18,6 +18,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -30,11 +31,11 @@ const (
 func authority(t *testing.T, name string) (crt, key []byte) {
 	t.Helper()
 	private, err := pki.NewKey()
-	must(t, err)
+	expect.NoError(t, err)
 	ca, err := pki.NewAuthority(name, private, time.Now())
-	must(t, err)
+	expect.NoError(t, err)
 	key, err = pki.EncodeKey(private)
-	must(t, err)
+	expect.NoError(t, err)
 	return pki.EncodeCert(ca.Cert), key
 }
 
@@ -51,15 +52,15 @@ func newCluster(t *testing.T, endpoint string) *cluster {
 		c.files[nodeconfig.PKIDir+"/"+file+".crt"], c.files[nodeconfig.PKIDir+"/"+file+".key"] = authority(t, name)
 	}
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	expect.NoError(t, err)
 	c.files[nodeconfig.PKIDir+"/sa.key"], err = keyutil.MarshalPrivateKeyToPEM(private)
-	must(t, err)
+	expect.NoError(t, err)
 	public, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
-	must(t, err)
+	expect.NoError(t, err)
 	c.files[nodeconfig.PKIDir+"/sa.pub"] = pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
 	key := make([]byte, 32)
 	_, err = rand.Read(key)
-	must(t, err)
+	expect.NoError(t, err)
 	c.files[nodeconfig.EncryptionConfigPath] = []byte(fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
 kind: EncryptionConfiguration
 resources:
@@ -94,7 +95,7 @@ func (c *cluster) data(role nodeconfig.Role) []byte {
 	}
 	var err error
 	files[nodeconfig.Path], err = yaml.Marshal(config)
-	must(c.t, err)
+	expect.NoError(c.t, err)
 	var writeFiles []any
 	for path, content := range files {
 		writeFiles = append(writeFiles, map[string]any{
@@ -106,7 +107,7 @@ func (c *cluster) data(role nodeconfig.Role) []byte {
 		"write_files": writeFiles,
 		"runcmd":      []any{"/opt/capstan/capstan-init node up", "echo success > /run/cluster-api/bootstrap-success.complete"},
 	})
-	must(c.t, err)
+	expect.NoError(c.t, err)
 	return append([]byte("#cloud-config\n"), out...)
 }
 

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // pluginsIn is the folder of the standard CNI plugins in a machine.
@@ -19,20 +21,20 @@ const pluginsIn = "/opt/capstan/node/cni/"
 func testPlugins(t *testing.T, _, worker *host) {
 	documented := documentedPlugins(t)
 	shipped, err := worker.exec("/bin/ls", pluginsIn)
-	must(t, err)
+	expect.NoError(t, err)
 	if !slices.Equal(strings.Fields(shipped), documented) {
 		t.Errorf("machines have the plugins %q, docs/networking.md lists %q", strings.Fields(shipped), documented)
 	}
 	for _, plugin := range documented {
 		var version struct{ SupportedVersions []string }
-		must(t, json.Unmarshal([]byte(worker.plugin(t, "VERSION", plugin, map[string]any{})), &version))
+		expect.NoError(t, json.Unmarshal([]byte(worker.plugin(t, "VERSION", plugin, map[string]any{})), &version))
 		if !slices.Contains(version.SupportedVersions, "1.0.0") {
 			t.Errorf("%s supports CNI %q", plugin, version.SupportedVersions)
 		}
 	}
 
 	_, err = worker.exec("/bin/ip", "netns", "add", "plugins")
-	must(t, err)
+	expect.NoError(t, err)
 	var result json.RawMessage
 	chain := []map[string]any{
 		{"type": "bridge", "bridge": "cni-test", "ipam": map[string]any{"type": "host-local", "dataDir": "/run/cni-test", "subnet": "10.99.0.0/24"}},
@@ -65,7 +67,7 @@ func testPlugins(t *testing.T, _, worker *host) {
 	}
 	worker.plugin(t, "DEL", "macvlan", macvlan)
 	_, err = worker.exec("/bin/sh", "-c", "ip netns delete plugins && ip link delete cni-test")
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 // plugin calls a plugin for the interface eth9 of the network namespace "plugins" of the machine.
@@ -73,7 +75,7 @@ func (h *host) plugin(t *testing.T, command, plugin string, config map[string]an
 	t.Helper()
 	config["cniVersion"], config["name"] = "1.0.0", "test"
 	input, err := json.Marshal(config)
-	must(t, err)
+	expect.NoError(t, err)
 	out, err := h.execInput(string(input), "/usr/bin/env", "CNI_COMMAND="+command, "CNI_CONTAINERID=test", "CNI_NETNS=/run/netns/plugins",
 		"CNI_IFNAME=eth9", "CNI_PATH="+pluginsIn, pluginsIn+plugin)
 	if err != nil {
@@ -86,7 +88,7 @@ func (h *host) plugin(t *testing.T, command, plugin string, config map[string]an
 func documentedPlugins(t *testing.T) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "networking.md"))
-	must(t, err)
+	expect.NoError(t, err)
 	_, table, _ := strings.Cut(string(text), "| kind | plugins |\n| --- | --- |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	for i, part := range strings.Split(table, "`") {

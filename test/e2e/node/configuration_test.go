@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -139,7 +140,7 @@ func (c *cluster) renderedSpec(role nodeconfig.Role, o *outside, spec bootstrapv
 		in.Token = tokenID + "." + tokenSecret
 	}
 	data, err := render.CloudConfig(in)
-	must(c.t, err)
+	expect.NoError(c.t, err)
 	return data
 }
 
@@ -166,14 +167,14 @@ func push(t *testing.T, h *host, ca, image string) {
 	t.Helper()
 	ctr := []string{"/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images"}
 	_, err := os.Stat(ca)
-	must(t, err)
+	expect.NoError(t, err)
 	for _, args := range [][]string{
 		{"tag", "registry.capstan.dev/pause:v1", image},
 		{"push", "--local", "--tlscacert", strings.TrimPrefix(ca, h.root), "--user", registryUser + ":" + registryPassword, image},
 		{"rm", image},
 	} {
 		_, err := h.exec(append(ctr, args...)...)
-		must(t, err)
+		expect.NoError(t, err)
 	}
 }
 
@@ -188,10 +189,10 @@ func pushPreloaded(t *testing.T, o *outside, cp *host) {
 		return err
 	})
 	ca := cp.root + "/etc/registry.crt"
-	must(t, os.WriteFile(ca, o.ca, 0o600))
+	expect.NoError(t, os.WriteFile(ca, o.ca, 0o600))
 	push(t, cp, ca, preloadedImage)
 	o.publishTokenImages(t)
-	must(t, os.Remove(ca))
+	expect.NoError(t, os.Remove(ca))
 }
 
 // testForeignAuthority: a machine has another authority for the registry of its images. It reports the answer of the first pull, tries
@@ -215,8 +216,8 @@ func testForeignAuthority(t *testing.T, c *cluster, o *outside, cp, foreign *hos
 	}
 	ca := filepath.Join(foreign.root, "etc/capstan/registries/10.77.0.1_5000/ca.crt")
 	_, err := os.Stat(ca)
-	must(t, err)
-	must(t, os.WriteFile(ca, o.ca, 0o644))
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(ca, o.ca, 0o644))
 	foreign.until("no report", time.Minute, func(s initapi.Status) bool { return s.BootstrapMessage == "" || s.Bootstrap == initapi.Failed })
 	foreign.untilBootstrapped()
 	cp.mustKubectl("delete", "node", "foreign")
@@ -313,7 +314,7 @@ func environment(t *testing.T, h *host, service string) string {
 	t.Helper()
 	pid := find(h.until("ready", time.Minute, allReady), service).PID
 	out, err := h.exec("/bin/sh", "-c", fmt.Sprintf(`tr '\0' '\n' < /proc/%d/environ`, pid))
-	must(t, err)
+	expect.NoError(t, err)
 	return out
 }
 
@@ -329,12 +330,12 @@ func testComponentSettings(t *testing.T, cp, worker *host) {
 		}
 	}
 	out := cp.mustKubectl("get", "--raw", "/api/v1/nodes/worker/proxy/configz")
-	must(t, json.Unmarshal([]byte(out), &kubelet))
+	expect.NoError(t, json.Unmarshal([]byte(out), &kubelet))
 	if c := kubelet.KubeletConfig; c.EvictionHard["memory.available"] != "64Mi" || c.EvictionHard["nodefs.available"] != "1Gi" || c.Authorization.Mode != "Webhook" {
 		t.Errorf("the kubelet runs with %s", out)
 	}
 	config, err := worker.get(t, "http://"+worker.ip+":10249/configz")
-	must(t, err)
+	expect.NoError(t, err)
 	if !strings.Contains(config, `"syncPeriod":"41s"`) || !strings.Contains(config, `"mode":"nftables"`) {
 		t.Errorf("kube-proxy runs with %s", config)
 	}
@@ -389,7 +390,7 @@ func testImports(t *testing.T, worker *host) {
 		t.Errorf("containerd's metrics: %v, %.200s", err, metrics)
 	}
 	out, err := worker.exec("/opt/capstan/node/bin/containerd", "--config", "/etc/containerd/config.toml", "config", "dump")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, want := range []string{"max_concurrent_downloads = 7", `config_path = '/etc/containerd/certs.d'`, `runtimes.runc.options]`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("want %s in containerd's configuration:\n%s", want, out)
@@ -415,7 +416,7 @@ func testRegistrySecrets(t *testing.T, cp, worker *host) {
 		return slices.ContainsFunc(secrets, func(secret []byte) bool { return bytes.Contains(data, secret) })
 	}
 	var found []string
-	must(t, filepath.WalkDir(worker.root, func(path string, entry fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(worker.root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return nil // Files are created and removed meanwhile.
 		}
@@ -435,7 +436,7 @@ func testRegistrySecrets(t *testing.T, cp, worker *host) {
 		t.Errorf("the passwords are in %v, want %v", found, want)
 	}
 	log, err := os.ReadFile(filepath.Join(worker.dir, worker.name+".log"))
-	must(t, err)
+	expect.NoError(t, err)
 	if has(log) {
 		t.Error("the log of the machine has a password")
 	}
@@ -453,20 +454,20 @@ func testRegistrySecrets(t *testing.T, cp, worker *host) {
 // testChangedConfiguration: another configuration replaces the former one completely, and keeps files of users.
 func testChangedConfiguration(t *testing.T, cp, worker *host) {
 	own := filepath.Join(worker.root, "etc/containerd/certs.d/own.test/hosts.toml")
-	must(t, os.MkdirAll(filepath.Dir(own), 0o755))
-	must(t, os.WriteFile(own, []byte("server = \"https://own.test\"\n"), 0o600))
+	expect.NoError(t, os.MkdirAll(filepath.Dir(own), 0o755))
+	expect.NoError(t, os.WriteFile(own, []byte("server = \"https://own.test\"\n"), 0o600))
 	path := filepath.Join(worker.root, nodeconfig.Path)
 	data, err := os.ReadFile(path)
-	must(t, err)
+	expect.NoError(t, err)
 	var config nodeconfig.NodeConfiguration
-	must(t, yaml.UnmarshalStrict(data, &config))
+	expect.NoError(t, yaml.UnmarshalStrict(data, &config))
 	config.Registries, config.Proxy, config.KubeProxy, config.Kubelet.Configuration["maxPods"] = config.Registries[:1], nil, nil, 78
 	data, err = yaml.Marshal(config)
-	must(t, err)
-	must(t, os.WriteFile(path, data, 0o600))
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(path, data, 0o600))
 	before := worker.until("ready", time.Minute, allReady)
 	_, err = worker.exec("/opt/capstan/capstan-init", "node", "up")
-	must(t, err)
+	expect.NoError(t, err)
 	after := worker.until("ready", time.Minute, allReady)
 	for name, restarts := range map[string]bool{"containerd": true, "kubelet": true, "kube-proxy": true, "node-agent": false} {
 		if restarted := find(before, name).PID != find(after, name).PID; restarted != restarts {
@@ -477,7 +478,7 @@ func testChangedConfiguration(t *testing.T, cp, worker *host) {
 		t.Errorf("containerd still has the proxy:\n%s", env)
 	}
 	entries, err := os.ReadDir(filepath.Join(worker.root, "etc/containerd/certs.d"))
-	must(t, err)
+	expect.NoError(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())

@@ -27,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/writeload"
 )
 
@@ -52,7 +53,7 @@ func newBalancer(w *testNetwork) *balancer {
 	var listener net.Listener
 	var err error
 	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", endpoint) })
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		for {
@@ -211,7 +212,7 @@ type writer struct{ *writeload.Writer }
 func (h *host) startWriter() writer {
 	h.t.Helper()
 	w, err := writeload.Start(context.WithoutCancel(h.t.Context()), h.administrator(endpoint), patience)
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	h.t.Cleanup(w.Stop)
 	return writer{w}
 }
@@ -283,7 +284,7 @@ func TestControlPlane(t *testing.T) {
 	}
 	for _, service := range first.until("ready", time.Minute, allReady).Services {
 		out, err := first.exec("/bin/sh", "-c", fmt.Sprintf("grep VmRSS /proc/%d/status", service.PID))
-		must(t, err)
+		expect.NoError(t, err)
 		t.Logf("memory of %s: %s", service.Name, strings.Join(strings.Fields(out)[1:], " "))
 	}
 	lease := first.untilThroughEndpoint("get", "lease", "-n", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, "-o", "jsonpath={.spec.holderIdentity}")
@@ -368,8 +369,8 @@ func (p *plane) forget(t *testing.T, name string) {
 	h.kill()
 	h.inside(h.ns, func() {
 		link, err := netlink.LinkByName("eth0")
-		must(t, err)
-		must(t, netlink.LinkDel(link))
+		expect.NoError(t, err)
+		expect.NoError(t, netlink.LinkDel(link))
 	})
 	p.gone = h.ip
 	p.balancer.forget(h.ip, true)
@@ -530,6 +531,6 @@ func testDownToOne(t *testing.T, p *plane) {
 func logSteps(t *testing.T, h *host) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(h.root, "var/log/capstan/bootstrap.log"))
-	must(t, err)
+	expect.NoError(t, err)
 	t.Logf("%s:\n%s", h.name, data)
 }

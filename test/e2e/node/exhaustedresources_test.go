@@ -15,6 +15,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/supervisor"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // PID 1 survives when a machine has no processes left, and when PID 1 reaches its limit of descriptors. It reports that
@@ -23,25 +24,25 @@ func TestExhaustedResources(t *testing.T) {
 	w := newTestNetwork(t)
 	h := w.newMachine("crowded", "10.77.0.2")
 	dir := filepath.Join(h.root, supervisor.Dir)
-	must(t, os.MkdirAll(dir, 0o755))
-	must(t, supervisor.Service{Name: "database", Command: []string{"/bin/sleep", "100000"}}.Write(dir))
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, supervisor.Service{Name: "database", Command: []string{"/bin/sleep", "100000"}}.Write(dir))
 	h.start(nil)
 	h.until("the service runs", patience, func(s initapi.Status) bool { return len(s.Services) == 1 && s.Services[0].State == initapi.StateReady })
 	first := h.pid1(t)
 	h.starve(t, "resource temporarily unavailable", func() (mend func()) {
 		limit := h.limitOfProcesses(t)
 		was, err := os.ReadFile(limit)
-		must(t, err)
+		expect.NoError(t, err)
 		// The limit is below the current number of processes. With a fork bomb, the end of the service would free a
 		// process for its restart.
-		must(t, os.WriteFile(limit, []byte("1"), 0))
-		return func() { must(t, os.WriteFile(limit, was, 0)) }
+		expect.NoError(t, os.WriteFile(limit, []byte("1"), 0))
+		return func() { expect.NoError(t, os.WriteFile(limit, was, 0)) }
 	})
 	h.starve(t, "too many open files", func() (mend func()) {
 		var was unix.Rlimit
-		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, nil, &was))
-		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: lowestFree(first), Max: was.Max}, nil))
-		return func() { must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &was, nil)) }
+		expect.NoError(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, nil, &was))
+		expect.NoError(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: lowestFree(first), Max: was.Max}, nil))
+		return func() { expect.NoError(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &was, nil)) }
 	})
 	if now := h.pid1(t); now != first {
 		t.Errorf("the process id of PID 1 was %d, is %d", first, now)
@@ -81,7 +82,7 @@ func (h *host) starve(t *testing.T, reason string, fault func() (mend func())) {
 func (h *host) pid1(t *testing.T) int {
 	t.Helper()
 	state, err := h.runc.State(t.Context(), h.id)
-	must(t, err)
+	expect.NoError(t, err)
 	return state.PID
 }
 
@@ -89,15 +90,15 @@ func (h *host) pid1(t *testing.T) int {
 func (h *host) killServices(t *testing.T) {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", h.pid1(t)))
-	must(t, err)
+	expect.NoError(t, err)
 	killed := 0
 	for _, file := range files {
 		children, err := os.ReadFile(file)
-		must(t, err)
+		expect.NoError(t, err)
 		for _, child := range strings.Fields(string(children)) {
 			pid, err := strconv.Atoi(child)
-			must(t, err)
-			must(t, unix.Kill(pid, unix.SIGKILL))
+			expect.NoError(t, err)
+			expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
 			killed++
 		}
 	}

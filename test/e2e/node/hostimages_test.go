@@ -15,18 +15,20 @@ import (
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // hostImages returns a folder with an archive, with one as skopeo makes it, and with one that is damaged.
 func hostImages(t *testing.T, w *testNetwork) string {
 	t.Helper()
 	archive, err := os.ReadFile(filepath.Join(w.assets, "images/echo.tar"))
-	must(t, err)
+	expect.NoError(t, err)
 	dir := filepath.Join(w.dir, "container-images")
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, os.WriteFile(filepath.Join(dir, "a-damaged.tar"), archive[:len(archive)/2], 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "echo.tar"), archive, 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "skopeo.tar"), bySkopeo(t, archive), 0o600))
+	expect.NoError(t, os.Mkdir(dir, 0o700))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "a-damaged.tar"), archive[:len(archive)/2], 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "echo.tar"), archive, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "skopeo.tar"), bySkopeo(t, archive), 0o600))
 	return dir
 }
 
@@ -40,24 +42,24 @@ func bySkopeo(t *testing.T, archive []byte) []byte {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		must(t, err)
+		expect.NoError(t, err)
 		content, err := io.ReadAll(from)
-		must(t, err)
+		expect.NoError(t, err)
 		if path.Clean(header.Name) == "index.json" {
 			var index ocispec.Index
-			must(t, json.Unmarshal(content, &index))
+			expect.NoError(t, json.Unmarshal(content, &index))
 			for i := range index.Manifests {
 				index.Manifests[i].Annotations = map[string]string{ocispec.AnnotationRefName: "registry.capstan.dev/echo:skopeo"}
 			}
 			content, err = json.Marshal(index)
-			must(t, err)
+			expect.NoError(t, err)
 			header.Size = int64(len(content))
 		}
-		must(t, to.WriteHeader(header))
+		expect.NoError(t, to.WriteHeader(header))
 		_, err = to.Write(content)
-		must(t, err)
+		expect.NoError(t, err)
 	}
-	must(t, to.Close())
+	expect.NoError(t, to.Close())
 	return out.Bytes()
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -73,7 +75,7 @@ spec:
 func testLocalVolumes(t *testing.T, cp, worker *host) {
 	cp.apply(database)
 	cp.mustKubectl("rollout", "status", "statefulset/db", "--timeout=3m")
-	must(t, post(cp, worker, "precious"))
+	expect.NoError(t, post(cp, worker, "precious"))
 	cp.mustKubectl("delete", "pod", "db-0")
 	cp.mustKubectl("rollout", "status", "statefulset/db", "--timeout=3m")
 	eventually(t, time.Minute, func() error { return linesContain(cp, "precious") })
@@ -141,7 +143,7 @@ func testHostileVolumes(t *testing.T, cp, worker *host) {
 	cp.apply(fmt.Sprintf(volumeOfAgent, name, "/etc/capstan", "worker", foreignUID))
 	eventually(t, time.Minute, func() error { return phase(cp, name, "Released") })
 	_, err = worker.exec("ln", "-s", "/etc/capstan", volumesFolder+bound+"/escape")
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 func phase(cp *host, volume, want string) error {
@@ -156,7 +158,7 @@ func phase(cp *host, volume, want string) error {
 func testStoppedAgent(t *testing.T, cp, worker *host) {
 	service := func(action string) {
 		_, err := worker.exec("/opt/capstan/capstan-init", "service", action, "node-agent")
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	bound := cp.mustKubectl("get", "pvc", "data-db-0", "-o", "jsonpath={.spec.volumeName}")
 	service("stop")
@@ -165,13 +167,13 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 	cp.apply(fmt.Sprintf(claimAndPod, "late", "16Mi"))
 	late := volumesFolder + "pvc-" + cp.mustKubectl("get", "pvc", "late", "-o", "jsonpath={.metadata.uid}")
 	_, err := worker.exec("sh", "-c", "mkdir "+late+" && test -s "+volumesFolder+bound+"/lines")
-	must(t, err)
+	expect.NoError(t, err)
 	service("start")
 
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/late", "--timeout=2m")
 	eventually(t, time.Minute, func() error { return volumeIsGone(cp, bound) })
 	_, err = worker.exec("sh", "-c", "test ! -e "+volumesFolder+bound+" && test -s /etc/capstan/node.yaml")
-	must(t, err)
+	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pv", "pvc-"+foreignUID)
 	testMountInVolume(t, cp, worker, late)
 }
@@ -180,13 +182,13 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 func testMountInVolume(t *testing.T, cp, worker *host, folder string) {
 	cp.mustKubectl("delete", "pod/late") // The kubelet's mount of the volume would have the same mount, and stay.
 	_, err := worker.exec("sh", "-c", "mkdir "+folder+"/mount && mount --bind /etc/capstan "+folder+"/mount")
-	must(t, err)
+	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pvc/late")
 	eventually(t, time.Minute, func() error {
 		return told(cp, "PersistentVolume", path.Base(folder), "DeletionFailed", "no mount in the volume")
 	})
 	_, err = worker.exec("sh", "-c", "test -s /etc/capstan/node.yaml && umount "+folder+"/mount")
-	must(t, err)
+	expect.NoError(t, err)
 	eventually(t, time.Minute, func() error { _, err := worker.exec("test", "!", "-e", folder); return err })
 }
 
@@ -201,7 +203,7 @@ spec: {storageClassName: capstan-local, accessModes: [ReadWriteOnce], resources:
 	uid := cp.mustKubectl("get", "pvc", "gone", "-o", "jsonpath={.metadata.uid}")
 	cp.apply(fmt.Sprintf(volumeOfAgent, "pvc-"+uid, volumesFolder+"pvc-"+uid, "gone-node", uid))
 	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolumeClaim", "gone", "VolumeLost", "gone-node") })
-	must(t, phase(cp, "pvc-"+uid, "Bound"))
+	expect.NoError(t, phase(cp, "pvc-"+uid, "Bound"))
 	cp.mustKubectl("delete", "pvc", "gone")
 	eventually(t, time.Minute, func() error { return volumeIsGone(cp, "pvc-"+uid) })
 }

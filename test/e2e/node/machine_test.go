@@ -33,6 +33,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -64,26 +65,26 @@ func newTestNetwork(t *testing.T) *testNetwork {
 		assets = "../../../bin"
 	}
 	assets, err := filepath.Abs(assets)
-	must(t, err)
+	expect.NoError(t, err)
 	// This is not t.TempDir: a machine's mounts must be removed before its folder.
 	dir, err := os.MkdirTemp("", prefix()+"-node-")
-	must(t, err)
+	expect.NoError(t, err)
 	w := &testNetwork{t: t, prefix: prefix(), dir: dir, assets: assets}
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(dir)) })
 	w.runc = runc.Runc{Binary: filepath.Join(assets, "node/bin/runc"), Root: filepath.Join(dir, "runc")}
 	w.bridge = w.namespace("br")
 	w.inside(w.bridge, func() {
 		// The bridge has its own hardware address. Otherwise it has the lowest one of its ports, and changes it with the
 		// ports.
 		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", HardwareAddr: net.HardwareAddr{0x02, 0xca, 0, 0, 0, 1}}}
-		must(t, netlink.LinkAdd(link))
+		expect.NoError(t, netlink.LinkAdd(link))
 		addr, err := netlink.ParseAddr(gateway + "/24")
-		must(t, err)
-		must(t, netlink.AddrAdd(link, addr))
-		must(t, netlink.LinkSetUp(link))
+		expect.NoError(t, err)
+		expect.NoError(t, netlink.AddrAdd(link, addr))
+		expect.NoError(t, netlink.LinkSetUp(link))
 		lo, err := netlink.LinkByName("lo") // The test and its services reach the address of the bridge through it.
-		must(t, err)
-		must(t, netlink.LinkSetUp(lo))
+		expect.NoError(t, err)
+		expect.NoError(t, netlink.LinkSetUp(lo))
 		// The pods of two machines must reach each other without it.
 		_ = os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
 	})
@@ -95,7 +96,7 @@ func newTestNetwork(t *testing.T) *testNetwork {
 func (w *testNetwork) buildAssets() {
 	dir := filepath.Join(w.dir, "assets")
 	for _, name := range []string{"kubernetes", "node", "images"} {
-		must(w.t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+		expect.NoError(w.t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
 	build := exec.Command("go", "build", "-o", filepath.Join(dir, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -111,14 +112,14 @@ func (w *testNetwork) namespace(name string) netns.NsHandle {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	old, err := netns.Get()
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	defer old.Close()
 	handle, err := netns.NewNamed(w.prefix + "-" + name)
-	must(w.t, err)
-	must(w.t, netns.Set(old))
+	expect.NoError(w.t, err)
+	expect.NoError(w.t, netns.Set(old))
 	w.t.Cleanup(func() {
 		_ = handle.Close()
-		must(w.t, netns.DeleteNamed(w.prefix+"-"+name))
+		expect.NoError(w.t, netns.DeleteNamed(w.prefix+"-"+name))
 	})
 	return handle
 }
@@ -127,10 +128,10 @@ func (w *testNetwork) inside(ns netns.NsHandle, do func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	old, err := netns.Get()
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	defer old.Close()
-	must(w.t, netns.Set(ns))
-	defer func() { must(w.t, netns.Set(old)) }()
+	expect.NoError(w.t, netns.Set(ns))
+	defer func() { expect.NoError(w.t, netns.Set(old)) }()
 	do()
 }
 
@@ -161,20 +162,20 @@ func (w *testNetwork) newMachine(name, ip string) *host {
 	h.ns = w.namespace(name)
 	w.inside(w.bridge, func() {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v-" + name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
-		must(w.t, netlink.LinkAdd(veth))
+		expect.NoError(w.t, netlink.LinkAdd(veth))
 		br, err := netlink.LinkByName("br0")
-		must(w.t, err)
-		must(w.t, netlink.LinkSetMaster(veth, br))
-		must(w.t, netlink.LinkSetUp(veth))
+		expect.NoError(w.t, err)
+		expect.NoError(w.t, netlink.LinkSetMaster(veth, br))
+		expect.NoError(w.t, netlink.LinkSetUp(veth))
 	})
 	w.inside(h.ns, func() {
 		eth0, err := netlink.LinkByName("eth0")
-		must(w.t, err)
+		expect.NoError(w.t, err)
 		addr, err := netlink.ParseAddr(ip + "/24")
-		must(w.t, err)
-		must(w.t, netlink.AddrAdd(eth0, addr))
-		must(w.t, netlink.LinkSetUp(eth0))
-		must(w.t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}))
+		expect.NoError(w.t, err)
+		expect.NoError(w.t, netlink.AddrAdd(eth0, addr))
+		expect.NoError(w.t, netlink.LinkSetUp(eth0))
+		expect.NoError(w.t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}))
 	})
 	h.makeDisk()
 	w.t.Cleanup(h.remove)
@@ -183,19 +184,19 @@ func (w *testNetwork) newMachine(name, ip string) *host {
 
 func (h *host) makeDisk() {
 	for _, dir := range []string{"dev", "etc", "opt/capstan", "proc", "root", "run", "sys", "tmp", "usr", "var/log", "var/lib"} {
-		must(h.t, os.MkdirAll(filepath.Join(h.root, dir), 0o755))
+		expect.NoError(h.t, os.MkdirAll(filepath.Join(h.root, dir), 0o755))
 	}
 	for name, content := range map[string]string{"group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n", "shadow": "root:*:19000:0:99999:7:::\n"} {
-		must(h.t, os.WriteFile(filepath.Join(h.root, "etc", name), []byte(content), map[bool]os.FileMode{true: 0o600, false: 0o644}[name == "shadow"]))
+		expect.NoError(h.t, os.WriteFile(filepath.Join(h.root, "etc", name), []byte(content), map[bool]os.FileMode{true: 0o600, false: 0o644}[name == "shadow"]))
 	}
 	for name, target := range runc.HostSystem().Links {
-		must(h.t, os.Symlink(target, filepath.Join(h.root, name)))
+		expect.NoError(h.t, os.Symlink(target, filepath.Join(h.root, name)))
 	}
 	alternatives, _ := filepath.Glob("/etc/alternatives/*")
-	must(h.t, os.MkdirAll(filepath.Join(h.root, "etc/alternatives"), 0o755))
+	expect.NoError(h.t, os.MkdirAll(filepath.Join(h.root, "etc/alternatives"), 0o755))
 	for _, path := range alternatives {
 		if target, err := os.Readlink(path); err == nil {
-			must(h.t, os.Symlink(target, filepath.Join(h.root, path)))
+			expect.NoError(h.t, os.Symlink(target, filepath.Join(h.root, path)))
 		}
 	}
 }
@@ -203,39 +204,39 @@ func (h *host) makeDisk() {
 // start starts PID 1 with a new /run, like capstand. Data may be nil.
 func (h *host) start(data []byte) {
 	h.t.Helper()
-	must(h.t, os.RemoveAll(h.run))
-	must(h.t, os.MkdirAll(h.run, 0o700))
+	expect.NoError(h.t, os.RemoveAll(h.run))
+	expect.NoError(h.t, os.MkdirAll(h.run, 0o700))
 	metadata, err := json.Marshal(machine.Metadata{
 		ID: h.id, Name: h.name, Hostname: h.name, Cluster: "e2e", ProviderID: "capstan:///e2e/" + h.name,
 		Addresses: []machine.Address{{Address: h.ip, Prefix: 24, Gateway: gateway}}, KubernetesVersion: version,
 	})
-	must(h.t, err)
-	must(h.t, os.WriteFile(filepath.Join(h.run, "metadata.json"), metadata, 0o644))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, os.WriteFile(filepath.Join(h.run, "metadata.json"), metadata, 0o644))
 	if data != nil {
-		must(h.t, os.WriteFile(filepath.Join(h.run, "bootstrap-data"), data, 0o600))
+		expect.NoError(h.t, os.WriteFile(filepath.Join(h.run, "bootstrap-data"), data, 0o600))
 	}
 	bundle := filepath.Join(h.dir, "bundles", h.name)
-	must(h.t, os.MkdirAll(bundle, 0o700))
+	expect.NoError(h.t, os.MkdirAll(bundle, 0o700))
 	spec, err := json.Marshal(h.spec())
-	must(h.t, err)
-	must(h.t, os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600))
 	log, err := os.OpenFile(filepath.Join(h.dir, h.name+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	defer log.Close()
-	must(h.t, h.runc.Start(context.Background(), h.id, bundle, log))
+	expect.NoError(h.t, h.runc.Start(context.Background(), h.id, bundle, log))
 }
 
 func (h *host) spec() *specs.Spec {
 	capabilities, err := runc.OwnCapabilities()
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	p := runc.Params{
 		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: filepath.Join(h.dir, "views", h.name),
 		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory, PidsLimit: 16384,
 		Capabilities: capabilities, System: runc.HostSystem(), ContainerImages: h.images, Devices: h.devices,
 	}
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
-	must(h.t, err)
-	must(h.t, runc.WriteViews(p, string(cpuinfo)))
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, runc.WriteViews(p, string(cpuinfo)))
 	spec := runc.Spec(p)
 	for _, name := range []string{"kubernetes", "node", "images"} {
 		spec.Mounts = append(spec.Mounts, specs.Mount{
@@ -253,7 +254,7 @@ func (h *host) kill() {
 	defer cancel()
 	// runc waits a second for the end of all processes, and a busy box needs longer.
 	eventually(h.t, patience, func() error { return h.runc.Delete(ctx, h.id) })
-	must(h.t, h.cgroup().Remove(ctx))
+	expect.NoError(h.t, h.cgroup().Remove(ctx))
 }
 
 func (h *host) remove() {
@@ -263,7 +264,7 @@ func (h *host) remove() {
 	h.kill()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	must(h.t, cgroup.Group("/"+h.prefix).Remove(ctx))
+	expect.NoError(h.t, cgroup.Group("/"+h.prefix).Remove(ctx))
 }
 
 // dump prints the logs of a machine of a failed test.
@@ -307,14 +308,14 @@ func (h *host) kubectl(args ...string) (string, error) {
 func (h *host) mustKubectl(args ...string) string {
 	h.t.Helper()
 	out, err := h.kubectl(args...)
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	return out
 }
 
 func (h *host) apply(manifest string) {
 	h.t.Helper()
 	_, err := h.execInput(manifest, kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
-	must(h.t, err)
+	expect.NoError(h.t, err)
 }
 
 // administrator returns the configuration of an administrator's client of an API server, for the network of the machines' gateway.
@@ -336,16 +337,16 @@ func (h *host) anonymousGet(path string) int {
 	var conn net.Conn
 	var err error
 	h.inside(h.bridge, func() { conn, err = net.Dial("tcp", h.ip+":6443") })
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	defer conn.Close()
 	roots, err := cert.NewPool(filepath.Join(h.root, "etc/kubernetes/pki/ca.crt"))
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	client := http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: roots},
 		DialContext:     func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 	}}
 	resp, err := client.Get("https://" + h.ip + ":6443" + path)
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	defer resp.Body.Close()
 	return resp.StatusCode
 }
@@ -391,11 +392,4 @@ const patience = 3 * time.Minute
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
 	harness.Wait(t, "a state of the machine", timeout, do)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

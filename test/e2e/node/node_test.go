@@ -27,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestMachines starts a control plane and a worker and runs the tests of their machines. Each part depends on the
@@ -45,7 +46,7 @@ func TestMachines(t *testing.T) {
 
 	worker.images = hostImages(t, w)
 	loopControl, err := devices.Node("/dev/loop-control")
-	must(t, err)
+	expect.NoError(t, err)
 	worker.devices = append(worker.devices, loopControl)
 	bootCluster(t, c, o, cp, worker)
 	for _, part := range []struct {
@@ -117,7 +118,7 @@ func bootCluster(t *testing.T, c *cluster, o *outside, cp, worker *host) {
 // approveRequests stands for the control plane provider, which checks requests before it approves them.
 func approveRequests(t *testing.T, cp *host) {
 	clients, err := kubernetes.NewForConfig(cp.administrator(cp.ip + ":6443"))
-	must(t, err)
+	expect.NoError(t, err)
 	requests := clients.CertificatesV1().CertificateSigningRequests()
 	ctx, end := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -155,7 +156,7 @@ func testErased(t *testing.T, cp, worker *host) {
 		}
 		eventually(t, 10*time.Second, func() error { return findSecret(h, tokenSecret, "/var/lib/etcd/") })
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
-		must(t, err)
+		expect.NoError(t, err)
 		if bytes.Contains(log, []byte(tokenSecret)) || bytes.Contains(log, []byte("PRIVATE KEY")) {
 			t.Errorf("%s: the log contains secrets", h.name)
 		}
@@ -210,7 +211,7 @@ spec: {selector: {app: server}, ports: [{port: 80, targetPort: 8080}]}
 func testWorkload(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{cp, worker} {
 		_, err := h.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "import", "/opt/capstan/images/echo.tar")
-		must(t, err)
+		expect.NoError(t, err)
 	}
 	start := time.Now()
 	cp.apply(workload)
@@ -226,7 +227,7 @@ func testWorkload(t *testing.T, cp, worker *host) {
 // testUserNamespace: the worker has two pods. In the pod with "hostUsers: false", root is not root of the machine.
 func testUserNamespace(t *testing.T, worker *host) {
 	out, err := worker.exec("/bin/sh", "-c", `for pid in $(pgrep -x echo); do read -r inside outside count < /proc/$pid/uid_map; echo "$inside=$outside"; done | sort`)
-	must(t, err)
+	expect.NoError(t, err)
 	mappings := strings.Fields(out)
 	if len(mappings) != 2 || mappings[0] != "0=0" || mappings[1] == "0=0" || !strings.HasPrefix(mappings[1], "0=") {
 		t.Errorf("ids of root in the pods of the worker: %v, want 0 in one and another id in the pod with its own user namespace", mappings)
@@ -267,7 +268,7 @@ func testCredentials(t *testing.T, cp, worker *host) {
 		_, err := h.exec(append([]string{kubectl, "--kubeconfig=" + config}, args...)...)
 		return err
 	}
-	must(t, as(worker, nodeconfig.AgentKubeconfig, "get", "nodes"))
+	expect.NoError(t, as(worker, nodeconfig.AgentKubeconfig, "get", "nodes"))
 	for _, verb := range [][]string{{"get", "secrets", "-A"}, {"delete", "node", "cp", "--dry-run=server"}} {
 		if as(worker, nodeconfig.AgentKubeconfig, verb...) == nil {
 			t.Errorf("the node agent of a worker may %v", verb)
@@ -278,13 +279,13 @@ func testCredentials(t *testing.T, cp, worker *host) {
 	}
 	for _, h := range []*host{cp, worker} {
 		out, err := h.exec("/bin/sh", "-c", "find /etc/kubernetes /etc/capstan /var/lib/kubelet/pki /etc/containerd -type f -perm /077 ! -name '*.crt'")
-		must(t, err)
+		expect.NoError(t, err)
 		if out != "" {
 			t.Errorf("%s: others can read %s", h.name, out)
 		}
 	}
 	db, err := os.ReadFile(filepath.Join(cp.root, "var/lib/etcd/member/snap/db"))
-	must(t, err)
+	expect.NoError(t, err)
 	if bytes.Contains(db, []byte(tokenSecret)) {
 		t.Error("the Secret is readable in etcd")
 	}
@@ -306,7 +307,7 @@ func testKillServices(t *testing.T, cp, worker *host) {
 			service = find(h.until("ready", time.Minute, allReady), service.Name)
 			killed := time.Now()
 			_, err := h.exec("/bin/sh", "-c", fmt.Sprintf("kill -9 %d", service.PID))
-			must(t, err)
+			expect.NoError(t, err)
 			h.until(service.Name+" back", 10*time.Second, func(s initapi.Status) bool {
 				now := find(s, service.Name)
 				return now.PID != 0 && now.PID != service.PID && now.Restarts > service.Restarts
@@ -334,7 +335,7 @@ func testRestart(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		h.kill()
 		if h == worker {
-			must(t, loops(t, volume, 0))
+			expect.NoError(t, loops(t, volume, 0))
 		}
 		chownToRoot(h)
 		h.start(nil)
@@ -363,7 +364,7 @@ func testUpAgain(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		before := h.until("ready", time.Minute, allReady)
 		_, err := h.exec("/opt/capstan/capstan-init", "node", "up")
-		must(t, err)
+		expect.NoError(t, err)
 		after := h.until("ready", time.Minute, allReady)
 		for _, service := range before.Services {
 			if now := find(after, service.Name); now.PID != service.PID {
@@ -378,7 +379,7 @@ func testShutdown(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		start := time.Now()
 		_, err := h.exec("/bin/sh", "-c", "kill -TERM 1")
-		must(t, err)
+		expect.NoError(t, err)
 		eventually(t, 30*time.Second, func() error {
 			state, err := h.runc.State(context.Background(), h.id)
 			if err == nil && state.Status != "stopped" {
@@ -388,7 +389,7 @@ func testShutdown(t *testing.T, cp, worker *host) {
 		})
 		t.Logf("%s ended after %s", h.name, time.Since(start))
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
-		must(t, err)
+		expect.NoError(t, err)
 		if !bytes.Contains(log, []byte("Machine stopped")) {
 			t.Errorf("%s did not end:\n%s", h.name, tail(log, 500))
 		}
@@ -434,12 +435,12 @@ runcmd:
 	if !strings.Contains(s.BootstrapMessage, "runcmd: [2]: exit code 7") || !strings.Contains(s.BootstrapMessage, machine.LogDir) {
 		t.Errorf("message: %s", s.BootstrapMessage)
 	}
-	must(t, os.WriteFile(filepath.Join(h.root, "etc/mended"), nil, 0o644))
+	expect.NoError(t, os.WriteFile(filepath.Join(h.root, "etc/mended"), nil, 0o644))
 	h.kill()
 	h.start(data)
 	h.untilBootstrapped()
 	list, err := os.ReadFile(filepath.Join(h.root, "etc/list"))
-	must(t, err)
+	expect.NoError(t, err)
 	if string(list) != "a\nhello\nlast\n" {
 		t.Errorf("/etc/list: %q", list)
 	}
@@ -468,17 +469,17 @@ func leftovers(t *testing.T) string {
 	var out []string
 	for _, pattern := range []string{"/run/netns/" + prefix() + "-*", "/sys/fs/cgroup/*/" + prefix() + "*", os.TempDir() + "/" + prefix() + "-node-*"} {
 		found, err := filepath.Glob(pattern)
-		must(t, err)
+		expect.NoError(t, err)
 		out = append(out, found...)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	must(t, err)
+	expect.NoError(t, err)
 	for _, line := range strings.Split(string(mounts), "\n") {
 		if strings.Contains(line, prefix()+"-") {
 			out = append(out, line)
 		}
 	}
 	data, err := json.Marshal(out)
-	must(t, err)
+	expect.NoError(t, err)
 	return string(data)
 }

@@ -11,6 +11,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/supervisor"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // When a machine runs out of memory, the kernel kills pods and no services. PID 1 survives even if it uses the most
@@ -21,9 +22,9 @@ func TestOutOfMemory(t *testing.T) {
 	h := w.newMachine("full", "10.77.0.2")
 	h.memory = 256 << 20
 	dir := filepath.Join(h.root, supervisor.Dir)
-	must(t, os.MkdirAll(dir, 0o755))
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	shell := func(name, script string) {
-		must(t, supervisor.Service{Name: name, Command: []string{"/bin/sh", "-c", script}}.Write(dir))
+		expect.NoError(t, supervisor.Service{Name: name, Command: []string{"/bin/sh", "-c", script}}.Write(dir))
 	}
 	// more memory than a pod below
 	shell("database", `held=$(head -c 40000000 /dev/zero | tr '\0' x); while :; do sleep 1000; done`)
@@ -54,7 +55,7 @@ func TestOutOfMemory(t *testing.T) {
 func (h *host) order(t *testing.T, command string) {
 	t.Helper()
 	_, err := h.execInput(command+"\n", "/bin/sh", "-c", "cat > /run/go")
-	must(t, err)
+	expect.NoError(t, err)
 }
 
 // mustRun fails the test if a service has ended since the machine started.

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // The hosts outside the cluster. Only the proxy knows the names.
@@ -82,13 +83,13 @@ func (w *testNetwork) serve(address string, certificate *tls.Certificate, handle
 	var listener net.Listener
 	var err error
 	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", address) })
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	if certificate != nil {
 		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{*certificate}})
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
-	w.t.Cleanup(func() { must(w.t, server.Close()) })
+	w.t.Cleanup(func() { expect.NoError(w.t, server.Close()) })
 }
 
 // serving returns the certificate of the services outside, and its key.
@@ -97,9 +98,9 @@ func serving(t *testing.T, authority pki.Authority) (certificate, key []byte) {
 	leaf, private, err := authority.Issue(pki.Leaf{
 		CommonName: "outside", DNSNames: []string{"*.outside.test"}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
 	}, time.Hour, time.Now())
-	must(t, err)
+	expect.NoError(t, err)
 	key, err = pki.EncodeKey(private)
-	must(t, err)
+	expect.NoError(t, err)
 	return pki.EncodeCert(leaf), key
 }
 
@@ -110,20 +111,20 @@ func (o *outside) makeCertificates(t *testing.T) {
 	o.ca, o.addedCA, o.otherCA = pki.EncodeCert(authority.Cert), pki.EncodeCert(added.Cert), pki.EncodeCert(newAuthority(t).Cert)
 	var err error
 	o.addedCertificate, err = tls.X509KeyPair(serving(t, added))
-	must(t, err)
+	expect.NoError(t, err)
 	certificate, key := serving(t, authority)
 	o.certificate, err = tls.X509KeyPair(certificate, key)
-	must(t, err)
-	must(t, os.MkdirAll(o.dir, 0o700))
+	expect.NoError(t, err)
+	expect.NoError(t, os.MkdirAll(o.dir, 0o700))
 	for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "added.crt": o.addedCA} {
-		must(t, os.WriteFile(filepath.Join(o.dir, name), content, 0o600))
+		expect.NoError(t, os.WriteFile(filepath.Join(o.dir, name), content, 0o600))
 	}
 }
 
 // startRegistry starts the registry in the network of the machines' gateway.
 func (o *outside) startRegistry(w *testNetwork) {
 	w.t.Helper()
-	must(w.t, os.WriteFile(filepath.Join(o.dir, "users"), []byte(registryUser+":"+registryHash+"\n"), 0o600))
+	expect.NoError(w.t, os.WriteFile(filepath.Join(o.dir, "users"), []byte(registryUser+":"+registryHash+"\n"), 0o600))
 	o.runRegistry(w, "registry", registryAddress, "{htpasswd: {realm: test, path: "+o.dir+"/users}}")
 }
 
@@ -131,13 +132,13 @@ func (o *outside) startRegistry(w *testNetwork) {
 func (o *outside) runRegistry(w *testNetwork, name, address, auth string) {
 	w.t.Helper()
 	config := filepath.Join(o.dir, name+".yaml")
-	must(w.t, os.WriteFile(config, []byte(`version: "0.1"
+	expect.NoError(w.t, os.WriteFile(config, []byte(`version: "0.1"
 log: {level: warn}
 storage: {filesystem: {rootdirectory: `+o.dir+`/`+name+`}}
 http: {addr: "`+address+`", tls: {certificate: `+o.dir+`/tls.crt, key: `+o.dir+`/tls.key}}
 auth: `+auth+"\n"), 0o600))
 	log, err := os.Create(filepath.Join(o.dir, name+".log"))
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	cmd := exec.Command(filepath.Join(w.assets, "tools/registry"), "serve", config)
 	cmd.Stdout, cmd.Stderr = log, log
 	w.inside(w.bridge, func() { err = cmd.Start() })
@@ -164,9 +165,9 @@ auth: `+auth+"\n"), 0o600))
 func newAuthority(t *testing.T) pki.Authority {
 	t.Helper()
 	key, err := pki.NewKey()
-	must(t, err)
+	expect.NoError(t, err)
 	authority, err := pki.NewAuthority("registry authority", key, time.Now())
-	must(t, err)
+	expect.NoError(t, err)
 	return authority
 }
 
@@ -235,7 +236,7 @@ func answerDNS(w *testNetwork, address string, ip netip.Addr) {
 	var conn net.PacketConn
 	var err error
 	w.inside(w.bridge, func() { conn, err = net.ListenPacket("udp", address) })
-	must(w.t, err)
+	expect.NoError(w.t, err)
 	ended := make(chan struct{})
 	w.t.Cleanup(func() { _ = conn.Close(); <-ended })
 	go func() {

@@ -14,6 +14,7 @@ import (
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // Capabilities as /proc shows them.
@@ -80,7 +81,7 @@ func testUsers(t *testing.T, cp, worker *host) {
 func procStatus(h *host, service initapi.Service) map[string]string {
 	h.t.Helper()
 	out, err := h.exec("/bin/cat", fmt.Sprintf("/proc/%d/status", service.PID))
-	must(h.t, err)
+	expect.NoError(h.t, err)
 	status := map[string]string{}
 	for line := range strings.Lines(out) {
 		name, value, _ := strings.Cut(line, ":")
@@ -107,6 +108,6 @@ func chownToRoot(h *host) {
 			}
 			return os.Lchown(path, 0, 0)
 		})
-		must(h.t, err)
+		expect.NoError(h.t, err)
 	}
 }

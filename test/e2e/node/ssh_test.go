@@ -16,6 +16,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestSSH: a machine with sshd and the configuration of docs/machines.md. A user of the CapstanConfig logs in with her key.
@@ -31,7 +32,7 @@ func TestSSH(t *testing.T) {
 	mine, server := newKey(t, filepath.Join(keys, "mine")), newKey(t, filepath.Join(keys, "server"))
 	newKey(t, filepath.Join(keys, "other"))
 	hostKey, err := os.ReadFile(filepath.Join(keys, "server"))
-	must(t, err)
+	expect.NoError(t, err)
 	spec := documentedServer(t)
 	spec.Users[0].SSHAuthorizedKeys = []string{mine}
 	spec.Users = append(spec.Users, bootstrapv1.User{Name: "bob", Shell: "/bin/sh"})
@@ -46,9 +47,9 @@ func TestSSH(t *testing.T) {
 		Certificates: []render.File{{Path: nodeconfig.PKIDir + "/ca.crt", Permissions: "0600", Content: newCluster(t, "10.77.0.2:6443").files[nodeconfig.PKIDir+"/ca.crt"]}},
 		Spec:         spec, Secrets: map[bootstrapv1.SecretKeyReference][]byte{{Name: "demo-ssh", Key: "ssh_host_ed25519_key"}: hostKey},
 	})
-	must(t, err)
+	expect.NoError(t, err)
 	copyServer(t, packages, filepath.Join(h.root, "srv/ssh"))
-	must(t, os.WriteFile(filepath.Join(keys, "known"), []byte(h.ip+" "+server+"\n"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(keys, "known"), []byte(h.ip+" "+server+"\n"), 0o600))
 	h.start(data)
 
 	login := func(user, key string) (string, error) {
@@ -83,7 +84,7 @@ func newKey(t *testing.T, path string) string {
 		t.Fatalf("ssh-keygen: %v: %s", err, out)
 	}
 	public, err := os.ReadFile(path + ".pub")
-	must(t, err)
+	expect.NoError(t, err)
 	return strings.TrimSpace(string(public))
 }
 
@@ -91,12 +92,12 @@ func newKey(t *testing.T, path string) string {
 func documentedServer(t *testing.T) bootstrapv1.CapstanConfigSpec {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "machines.md"))
-	must(t, err)
+	expect.NoError(t, err)
 	for block := range strings.SplitSeq(string(text), "```yaml\n") {
 		block, _, _ = strings.Cut(block, "```")
 		template := &bootstrapv1.CapstanConfigTemplate{}
 		if strings.Contains(block, "name: demo-ssh\n") {
-			must(t, yaml.UnmarshalStrict([]byte(block), template))
+			expect.NoError(t, yaml.UnmarshalStrict([]byte(block), template))
 			return template.Spec.Template.Spec
 		}
 	}

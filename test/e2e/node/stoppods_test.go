@@ -15,6 +15,7 @@ import (
 
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -43,7 +44,7 @@ func testStopPods(t *testing.T, cp, worker *host) {
 	cp.apply(pod("polite", 30, stopsSlowly, "") + pod("stubborn", int(stubbornGrace.Seconds()), stopsNever, "") + pod("forever", 600, stopsNever, "") +
 		pod("hooked", 30, stopsAtOnce, `lifecycle: {preStop: {exec: {command: [/usr/bin/sh, -c, "echo ran > /out/hook"]}}}`))
 	static := strings.Replace(pod("last", 30, stopsLast, ""), "  nodeName: \"worker\"\n", "", 1)
-	must(t, os.WriteFile(filepath.Join(worker.root, "etc/kubernetes/manifests/last.yaml"), []byte(static), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(worker.root, "etc/kubernetes/manifests/last.yaml"), []byte(static), 0o600))
 	eventually(t, time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "pod/polite", "pod/stubborn", "pod/forever", "pod/hooked", "pod/last-worker", "--timeout=10s")
 		return err
@@ -52,9 +53,9 @@ func testStopPods(t *testing.T, cp, worker *host) {
 	begun := time.Now()
 	again := make(chan error, 1)
 	go func() { again <- worker.stopPods(stopLimit) }()
-	must(t, worker.stopPods(stopLimit))
+	expect.NoError(t, worker.stopPods(stopLimit))
 	total := time.Since(begun)
-	must(t, <-again)
+	expect.NoError(t, <-again)
 	out := filepath.Join(worker.root, "var/out")
 	for file, want := range map[string]string{"polite": "done\n", "hook": "ran\n"} {
 		if got, err := os.ReadFile(filepath.Join(out, file)); string(got) != want {
@@ -63,7 +64,7 @@ func testStopPods(t *testing.T, cp, worker *host) {
 	}
 	lasted := func(file string) time.Duration {
 		info, err := os.Stat(filepath.Join(out, file))
-		must(t, err)
+		expect.NoError(t, err)
 		return info.ModTime().Sub(begun).Round(100 * time.Millisecond)
 	}
 	t.Logf("hook after %s, stubborn until %s, forever until %s, last until %s, all until %s", lasted("hook"), lasted("stubborn"), lasted("forever"), lasted("last"), total)

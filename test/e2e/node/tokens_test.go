@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -146,10 +148,10 @@ func (o *outside) publishTokenImages(t *testing.T) {
 	for source, target := range map[string]string{
 		registry + "/blobs": registry + "/blobs", repositories + "/team": repositories + "/" + tokenUser,
 	} {
-		must(t, os.CopyFS(filepath.Join(to, target), os.DirFS(filepath.Join(from, source))))
+		expect.NoError(t, os.CopyFS(filepath.Join(to, target), os.DirFS(filepath.Join(from, source))))
 	}
 	for _, owner := range []string{tenant, "public"} {
-		must(t, os.Symlink(tokenUser, filepath.Join(to, repositories, owner)))
+		expect.NoError(t, os.Symlink(tokenUser, filepath.Join(to, repositories, owner)))
 	}
 }
 
@@ -174,7 +176,7 @@ func tenantSecret(t *testing.T) string {
 	config, err := json.Marshal(map[string]any{"auths": map[string]any{
 		"https://" + tokenRegistryAddress: map[string]string{"username": tenant, "password": tenantPassword},
 	}})
-	must(t, err)
+	expect.NoError(t, err)
 	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: tenant}\ntype: kubernetes.io/dockerconfigjson\ndata: {.dockerconfigjson: %q}\n---\n",
 		base64.StdEncoding.EncodeToString(config))
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -52,11 +53,11 @@ type announcements struct {
 func listen(t *testing.T, device string) *announcements {
 	t.Helper()
 	link, err := net.InterfaceByName(device)
-	check(t, err)
+	expect.NoError(t, err)
 	const every = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, every)
-	check(t, err)
-	check(t, errors.Join(
+	expect.NoError(t, err)
+	expect.NoError(t, errors.Join(
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: every, Ifindex: link.Index}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
 	))

@@ -20,6 +20,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -53,7 +54,7 @@ func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.
 		t.Errorf("the machines are on %v, want all boxes", on)
 	}
 	cluster := &infrav1.CapstanCluster{}
-	check(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, cluster))
+	expect.NoError(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, cluster))
 	if host := cluster.Spec.ControlPlaneEndpoint.Host; host != rack.VirtualAddress {
 		t.Fatalf("the endpoint is %s, want the virtual address", host)
 	}
@@ -74,7 +75,7 @@ func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.
 	replaceLostMachines(t, plane)
 	freeze := func(sig syscall.Signal) {
 		for _, p := range plane.Find(t, "", "manager") {
-			check(t, syscall.Kill(p.PID, sig))
+			expect.NoError(t, syscall.Kill(p.PID, sig))
 		}
 	}
 	freeze(syscall.SIGSTOP)
@@ -167,9 +168,9 @@ func replaceLostMachines(t *testing.T, plane *harness.Plane) {
 			}},
 		},
 	}
-	check(t, plane.Client.Create(t.Context(), health))
+	expect.NoError(t, plane.Client.Create(t.Context(), health))
 	t.Cleanup(func() {
-		check(t, client.IgnoreNotFound(plane.Client.Delete(context.WithoutCancel(t.Context()), health)))
+		expect.NoError(t, client.IgnoreNotFound(plane.Client.Delete(context.WithoutCancel(t.Context()), health)))
 	})
 }
 
@@ -182,9 +183,9 @@ type writer struct {
 func newWriter(t *testing.T, c *harness.Cluster) *writer {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	check(t, err)
+	expect.NoError(t, err)
 	w, err := rack.NewWriter(config)
-	check(t, err)
+	expect.NoError(t, err)
 	return &writer{w, t}
 }
 
@@ -203,7 +204,7 @@ func (w *writer) write(what string, d time.Duration) (longest time.Duration) {
 func (w *writer) check() {
 	w.t.Helper()
 	lost, err := w.Lost(w.t.Context())
-	check(w.t, err)
+	expect.NoError(w.t, err)
 	if len(lost) > 0 {
 		w.t.Errorf("acknowledged, and lost: %v", lost)
 	}

@@ -20,6 +20,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/accessapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -104,7 +105,7 @@ END`)
 func checkLog(t *testing.T, plane *harness.Plane, machine string) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	check(t, os.WriteFile(kubeconfig, []byte(plane.Must(t, "get", "kubeconfig", "--management")), 0o600))
+	expect.NoError(t, os.WriteFile(kubeconfig, []byte(plane.Must(t, "get", "kubeconfig", "--management")), 0o600))
 	harness.Eventually(t, "the log of the machine", time.Minute, func(ctx context.Context) error {
 		out, err := harness.Command(ctx, nil, harness.Kubectl(), "--kubeconfig", kubeconfig, "get", "--raw", accessapi.Path("default", machine, accessapi.Log))
 		if err == nil && out == "" {

@@ -15,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -115,12 +116,12 @@ func replaceProcess(t *testing.T, b, other *box) {
 		t.Log("this kernel has WireGuard: no process to replace")
 		return
 	}
-	check(t, atomicfile.ReadJSON(record, &process))
+	expect.NoError(t, atomicfile.ReadJSON(record, &process))
 	if user := b.Run(fmt.Sprintf("grep -E '^(Uid|CapEff):' /proc/%d/status | tr -s '\t\n' ' '", process.PID)); user != "Uid: 65534 65534 65534 65534 CapEff: 0000000000000000" {
 		t.Errorf("the process of the device has rights: %s", user)
 	}
 	gap, failed := longestGap(b, other, func() {
-		check(t, syscall.Kill(process.PID, syscall.SIGKILL))
+		expect.NoError(t, syscall.Kill(process.PID, syscall.SIGKILL))
 		rack.Eventually(t, "another process of the device", func() error {
 			before := process.PID
 			if err := atomicfile.ReadJSON(record, &process); err != nil || process.PID == before {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -59,7 +60,7 @@ func loseFencedHost(t *testing.T, plane *harness.Plane, empty []*box) {
 	since := time.Now()
 	lost.Lose()
 	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: victim.Namespace, Name: victim.Name}}
-	check(t, plane.Client.Delete(t.Context(), machine))
+	expect.NoError(t, plane.Client.Delete(t.Context(), machine))
 	harness.Eventually(t, "the machine of the lost host is removed", 4*time.Minute, func(ctx context.Context) error {
 		running := runs()
 		m := &infrav1.CapstanMachine{}

@@ -12,6 +12,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -29,7 +30,7 @@ func TestFencing(t *testing.T) {
 		b.make()
 		b.confirm()
 		_, err := b.SetFencing(b.ctx(), &hostpb.SetFencingRequest{ManagementCluster: managementCluster, StopAfterSeconds: int32(stopAfter.Seconds())})
-		check(t, err)
+		expect.NoError(t, err)
 	}
 	boxes[0].Leave()
 	remain(t, boxes...) // Each cluster is on one box, and no manager is connected.
@@ -88,7 +89,7 @@ func TestFencing(t *testing.T) {
 	third.waits()
 	for _, b := range boxes { // No fencing, no wait.
 		_, err := b.SetFencing(b.ctx(), &hostpb.SetFencingRequest{ManagementCluster: managementCluster})
-		check(t, err)
+		expect.NoError(t, err)
 		b.Leave()
 	}
 	remain(t, boxes[:2]...)
@@ -102,7 +103,7 @@ func (b *box) confirm() {
 	b.t.Helper()
 	m := b.machine()
 	_, err := b.ClaimMachine(b.ctx(), &hostpb.ClaimMachineRequest{Id: m.Id, Namespace: m.Namespace, Name: m.Name, ManagementCluster: managementCluster})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 }
 
 // watch connects a manager with the boxes, until the returned function is called.
@@ -111,9 +112,9 @@ func watch(t *testing.T, boxes ...*box) (disconnect func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	for _, b := range boxes {
 		stream, err := b.Watch(ctx, &hostpb.WatchRequest{ManagementCluster: managementCluster})
-		check(t, err)
+		expect.NoError(t, err)
 		_, err = stream.Recv()
-		check(t, err)
+		expect.NoError(t, err)
 		go func() {
 			for err == nil {
 				_, err = stream.Recv()
@@ -127,9 +128,9 @@ func watch(t *testing.T, boxes ...*box) (disconnect func()) {
 func (b *box) pid1() proc.Ref {
 	b.t.Helper()
 	m, err := b.GetMachine(b.ctx(), &hostpb.GetMachineRequest{Id: b.machine().Id})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	machine, err := proc.Find(int(m.Status.Pid))
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	return machine
 }
 
@@ -202,7 +203,7 @@ func remain(t *testing.T, boxes ...*box) {
 func (b *box) noContact(other *box) {
 	b.t.Helper()
 	res, err := b.ListContacts(b.ctx(), &hostpb.ListContactsRequest{NetworkId: clusterID})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	for _, c := range res.Contacts {
 		if c.Host != other.Tunnel() {
 			continue

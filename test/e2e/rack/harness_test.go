@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -29,21 +30,14 @@ var programs string // folder with testinit
 
 func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // startPlane starts a management plane for a test.
 func startPlane(t *testing.T, args ...string) *harness.Plane {
 	t.Helper()
 	plane, err := harness.Start(args...)
 	if plane != nil {
-		t.Cleanup(func() { check(t, plane.Down()) })
+		t.Cleanup(func() { expect.NoError(t, plane.Down()) })
 	}
-	check(t, err)
+	expect.NoError(t, err)
 	return plane
 }
 
@@ -116,7 +110,7 @@ func emptyAtTheEnd(t *testing.T, made []*rack.Box) (boxes []*box) {
 func assets(t *testing.T, dir string) string {
 	t.Helper()
 	bin, err := filepath.Abs("../../../bin")
-	check(t, err)
+	expect.NoError(t, err)
 	for to, from := range map[string]string{
 		"capstan-init":                       filepath.Join(programs, "testinit"),
 		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
@@ -127,8 +121,8 @@ func assets(t *testing.T, dir string) string {
 			t.Fatalf("%v; run `make build` first", err)
 		}
 		path := filepath.Join(dir, "assets", to)
-		check(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		check(t, os.WriteFile(path, data, 0o755))
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.NoError(t, os.WriteFile(path, data, 0o755))
 	}
 	return filepath.Join(dir, "assets")
 }
@@ -198,9 +192,9 @@ func (b *box) machine() *hostpb.MachineSpec {
 func (b *box) make() {
 	b.t.Helper()
 	_, err := b.EnsureNetwork(b.ctx(), b.network())
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	_, err = b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: b.machine(), BootstrapData: []byte("#cloud-config\n")})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	rack.Eventually(b.t, "machine "+b.name(), func() error { return b.reaches(b) })
 }
 
@@ -233,9 +227,9 @@ func (b *box) cleanUp() {
 		b.t.Errorf("machine %s was not deleted: %v, %v", m.Name, res, err)
 	}
 	_, err = b.DeleteLoadBalancer(b.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: clusterID, Namespace: "default", Name: "rack"})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	_, err = b.DeleteNetwork(b.ctx(), &hostpb.DeleteNetworkRequest{Id: clusterID, Namespace: "default", Name: "rack"})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	b.isEmpty()
 	b.End(syscall.SIGTERM)
 }

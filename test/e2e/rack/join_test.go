@@ -31,6 +31,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -48,7 +49,7 @@ func TestJoin(t *testing.T) {
 	plane := startPlane(t, "--no-hosts", "--api-address", planeAddress+":7442", "--host-listen-address", ":"+dialPort)
 	t.Run("token", func(t *testing.T) { joinWithToken(t, plane) })
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: joinedName}}
-	check(t, plane.Client.Delete(t.Context(), host))
+	expect.NoError(t, plane.Client.Delete(t.Context(), host))
 	gone(t, plane, host)
 	t.Run("behind NAT", func(t *testing.T) { joinBehindNAT(t, plane) })
 }
@@ -105,9 +106,9 @@ func joinWithToken(t *testing.T, plane *harness.Plane) {
 func newToken(t *testing.T, plane *harness.Plane, args ...string) (text, name string) {
 	t.Helper()
 	out, err := plane.Capstan(t.Context(), append([]string{"host", "token", "create", "-o", "json"}, args...)...)
-	check(t, err)
+	expect.NoError(t, err)
 	var token struct{ Name, Server, Token string }
-	check(t, json.Unmarshal([]byte(out), &token))
+	expect.NoError(t, json.Unmarshal([]byte(out), &token))
 	if token.Server != joinServer {
 		t.Fatalf("the token is for %s", token.Server)
 	}
@@ -143,7 +144,7 @@ func refuseTokens(t *testing.T, plane *harness.Plane, b *box) {
 	b.refused(other, `the token is only for the host name "another"`)
 	revoked, secret := newToken(t, plane)
 	_, err := plane.Capstan(t.Context(), "host", "token", "revoke", secret)
-	check(t, err)
+	expect.NoError(t, err)
 	b.refused(revoked, "revoked")
 	harness.Eventually(t, "an expired token is deleted", time.Minute, func(ctx context.Context) error {
 		err := plane.Client.Get(ctx, client.ObjectKey{Namespace: providerNS, Name: name}, &corev1.Secret{})
@@ -154,7 +155,7 @@ func refuseTokens(t *testing.T, plane *harness.Plane, b *box) {
 	})
 	b.refused(expired, "expired")
 	hosts := &infrav1.CapstanHostList{}
-	check(t, plane.Client.List(t.Context(), hosts))
+	expect.NoError(t, plane.Client.List(t.Context(), hosts))
 	if len(hosts.Items) > 0 {
 		t.Errorf("%d hosts joined", len(hosts.Items))
 	}
@@ -164,7 +165,7 @@ func refuseTokens(t *testing.T, plane *harness.Plane, b *box) {
 func refusePlane(t *testing.T, plane *harness.Plane, b *box) {
 	t.Helper()
 	listener, err := net.Listen("tcp", planeAddress+":0")
-	check(t, err)
+	expect.NoError(t, err)
 	received := make(chan string, 16)
 	foreign := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { received <- r.Header.Get("Authorization") }))
 	foreign.Listener = listener
@@ -203,8 +204,8 @@ func killSteps(t *testing.T, command func() *exec.Cmd, steps ...string) {
 		}
 		cmd := command()
 		stderr, err := cmd.StderrPipe()
-		check(t, err)
-		check(t, cmd.Start())
+		expect.NoError(t, err)
+		expect.NoError(t, cmd.Start())
 		for s := bufio.NewScanner(stderr); s.Scan(); {
 			fmt.Fprintln(&reported, s.Text())
 			if strings.Contains(s.Text(), step) {
@@ -222,11 +223,11 @@ func killSteps(t *testing.T, command func() *exec.Cmd, steps ...string) {
 func checkUses(t *testing.T, plane *harness.Plane, name string) {
 	t.Helper()
 	secret := &corev1.Secret{}
-	check(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: providerNS, Name: name}, secret))
+	expect.NoError(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: providerNS, Name: name}, secret))
 	var uses joining.Uses
-	check(t, json.Unmarshal(secret.Data[joining.KeyHosts], &uses))
+	expect.NoError(t, json.Unmarshal(secret.Data[joining.KeyHosts], &uses))
 	hosts := &infrav1.CapstanHostList{}
-	check(t, plane.Client.List(t.Context(), hosts))
+	expect.NoError(t, plane.Client.List(t.Context(), hosts))
 	if len(uses) != 1 || len(hosts.Items) != 1 {
 		t.Errorf("%d keys and %d hosts joined with one token", len(uses), len(hosts.Items))
 	}
@@ -243,7 +244,7 @@ func refuseThief(t *testing.T, thief *box, token string) {
 func (b *box) listens() {
 	b.t.Helper()
 	key, err := os.Stat(filepath.Join(b.Root, "tls", "server.key"))
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	if key.Mode().Perm() != 0o600 {
 		b.t.Errorf("the key has mode %v", key.Mode())
 	}
@@ -276,9 +277,9 @@ func refuseLeave(t *testing.T, b *box, machine string) {
 func removed(t *testing.T, plane *harness.Plane, b *box, token string) {
 	t.Helper()
 	host := ready(t, plane)
-	check(t, plane.Client.Delete(t.Context(), host))
+	expect.NoError(t, plane.Client.Delete(t.Context(), host))
 	gone(t, plane, host, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNS, Name: joinedName + "-credentials"}})
-	check(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
+	expect.NoError(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
 	b.refused(token, "the CapstanHost of this host was deleted")
 }
 
@@ -349,11 +350,11 @@ func checkHost(t *testing.T, b *box, host *infrav1.CapstanHost) {
 func refuseForeigner(t *testing.T, host *infrav1.CapstanHost) {
 	t.Helper()
 	foreign, err := credentials.NewAuthority(time.Hour, time.Now())
-	check(t, err)
+	expect.NoError(t, err)
 	transport, err := foreign.Transport(time.Now(), nil)
-	check(t, err)
+	expect.NoError(t, err)
 	conn, err := net.DialTimeout("tcp", host.Spec.Address, 5*time.Second)
-	check(t, err)
+	expect.NoError(t, err)
 	defer conn.Close()
 	if _, _, err := transport.ClientHandshake(t.Context(), host.Spec.Address, conn); err == nil {
 		t.Error("a manager with foreign certificates is connected")
@@ -375,9 +376,9 @@ func refuseDuplicate(t *testing.T, plane *harness.Plane, boxes []*box) {
 func secretOf(t *testing.T, plane *harness.Plane) credentials.Managed {
 	t.Helper()
 	secret := &corev1.Secret{}
-	check(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: providerNS, Name: joinedName + "-credentials"}, secret))
+	expect.NoError(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: providerNS, Name: joinedName + "-credentials"}, secret))
 	m, err := credentials.AuthorityFromSecret(secret.Data)
-	check(t, err)
+	expect.NoError(t, err)
 	return m
 }
 
@@ -408,7 +409,7 @@ func rotated(t *testing.T, plane *harness.Plane, b *box) {
 	since := conditions.Get(host, infrav1.HostConnectedCondition).LastTransitionTime
 	before := host.DeepCopy()
 	metav1.SetMetaDataAnnotation(&host.ObjectMeta, infrav1.HostRotateAuthorityAnnotation, "")
-	check(t, plane.Client.Patch(t.Context(), host, client.MergeFrom(before)))
+	expect.NoError(t, plane.Client.Patch(t.Context(), host, client.MergeFrom(before)))
 	harness.Eventually(t, "another authority", time.Minute, func(context.Context) error {
 		m := secretOf(t, plane)
 		own, err := os.ReadFile(filepath.Join(b.Root, "tls", "ca.crt"))
@@ -428,9 +429,9 @@ func rotated(t *testing.T, plane *harness.Plane, b *box) {
 		t.Error("the annotation stays")
 	}
 	transport, err := old.Transport(time.Now(), nil)
-	check(t, err)
+	expect.NoError(t, err)
 	conn, err := net.DialTimeout("tcp", host.Spec.Address, 5*time.Second)
-	check(t, err)
+	expect.NoError(t, err)
 	defer conn.Close()
 	if _, _, err := transport.ClientHandshake(t.Context(), host.Spec.Address, conn); err == nil {
 		t.Error("certificates of the old authority are admitted")

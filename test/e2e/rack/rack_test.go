@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -31,14 +32,14 @@ func setPeers(t *testing.T, boxes ...*box) {
 			}
 		}
 		_, err := b.SetPeers(b.ctx(), req)
-		check(t, err)
+		expect.NoError(t, err)
 	}
 }
 
 // key is the public key with which a box encrypts its overlays, or "".
 func (b *box) key() string {
 	info, err := b.GetInfo(b.ctx(), &hostpb.GetInfoRequest{})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	return info.OverlayPublicKey
 }
 
@@ -79,7 +80,7 @@ func balance(t *testing.T, boxes ...*box) (endpoint string) {
 			lb.Backends = append(lb.Backends, &hostpb.Backend{Name: m.name(), Address: m.address() + ":6443"})
 		}
 		_, err := b.EnsureLoadBalancer(b.ctx(), lb)
-		check(t, err)
+		expect.NoError(t, err)
 	}
 	return endpoint
 }
@@ -88,7 +89,7 @@ func balance(t *testing.T, boxes ...*box) (endpoint string) {
 func healthy(b *box, want int) {
 	b.t.Helper()
 	stream, err := b.Watch(b.ctx(), &hostpb.WatchRequest{})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	for last := (*hostpb.LoadBalancer)(nil); ; {
 		event, err := stream.Recv()
 		if err != nil {
@@ -116,7 +117,7 @@ func TestThreeBoxes(t *testing.T) {
 	ids := map[string]bool{}
 	for _, b := range boxes {
 		info, err := b.GetInfo(b.ctx(), &hostpb.GetInfoRequest{})
-		check(t, err)
+		expect.NoError(t, err)
 		ids[info.BoxId] = true
 		b.make()
 	}

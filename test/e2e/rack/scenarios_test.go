@@ -26,6 +26,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 	"capstan.dev/capstan/test/versions"
@@ -68,7 +69,7 @@ type part struct {
 // machines.
 func TestScenarios(t *testing.T) {
 	from, err := versions.FormerMinor(harness.Bin(), harness.KubernetesVersion)
-	check(t, err)
+	expect.NoError(t, err)
 	newScene(t, ipv4Stack, "--kubernetes-version", from).play(
 		part{"loss of each host", (*scene).eachHost},
 		part{"cut between two hosts", (*scene).cut},
@@ -128,7 +129,7 @@ func newScene(t *testing.T, of stack, args ...string) *scene {
 func reserve(t *testing.T, machines string) string {
 	t.Helper()
 	var info syscall.Sysinfo_t
-	check(t, syscall.Sysinfo(&info))
+	expect.NoError(t, syscall.Sysinfo(&info))
 	left := resource.MustParse(machines)
 	return fmt.Sprint(int64(info.Totalram)*int64(info.Unit) - left.Value())
 }
@@ -145,7 +146,7 @@ func (s *scene) in(t *testing.T) *scene {
 func (s *scene) endpointIs(want string) {
 	s.Helper()
 	capstan := &infrav1.CapstanCluster{}
-	check(s.T, s.cluster.Plane.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: name}, capstan))
+	expect.NoError(s.T, s.cluster.Plane.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: name}, capstan))
 	if host := capstan.Spec.ControlPlaneEndpoint.Host; host != want {
 		s.Fatalf("the endpoint is %s, want the virtual address %s", host, want)
 	}
@@ -187,7 +188,7 @@ func (s *scene) writing(what string, effect func()) (longest time.Duration) {
 	done.Go(func() { defer cancel(); effect() })
 	got, err := s.writer.WriteUntil(s.Context(), func() bool { return ctx.Err() != nil })
 	done.Wait()
-	check(s.T, err)
+	expect.NoError(s.T, err)
 	s.Logf("%s: %s", what, got)
 	return got.Longest
 }
@@ -237,7 +238,7 @@ func (s *scene) planeAndHost() {
 	freeze := func(sig syscall.Signal) {
 		for _, process := range []string{"manager", "capi-core-manager"} {
 			for _, p := range s.plane.Find(s.T, "", process) {
-				check(s.T, syscall.Kill(p.PID, sig))
+				expect.NoError(s.T, syscall.Kill(p.PID, sig))
 			}
 		}
 	}
@@ -285,7 +286,7 @@ func (s *scene) fullHosts() {
 	larger.Start()
 	harness.Eventually(s.T, "seven Nodes Ready", slowest, func(ctx context.Context) error { return s.cluster.NodesReady(ctx, nodes+1) })
 	s.Logf("full hosts: the worker was Ready %s after a host had memory for it", time.Since(since).Round(time.Second))
-	check(s.T, s.plane.Client.Delete(s.Context(), worker))
+	expect.NoError(s.T, s.plane.Client.Delete(s.Context(), worker))
 	s.well("deletion of the large worker", time.Now())
 }
 
@@ -293,20 +294,20 @@ func (s *scene) fullHosts() {
 func (s *scene) largeWorker(memory string) *clusterv1.MachineDeployment {
 	s.Helper()
 	all := &clusterv1.MachineDeploymentList{}
-	check(s.T, s.plane.Client.List(s.Context(), all, client.InNamespace("default")))
+	expect.NoError(s.T, s.plane.Client.List(s.Context(), all, client.InNamespace("default")))
 	large := all.Items[0].DeepCopy()
 	template := &infrav1.CapstanMachineTemplate{}
-	check(s.T, s.plane.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: large.Spec.Template.Spec.InfrastructureRef.Name}, template))
+	expect.NoError(s.T, s.plane.Client.Get(s.Context(), client.ObjectKey{Namespace: "default", Name: large.Spec.Template.Spec.InfrastructureRef.Name}, template))
 	template.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "large"}
 	template.Spec.Template.Spec.Memory = ptr.To(resource.MustParse(memory))
-	check(s.T, s.plane.Client.Create(s.Context(), template))
+	expect.NoError(s.T, s.plane.Client.Create(s.Context(), template))
 	large.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "large", Labels: large.Labels}
 	large.Spec.Replicas = ptr.To[int32](1)
 	large.Spec.Selector.MatchLabels = map[string]string{"size": "large"}
 	large.Spec.Template.Labels = map[string]string{"size": "large", clusterv1.ClusterNameLabel: name}
 	large.Spec.Template.Spec.InfrastructureRef.Name = "large"
 	large.Status = clusterv1.MachineDeploymentStatus{}
-	check(s.T, s.plane.Client.Create(s.Context(), large))
+	expect.NoError(s.T, s.plane.Client.Create(s.Context(), large))
 	return large
 }
 
@@ -319,10 +320,10 @@ func (s *scene) controlPlane(ctx context.Context) (*controlplanev1.CapstanContro
 func (s *scene) changeControlPlane(change func(*controlplanev1.CapstanControlPlane)) {
 	s.Helper()
 	cp, err := s.controlPlane(s.Context())
-	check(s.T, err)
+	expect.NoError(s.T, err)
 	before := cp.DeepCopy()
 	change(cp)
-	check(s.T, s.cluster.Plane.Client.Patch(s.Context(), cp, client.MergeFrom(before)))
+	expect.NoError(s.T, s.cluster.Plane.Client.Patch(s.Context(), cp, client.MergeFrom(before)))
 }
 
 func (s *scene) upgrade() {
@@ -332,11 +333,11 @@ func (s *scene) upgrade() {
 		s.versionsAre("control plane", func(m *clusterv1.Machine) bool { _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; return ok })
 	})
 	all := &clusterv1.MachineDeploymentList{}
-	check(s.T, s.plane.Client.List(s.Context(), all, client.InNamespace("default")))
+	expect.NoError(s.T, s.plane.Client.List(s.Context(), all, client.InNamespace("default")))
 	for i := range all.Items {
 		before := all.Items[i].DeepCopy()
 		all.Items[i].Spec.Template.Spec.Version = harness.KubernetesVersion
-		check(s.T, s.plane.Client.Patch(s.Context(), &all.Items[i], client.MergeFrom(before)))
+		expect.NoError(s.T, s.plane.Client.Patch(s.Context(), &all.Items[i], client.MergeFrom(before)))
 	}
 	s.writing("upgrade of the workers", func() { s.versionsAre("all", func(*clusterv1.Machine) bool { return true }) })
 	s.well("upgrade", since)
@@ -401,7 +402,7 @@ func (s *scene) move() {
 	before := s.identities()
 	since := time.Now()
 	config := filepath.Join(s.TempDir(), "clusterctl.yaml")
-	check(s.T, os.WriteFile(config, nil, 0o600))
+	expect.NoError(s.T, os.WriteFile(config, nil, 0o600))
 	move := func(from, to string, at *harness.Plane) {
 		longest := s.writing("move", func() {
 			_, err := harness.Command(s.Context(), nil, filepath.Join(harness.Bin(), "clusterctl"), "move", "--config", config,
@@ -437,7 +438,7 @@ func (s *scene) move() {
 func admin(t *testing.T, plane *harness.Plane) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	check(t, os.WriteFile(path, []byte(plane.Must(t, "get", "kubeconfig", "--management")), 0o600))
+	expect.NoError(t, os.WriteFile(path, []byte(plane.Must(t, "get", "kubeconfig", "--management")), 0o600))
 	return path
 }
 

@@ -27,6 +27,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
 )
@@ -86,9 +87,9 @@ func (b *box) manage() (end func()) {
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := b.Watch(ctx, &hostpb.WatchRequest{ManagementCluster: "plane"})
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	_, err = stream.Recv()
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		for {
@@ -112,7 +113,7 @@ func (b *box) publish(addresses ...string) {
 		})
 	}
 	answer, err := b.SetServices(b.ctx(), req)
-	check(b.t, err)
+	expect.NoError(b.t, err)
 	if len(answer.Refused) > 0 {
 		b.t.Fatalf("%s refused %v", b.Name(), answer.Refused)
 	}
@@ -136,7 +137,7 @@ func (s *scene) publish() {
 	s.Helper()
 	pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "services"}}
 	pool.Spec.Subnets = []ipamv1.Subnet{{CIDR: s.stack.network, Ranges: []ipamv1.AddressRange{ipamv1.AddressRange(s.stack.service + "-" + s.stack.service)}}}
-	check(s.T, s.plane.Client.Create(s.Context(), pool))
+	expect.NoError(s.T, s.plane.Client.Create(s.Context(), pool))
 	of, lb := infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: pool.Name}, &infrav1.ServiceLoadBalancerSpec{}
 	if s.stack == ipv6Stack {
 		lb.IPv6AddressesFromPool = of
@@ -144,7 +145,7 @@ func (s *scene) publish() {
 		lb.AddressesFromPool = of
 	}
 	capstan := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
-	check(s.T, testenv.Change(s.Context(), s.plane.Client, capstan, func(c *infrav1.CapstanCluster) { c.Spec.Services.LoadBalancer = lb }))
+	expect.NoError(s.T, testenv.Change(s.Context(), s.plane.Client, capstan, func(c *infrav1.CapstanCluster) { c.Spec.Services.LoadBalancer = lb }))
 	s.plane.Must(s.T, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", name, "--namespace", "default")
 	s.cluster.Apply(s.T, harness.Echo("type: LoadBalancer"))
 	s.cluster.MustKubectl(s.T, "scale", "deployment/echo", "--replicas=3")
@@ -290,7 +291,7 @@ func (s *scene) givesUp(b *rack.Box) {
 func (s *scene) claim() *capiipamv1.IPAddressClaim {
 	s.Helper()
 	list := &capiipamv1.IPAddressClaimList{}
-	check(s.T, s.plane.Client.List(s.Context(), list, client.InNamespace("default")))
+	expect.NoError(s.T, s.plane.Client.List(s.Context(), list, client.InNamespace("default")))
 	for i := range list.Items {
 		if list.Items[i].Annotations[infrav1.ServiceAnnotation] == "default/echo" {
 			return &list.Items[i]
@@ -351,7 +352,7 @@ func (s *scene) troubled(message string) {
 func (s *scene) reachAt(b *rack.Box, socket string) {
 	s.Helper()
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: b.Name()}}
-	check(s.T, testenv.Change(s.Context(), s.plane.Client, host, func(h *infrav1.CapstanHost) { h.Spec.Address = "unix://" + socket }))
+	expect.NoError(s.T, testenv.Change(s.Context(), s.plane.Client, host, func(h *infrav1.CapstanHost) { h.Spec.Address = "unix://" + socket }))
 }
 
 // asking asks the Service from outside until a change has its effect, and until it answers once more. It returns the longest time

@@ -29,18 +29,19 @@ import (
 	"capstan.dev/capstan/internal/node/endpoint"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
 // The electors of both parts use one API server.
 func TestVirtualAddressMoves(t *testing.T) {
 	assets, err := testenv.Assets()
-	check(t, err)
+	expect.NoError(t, err)
 	log.SetLogger(logr.Discard())
 	env := &envtest.Environment{BinaryAssetsDirectory: assets, ControlPlaneStartTimeout: rack.Patience, ControlPlaneStopTimeout: rack.Patience}
-	t.Cleanup(func() { check(t, env.Stop()) })
+	t.Cleanup(func() { expect.NoError(t, env.Stop()) })
 	api, err := env.Start()
-	check(t, err)
+	expect.NoError(t, err)
 	t.Run("IPv6", func(t *testing.T) { moveIPv6Address(t, api) })
 	t.Run("LAN", func(t *testing.T) { moveLANEndpoint(t, api) })
 }
@@ -150,9 +151,9 @@ func electEndpoint(t *testing.T, api *rest.Config, router rack.Space, boxes []*b
 	t.Helper()
 	reachable(t, api, router)
 	direct, err := dynamic.NewForConfig(api)
-	check(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() {
-		check(t, direct.Resource(kube.Leases).Namespace(metav1.NamespaceSystem).DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}))
+		expect.NoError(t, direct.Resource(kube.Leases).Namespace(metav1.NamespaceSystem).DeleteCollection(context.WithoutCancel(t.Context()), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	})
 	for _, b := range boxes {
 		b.dualStack, b.elects = !b.lan, true
@@ -167,12 +168,12 @@ func electEndpoint(t *testing.T, api *rest.Config, router rack.Space, boxes []*b
 			lb.Backends = append(lb.Backends, &hostpb.Backend{Name: m.name(), Address: m.address() + ":6443"})
 		}
 		_, err := b.EnsureLoadBalancer(b.ctx(), lb)
-		check(t, err)
+		expect.NoError(t, err)
 		config := rest.CopyConfig(api)
 		config.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) { return b.Dial(ctx, "tcp", apiAddress) }
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return counter{next, &b.leaseReads} })
 		leases, err := dynamic.NewForConfig(config)
-		check(t, err)
+		expect.NoError(t, err)
 		elector := endpoint.Elector{ // The folder is mounted in the namespace of the box.
 			Name: b.name(), Dir: filepath.Join("/proc", b.PID, "root", b.Root, "run", b.machine().Id), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			Leases: leases.Resource(kube.Leases).Namespace(metav1.NamespaceSystem),
@@ -205,10 +206,10 @@ const apiAddress = "198.18.0.254:6443"
 func reachable(t *testing.T, config *rest.Config, router rack.Space) {
 	t.Helper()
 	server, err := url.Parse(config.Host)
-	check(t, err)
+	expect.NoError(t, err)
 	rack.Uplink(t, router)
 	listener, err := net.Listen("tcp", apiAddress)
-	check(t, err)
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/rack"
 )
 
@@ -27,8 +28,8 @@ func newWire(t *testing.T, b *rack.Box) *wire {
 	t.Helper()
 	w := &wire{path: filepath.Join(b.Root, "wire.sock"), to: b.Socket()}
 	listener, err := net.Listen("unix", w.path)
-	check(t, err)
-	check(t, os.Chmod(w.path, 0o666))
+	expect.NoError(t, err)
+	expect.NoError(t, os.Chmod(w.path, 0o666))
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {
