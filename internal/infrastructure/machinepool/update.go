@@ -87,14 +87,21 @@ func (r *Reconciler) desireUpdates(ctx context.Context, s *scope) error {
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.pool.Namespace, Name: ref.Name}, config); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if config.Status.DataSecretName == s.want.secret && config.Status.ObservedGeneration == config.Generation {
-		u.config = inplace.FixedParts(config.Spec)
-	}
-	if data := config.Status.Update; data.ObservedGeneration == config.Generation && data.KubernetesVersion == s.want.version {
-		u.id = data.ID
-	}
-	s.want.updating = u
+	s.want.readConfig(config)
 	return nil
+}
+
+// readConfig takes over what the bootstrap provider has made of the CapstanConfig. While the provider cannot render data from the spec, its
+// status names the data of a former spec, which nothing describes.
+func (d *desired) readConfig(config *bootstrapv1.CapstanConfig) {
+	status := config.Status
+	rendered := status.ObservedGeneration == config.Generation && conditions.IsTrue(config, bootstrapv1.DataSecretAvailableCondition)
+	if rendered && status.DataSecretName == d.secret {
+		d.updating.config = inplace.FixedParts(config.Spec)
+	}
+	if data := status.Update; data.ObservedGeneration == config.Generation && data.KubernetesVersion == d.version {
+		d.updating.id = data.ID
+	}
 }
 
 // isUpdating reports whether an update of the machine was begun and is not finished.

@@ -12,6 +12,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/reconciling"
@@ -153,6 +154,34 @@ func TestMemberUpdates(t *testing.T) {
 		u := d.updateOf(m)
 		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.phase != test.phase || d.replace(m, u) != test.replace {
 			t.Errorf("%s: %+v, replaced %v; want %q, %q, replaced %v", name, u, d.replace(m, u), test.why, test.phase, test.replace)
+		}
+	}
+}
+
+// TestReadConfig: the parts of the CapstanConfig are known only when the data of new machines was rendered from its present spec.
+func TestReadConfig(t *testing.T) {
+	for name, test := range map[string]struct {
+		observed, update int64
+		secret           string
+		rendered         metav1.ConditionStatus
+		known            bool
+		id               string
+	}{
+		"rendered":                          {2, 2, "new", metav1.ConditionTrue, true, "u"},
+		"rendered, no data of an update":    {2, 0, "new", metav1.ConditionTrue, true, ""},
+		"an edit is not observed":           {1, 1, "new", metav1.ConditionTrue, false, ""},
+		"an edit is observed, not rendered": {2, 0, "new", metav1.ConditionFalse, false, ""},
+		"new machines get former data":      {2, 2, "newer", metav1.ConditionTrue, false, "u"},
+		"without a status, after a move":    {0, 0, "", metav1.ConditionUnknown, false, ""},
+	} {
+		config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: bootstrapv1.CapstanConfigSpec{PreCommands: []string{"b"}}}
+		config.Status.ObservedGeneration, config.Status.DataSecretName = test.observed, test.secret
+		config.Status.Update = bootstrapv1.ConfigUpdateStatus{ID: "u", KubernetesVersion: "v1.36.3", ObservedGeneration: test.update}
+		reconciling.SetCondition(config, bootstrapv1.DataSecretAvailableCondition, test.rendered, "Test", "")
+		d := desired{version: "v1.36.3", secret: "new"}
+		d.readConfig(config)
+		if known := d.updating.config != nil; known != test.known || d.updating.id != test.id {
+			t.Errorf("%s: the parts are known: %v, the update data has the id %q; want %v, %q", name, known, d.updating.id, test.known, test.id)
 		}
 	}
 }

@@ -134,6 +134,9 @@ func (w *world) playBootstrap(ctx context.Context, name string) error {
 	version := mp.Spec.Template.Spec.Version
 	status := bootstrapv1.CapstanConfigStatus{DataSecretName: config.Name + "-" + version, ObservedGeneration: config.Generation}
 	status.Initialization.DataSecretCreated = ptr.To(true)
+	status.Conditions = []metav1.Condition{{
+		Type: bootstrapv1.DataSecretAvailableCondition, Status: metav1.ConditionTrue, Reason: bootstrapv1.DataSecretAvailableReason, LastTransitionTime: config.CreationTimestamp,
+	}}
 	data := dataSecret(config, status.DataSecretName, version)
 	update := dataSecret(config, bootstrapv1.UpdateSecretName(data.Name), version)
 	update.Annotations[bootstrapv1.UpdateIDAnnotation] = version
