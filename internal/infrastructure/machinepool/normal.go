@@ -68,7 +68,7 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 	}
 	// Only time makes a Node that is ready one that has been ready for long enough.
 	again := s.next.again
-	if (updating || s.draining != "") && (again == 0 || again > updateRetry) {
+	if (updating || s.draining != "" || s.next.updates.waits != "") && (again == 0 || again > updateRetry) {
 		again = updateRetry
 	}
 	return again, nil

@@ -110,14 +110,14 @@ func (m member) isUpdating() bool {
 	return ok
 }
 
-// changes returns the differences of a machine from the desired state, with their decisions.
-func (d desired) changes(m member) []inplace.Change {
+// changes returns the differences of a machine from the desired state, with their decisions. They are not complete while the parts of the
+// CapstanConfig are not known.
+func (d desired) changes(m member) (out []inplace.Change, complete bool) {
 	annotations := m.capstan.Annotations
 	version := annotations[infrav1.MachineVersionAnnotation]
 	if m.isUpdating() {
 		version = cmp.Or(nodeVersion(m.machine), version) // The annotation has the new one.
 	}
-	var out []inplace.Change
 	if c := inplace.Version(version, d.version); c.Path != "" {
 		out = append(out, c)
 	}
@@ -126,25 +126,24 @@ func (d desired) changes(m member) []inplace.Change {
 		out = append(out, inplace.Change{Path: "failureDomains", Verdict: inplace.Replace, Why: "a machine cannot move to another failure domain"})
 	}
 	if annotations[infrav1.MachineBootstrapSecretAnnotation] == d.secret {
-		return out
+		return out, true
 	}
 	had := inplace.ReadFixed(annotations[infrav1.MachineConfigAnnotation])
 	switch {
-	case d.updating.config == nil:
-		out = append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "its bootstrap data is not that of the CapstanConfig of the MachinePool"})
 	case had == nil:
-		out = append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "the machine was made before the pool allowed updates in place"})
-	default:
-		out = append(out, had.Changes(d.updating.config)...)
+		return append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "the machine was made before the pool allowed updates in place"}), true
+	case d.updating.config == nil:
+		return out, false
 	}
-	return out
+	return append(out, had.Changes(d.updating.config)...), true
 }
 
 // updateState is the state of a machine for the plan of updates.
 type updateState struct {
-	// can: every difference can be changed in place. Without it, why names the differences.
-	can bool
-	why string
+	// can: every difference can be changed in place. Without it, why names the differences, or undecided: not all are known yet.
+	can       bool
+	why       string
+	undecided bool
 	// drained: its Node was cordoned for the update.
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now.
@@ -156,14 +155,14 @@ type updateState struct {
 // updateOf describes a machine for the plan.
 func (d desired) updateOf(m member) updateState {
 	out := updateState{drained: m.isDrained(), begun: m.isUpdating(), current: m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] == d.hash}
-	if blocking := inplace.Blocking(d.changes(m)); len(blocking) > 0 {
-		var all []string
-		for _, c := range blocking {
-			all = append(all, c.String())
-		}
-		out.why = strings.Join(all, "; ")
+	changes, complete := d.changes(m)
+	var all []string
+	for _, c := range inplace.Blocking(changes) {
+		all = append(all, c.String())
 	}
-	out.can = out.why == "" && m.provisioned() && failure(m.capstan) == ""
+	out.why = strings.Join(all, "; ")
+	possible := out.why == "" && m.provisioned() && failure(m.capstan) == ""
+	out.can, out.undecided = possible && complete, possible && !complete
 	report := m.capstan.Status.Update
 	about := report.ObservedGeneration == m.capstan.Generation && report.KubernetesVersion == m.capstan.Annotations[infrav1.MachineVersionAnnotation]
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
@@ -195,15 +194,15 @@ func (d desired) replace(m member, u updateState) bool {
 	case u.current && u.failed():
 		return false
 	}
-	return d.updating.policy == infrav1.InPlacePrefer && !u.can
+	return d.updating.policy == infrav1.InPlacePrefer && !u.can && !u.undecided
 }
 
 // updatePlan has the next actions of updates in place.
 type updatePlan struct {
 	// start, finish and release have the names of machines. The Nodes of the last ones become schedulable again.
 	start, finish, release []string
-	// why is the reason to start none although machines are outdated.
-	why string
+	// why is the reason to start none although machines are outdated, and waits the one that ends by itself.
+	why, waits string
 }
 
 func (p updatePlan) empty() bool {
@@ -237,13 +236,15 @@ func planStarts(want desired, instances []instance) updatePlan {
 		case !i.behind || u.busy() || i.outdated:
 		case u.current && u.failed():
 			out.why = fmt.Sprintf("the update of machine %s in place ended as %s: %s", i.name, u.phase, u.text)
+		case u.undecided:
+			out.waits = cmp.Or(out.waits, fmt.Sprintf("machine %s waits until the bootstrap provider has rendered the present spec of the CapstanConfig", i.name))
 		case !u.can:
 			out.why = cmp.Or(out.why, fmt.Sprintf("machine %s cannot be updated in place, and rollingUpdate.inPlace is Only: %s", i.name, cmp.Or(u.why, "it has failed")))
 		default:
 			candidates = append(candidates, i)
 		}
 	}
-	if out.why != "" || want.frozen || !want.updating.allowed() {
+	if out.why != "" || out.waits != "" || want.frozen || !want.updating.allowed() {
 		return out
 	}
 	busy += max(0, want.replicas-active)
@@ -364,6 +365,8 @@ func setUpdating(s *scope, p updatePlan, instances []instance) {
 		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason, "%d of %d machines remain; %s", remaining, len(instances), current)
 	case p.why != "":
 		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%d of %d machines remain; %s", remaining, len(instances), p.why)
+	case p.waits != "":
+		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason, "%d of %d machines remain; %s", remaining, len(instances), p.waits)
 	default:
 		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
 	}

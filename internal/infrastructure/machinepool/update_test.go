@@ -19,14 +19,14 @@ import (
 )
 
 // updatable parses machines like pool: a available, b behind and updatable, n behind and not updatable, l leaving,
-// p begun, u running, d done, f rolled back; x begun for a former spec; c its Node is drained.
+// q behind and undecided, p begun, u running, d done, f rolled back; x begun for a former spec; c its Node is drained.
 func updatable(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {
 		name, flags, _ := strings.Cut(m, ":")
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
-		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnpudf")}
-		i.update = updateState{drained: has("c"), can: !has("n"), begun: strings.ContainsAny(flags, "pudf"), current: !has("x"), text: "kubelet: busy"}
+		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqpudf")}
+		i.update = updateState{drained: has("c"), can: !has("n") && !has("q"), undecided: has("q"), begun: strings.ContainsAny(flags, "pudf"), current: !has("x"), text: "kubelet: busy"}
 		if has("n") {
 			i.update.why = "preCommands: needs another machine"
 		}
@@ -53,6 +53,7 @@ func TestPlanUpdates(t *testing.T) {
 		finish      []string
 		release     []string
 		why         string
+		waits       string
 	}{
 		{name: "a drained one waits for a missing one", replicas: 3, policy: only, pool: updatable("a:abc", "b:ab"), release: []string{"a"}},
 		{name: "the drained one is next", replicas: 2, policy: only, pool: updatable("a:abc", "b:ab"), start: []string{"a"}},
@@ -80,13 +81,15 @@ func TestPlanUpdates(t *testing.T) {
 		{name: "one was rolled back from a former spec", replicas: 3, policy: only, pool: updatable("a:a", "b:abfx", "c:a"), start: []string{"b"}},
 		{name: "one runs for a former spec", replicas: 3, policy: only, pool: updatable("a:ab", "b:aux", "c:a")},
 		{name: "a change needs another machine", replicas: 3, policy: only, pool: updatable("a:ab", "b:an", "c:ab"), why: "machine b cannot be updated in place, and rollingUpdate.inPlace is Only: preCommands"},
+		{name: "the CapstanConfig is not known", replicas: 3, policy: only, pool: updatable("a:ab", "b:aq", "c:ab"), waits: "machine b waits until the bootstrap provider has rendered"},
+		{name: "a drained one when the CapstanConfig is not known", replicas: 2, policy: only, pool: updatable("a:aqc", "b:a"), release: []string{"a"}, waits: "machine a waits"},
 		{name: "frozen", replicas: 3, policy: only, frozen: true, pool: updatable("a:ab", "b:ab", "c:ab")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			want := desired{replicas: tc.replicas, budget: budget{maxSurge: 1, maxUnavailable: tc.unavailable}, frozen: tc.frozen, updating: updating{policy: tc.policy}}
 			got := planUpdates(want, tc.pool)
-			if !slices.Equal(got.start, tc.start) || !slices.Equal(got.finish, tc.finish) || !slices.Equal(got.release, tc.release) || !strings.Contains(got.why, tc.why) || (got.why == "") != (tc.why == "") {
-				t.Errorf("got %+v, want start %v, finish %v, release %v, why %q", got, tc.start, tc.finish, tc.release, tc.why)
+			if !slices.Equal(got.start, tc.start) || !slices.Equal(got.finish, tc.finish) || !slices.Equal(got.release, tc.release) || !strings.Contains(got.why, tc.why) || (got.why == "") != (tc.why == "") || !strings.Contains(got.waits, tc.waits) || (got.waits == "") != (tc.waits == "") {
+				t.Errorf("got %+v, want start %v, finish %v, release %v, why %q, waits %q", got, tc.start, tc.finish, tc.release, tc.why, tc.waits)
 			}
 		})
 	}
@@ -124,36 +127,46 @@ func TestMemberUpdates(t *testing.T) {
 		}
 	}
 	same := func(*desired) {}
+	unknown := func(d *desired) { d.updating.config = nil }
+	failed := func(m *infrav1.CapstanMachine) {
+		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineFailedReason, "no start")
+	}
 	for name, test := range map[string]struct {
-		want    func(*desired)
-		machine func(*infrav1.CapstanMachine)
-		why     string
-		phase   infrav1.UpdatePhase
-		replace bool
+		want      func(*desired)
+		machine   func(*infrav1.CapstanMachine)
+		why       string
+		undecided bool
+		phase     infrav1.UpdatePhase
+		replace   bool
 	}{
-		"in place":                       {want: same, machine: func(*infrav1.CapstanMachine) {}},
-		"in place, never":                {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
-		"without a policy":               {want: func(d *desired) { d.updating.policy = "" }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
-		"two minor versions":             {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
-		"another image":                  {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
-		"another image, only":            {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
-		"another domain":                 {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
-		"other commands":                 {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
-		"the config is not known":        {want: func(d *desired) { d.updating.config = nil }, machine: func(*infrav1.CapstanMachine) {}, why: "bootstrap data", replace: true},
-		"the machine recorded no config": {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
-		"a machine that has never run":   {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
-		"begun":                          {want: same, machine: begun("")},
-		"running":                        {want: same, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
-		"running, no longer allowed":     {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
-		"done":                           {want: same, machine: begun(infrav1.UpdateSucceeded), phase: infrav1.UpdateSucceeded},
-		"done with other data":           {want: func(d *desired) { d.updating.id = "v" }, machine: begun(infrav1.UpdateSucceeded)},
-		"rolled back":                    {want: same, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack},
-		"rolled back, no longer allowed": {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack, replace: true},
+		"in place":                        {want: same, machine: func(*infrav1.CapstanMachine) {}},
+		"in place, never":                 {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"without a policy":                {want: func(d *desired) { d.updating.policy = "" }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"two minor versions":              {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
+		"another image":                   {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
+		"another image, only":             {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
+		"another domain":                  {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
+		"other commands":                  {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
+		"the config is not known":         {want: unknown, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
+		"not known, only":                 {want: func(d *desired) { unknown(d); d.updating.policy = infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
+		"not known, the data is the same": {want: func(d *desired) { unknown(d); d.secret = "old" }, machine: func(*infrav1.CapstanMachine) {}},
+		"not known, and another image":    {want: func(d *desired) { unknown(d); d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image", replace: true},
+		"not known, nothing recorded":     {want: unknown, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
+		"not known, and it has failed":    {want: unknown, machine: failed, replace: true},
+		"the machine recorded no config":  {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
+		"a machine that has never run":    {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
+		"begun":                           {want: same, machine: begun("")},
+		"running":                         {want: same, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"running, no longer allowed":      {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"done":                            {want: same, machine: begun(infrav1.UpdateSucceeded), phase: infrav1.UpdateSucceeded},
+		"done with other data":            {want: func(d *desired) { d.updating.id = "v" }, machine: begun(infrav1.UpdateSucceeded)},
+		"rolled back":                     {want: same, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack},
+		"rolled back, no longer allowed":  {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack, replace: true},
 	} {
 		d, m := want(test.want), aMember(test.machine)
 		u := d.updateOf(m)
-		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.phase != test.phase || d.replace(m, u) != test.replace {
-			t.Errorf("%s: %+v, replaced %v; want %q, %q, replaced %v", name, u, d.replace(m, u), test.why, test.phase, test.replace)
+		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.phase != test.phase || d.replace(m, u) != test.replace {
+			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, %q, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.phase, test.replace)
 		}
 	}
 }
@@ -215,6 +228,28 @@ func TestUpdatingCondition_MP07(t *testing.T) {
 		setUpdating(s, updatePlan{}, nil)
 		if got := conditions.Has(s.pool, infrav1.UpdatingCondition); got != tc.shown {
 			t.Errorf("%s: shown %v, want %v", name, got, tc.shown)
+		}
+	}
+}
+
+// MP-07: the condition Updating describes the update that runs or, without one, the cause that none begins.
+func TestUpdatingReason_MP07(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan    updatePlan
+		pool    []instance
+		status  metav1.ConditionStatus
+		reason  string
+		message string
+	}{
+		"up to date":       {pool: updatable("a:a"), status: metav1.ConditionFalse, reason: infrav1.NotUpdatingReason},
+		"one runs":         {pool: updatable("a:u", "b:ab"), status: metav1.ConditionTrue, reason: infrav1.UpdateRunningReason, message: "2 of 2 machines remain; machine a: kubelet: busy"},
+		"one failed":       {plan: updatePlan{why: "the update failed"}, pool: updatable("a:f"), status: metav1.ConditionFalse, reason: infrav1.UpdateFailedReason, message: "1 of 1 machines remain; the update failed"},
+		"one is undecided": {plan: updatePlan{waits: "machine a waits"}, pool: updatable("a:aq"), status: metav1.ConditionTrue, reason: infrav1.WaitingForUpdateReason, message: "1 of 1 machines remain; machine a waits"},
+	} {
+		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{want: desired{updating: updating{policy: infrav1.InPlaceOnly}}}}
+		setUpdating(s, tc.plan, tc.pool)
+		if c := conditions.Get(s.pool, infrav1.UpdatingCondition); c.Status != tc.status || c.Reason != tc.reason || c.Message != tc.message {
+			t.Errorf("%s: %+v", name, c)
 		}
 	}
 }
