@@ -176,7 +176,8 @@ type actions struct {
 func decide(o observed, now time.Time) *actions {
 	out := &actions{machines: append(slices.Clone(o.orphans), strays(o.members)...)}
 	out.instances, out.again = instances(o.members, o.want, now)
-	out.plan, out.updates = makePlan(o.want, out.instances), planUpdates(o.want, out.instances)
+	out.plan = makePlan(o.want, out.instances)
+	out.updates = planUpdates(o.want, out.plan.after(out.instances))
 	return out
 }
 

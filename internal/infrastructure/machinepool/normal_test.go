@@ -1,11 +1,14 @@
 package machinepool
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -32,28 +35,40 @@ func TestDecide(t *testing.T) {
 		m.capstan.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
 		m.capstan.Status.Update.Phase, m.capstan.Status.Update.ConfigUpdateID = infrav1.UpdateSucceeded, "u"
 	})
+	behind := func(name string) member {
+		return made(name, time.Hour, func(m *member) {
+			m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former"
+			m.capstan.Spec.ProviderID, m.capstan.Status.Initialization.Provisioned = "capstan://"+name, ptr.To(true)
+		})
+	}
+	replaced := made("a", time.Hour, func(m *member) { m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former" })
 	for name, test := range map[string]struct {
 		replicas        int
+		budget          budget
 		members         []member
 		orphans         []clusterv1.Machine
 		machines        string
 		create          int
 		remove, updated string
+		started         string
 		again           time.Duration
 		empty           bool
 	}{
-		"complete":             {replicas: 2, members: []member{a, b}, empty: true},
-		"one is missing":       {replicas: 2, members: []member{a}, create: 1},
-		"one is too many":      {replicas: 1, members: []member{a, b}, remove: "a"},
-		"ready for too short":  {replicas: 2, members: []member{a, made("b", 20*time.Second)}, again: 40 * time.Second, empty: true},
-		"an update has ended":  {replicas: 1, members: []member{updated}, updated: "a"},
-		"a Machine is left":    {replicas: 2, members: []member{a, b}, orphans: []clusterv1.Machine{{ObjectMeta: metav1.ObjectMeta{Name: "c"}}}, machines: "c"},
-		"a machine is deleted": {replicas: 1, members: []member{a, made("b", time.Hour, func(m *member) { m.capstan.DeletionTimestamp = deleted })}, machines: "b"},
+		"complete":                                    {replicas: 2, members: []member{a, b}, empty: true},
+		"one is missing":                              {replicas: 2, members: []member{a}, create: 1},
+		"one is too many":                             {replicas: 1, members: []member{a, b}, remove: "a"},
+		"ready for too short":                         {replicas: 2, members: []member{a, made("b", 20*time.Second)}, again: 40 * time.Second, empty: true},
+		"an update has ended":                         {replicas: 1, members: []member{updated}, updated: "a"},
+		"an update can begin":                         {replicas: 2, members: []member{behind("a"), b}, started: "a"},
+		"a surplus machine is not updated":            {replicas: 1, members: []member{behind("a"), behind("b")}, remove: "a", started: "b"},
+		"a replacement and an update have one budget": {replicas: 2, budget: budget{maxUnavailable: 1}, members: []member{replaced, behind("b")}, remove: "a"},
+		"a Machine is left":                           {replicas: 2, members: []member{a, b}, orphans: []clusterv1.Machine{{ObjectMeta: metav1.ObjectMeta{Name: "c"}}}, machines: "c"},
+		"a machine is deleted":                        {replicas: 1, members: []member{a, made("b", time.Hour, func(m *member) { m.capstan.DeletionTimestamp = deleted })}, machines: "b"},
 		"both are deleted": {replicas: 1, members: []member{a, made("b", time.Hour, func(m *member) {
 			m.capstan.DeletionTimestamp, m.machine.DeletionTimestamp = deleted, deleted
 		})}, empty: true},
 	} {
-		want := desired{replicas: test.replicas, hash: "h", minReady: minReady, budget: budget{maxSurge: 1}}
+		want := desired{replicas: test.replicas, hash: "h", minReady: minReady, budget: cmp.Or(test.budget, budget{maxSurge: 1})}
 		want.updating = updating{policy: infrav1.InPlacePrefer, id: "u"}
 		got := decide(observed{members: test.members, orphans: test.orphans, want: want}, epoch)
 		var machines []string
@@ -61,7 +76,7 @@ func TestDecide(t *testing.T) {
 			machines = append(machines, m.Name)
 		}
 		if strings.Join(machines, " ") != test.machines || len(got.plan.create) != test.create || strings.Join(got.plan.remove, " ") != test.remove ||
-			strings.Join(got.updates.finish, " ") != test.updated || got.again != test.again || got.empty() != test.empty || len(got.instances) != len(test.members) {
+			strings.Join(got.updates.finish, " ") != test.updated || strings.Join(got.updates.start, " ") != test.started || got.again != test.again || got.empty() != test.empty || len(got.instances) != len(test.members) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

@@ -42,6 +42,9 @@ type instance struct {
 // unhealthy reports whether the machine has failed or must be remediated.
 func (i instance) unhealthy() bool { return i.failed || i.remediate }
 
+// interrupted reports whether the machine is updated in place, or drained for it. Its pods and its Node can stop at any moment.
+func (i instance) interrupted() bool { return i.update.busy() || i.update.drained }
+
 // desired is the desired state of the pool.
 type desired struct {
 	replicas int
@@ -96,12 +99,26 @@ func (c causes) String() string {
 
 func (p plan) empty() bool { return len(p.create) == 0 && len(p.remove) == 0 }
 
+// after returns the machines as they are when the plan has been carried out: those that it deletes are leaving.
+func (p plan) after(all []instance) []instance {
+	removed := map[string]bool{}
+	for _, name := range p.remove {
+		removed[name] = true
+	}
+	out := slices.Clone(all)
+	for n := range out {
+		out[n].leaving = out[n].leaving || removed[out[n].name]
+	}
+	return out
+}
+
 // makePlan decides which machines to create and to delete. It depends only on its arguments and has these properties,
 // which the property test checks:
 //
 //   - machines that are being deleted do not count as replicas, but they count for maxSurge: the pool never
 //     exceeds replicas + maxSurge, including machines that still drain. Machines whose deletion is stuck do not
 //     count, because a dead host would otherwise reduce the pool;
+//   - machines that are updated in place are not available: updates and replacements share one budget;
 //   - an available machine is deleted only if replicas - maxUnavailable others are available, unless it is
 //     surplus and marked for deletion;
 //   - except for replacements, only surplus machines are deleted;
@@ -145,8 +162,8 @@ func newState(want desired, instances []instance) *state {
 			}
 			continue
 		}
-		// A failed machine is not available, regardless of its Node.
-		i.available = i.available && !i.unhealthy()
+		// A machine that has failed or is updated is not available, regardless of its Node.
+		i.available = i.available && !i.unhealthy() && !i.interrupted()
 		s.active = append(s.active, i)
 		s.account(i, 1)
 	}
@@ -165,7 +182,7 @@ func (s *state) account(i instance, n int) {
 		s.available += n
 		return
 	}
-	if !i.unhealthy() {
+	if !i.unhealthy() && !i.interrupted() { // An update can wait without end, for example for memory. Repairs must not wait for it.
 		s.comingUp += n
 	}
 	if !i.outdated {

@@ -18,8 +18,8 @@ import (
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pool parses machines: a name, and after a colon one letter for each property: a available, o outdated,
-// l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion; after a slash the failure domain.
-// Each machine is older than the next.
+// l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion, u updated in place, c drained for an
+// update; after a slash the failure domain. Each machine is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {
@@ -29,6 +29,7 @@ func pool(machines ...string) []instance {
 		out = append(out, instance{
 			name: name, created: epoch.Add(time.Duration(n) * time.Minute), domain: domain,
 			available: has("a"), outdated: has("o"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
+			update: updateState{begun: has("u"), current: has("u"), drained: has("c")},
 		})
 	}
 	return out
@@ -101,6 +102,9 @@ func TestMakePlan(t *testing.T) {
 		{name: "interrupted by another change: what had not come up is replaced at once", replicas: 3, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d:o"), remove: []string{"d"}},
 		{name: "blind: no Node is seen, nothing is replaced in one go", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o"), create: 1},
 		{name: "blind, with the new one on its way", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o", "d")},
+		{name: "an update in place takes the place of a replacement", replicas: 4, budget: inPlace, pool: pool("a:ao", "b:au", "c:a", "d:a")},
+		{name: "a drain takes the place of a replacement", replicas: 4, budget: inPlace, pool: pool("a:ao", "b:ac", "c:a", "d:a")},
+		{name: "the old ones stay until the update in place has ended", replicas: 3, budget: surge, pool: pool("a:ao", "b:au", "c:a", "d:a")},
 		{name: "update and scale up at once", replicas: 5, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), create: 3},
 		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0, why: "1 more than replicas, 1 outdated"},
 		{name: "scaled down in the middle of an update", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:ao", "d"), remove: []string{"a"}, why: "1 more than replicas"},
@@ -116,6 +120,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "remediated: one at a time", replicas: 3, budget: surge, pool: pool("a:r", "b:r", "c:a"), remove: []string{"a"}, create: 1},
 		{name: "remediated: the next when the replacement serves", replicas: 3, budget: surge, pool: pool("b:r", "c:a", "d")},
 		{name: "remediated: two at a time", replicas: 3, budget: budget{maxSurge: 1, maxUnavailable: 1}, pool: pool("a:r", "b:r", "c:r"), remove: []string{"a", "b"}, create: 1, why: "2 unhealthy"},
+		{name: "remediated: an update in place delays nothing", replicas: 3, budget: surge, pool: pool("a:r", "b:u", "c:a"), remove: []string{"a"}, create: 1},
 		{name: "remediated and one too many", replicas: 2, budget: surge, pool: pool("a:r", "b:a", "c:a"), remove: []string{"a"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -134,8 +139,8 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// TestPlanHistories runs pools through random histories: the spec changes, machines start, fail, drain, disappear, are marked and
-// remediated, and the controller is killed while it carries out a plan. The disruption budget is kept at each step. After the
+// TestPlanHistories runs pools through random histories: the spec changes, machines start, fail, drain, disappear, are marked, updated
+// and remediated, and the controller is killed while it carries out a plan. The disruption budget is kept at each step. After the
 // last event, every history ends with exactly the desired machines.
 func TestPlanHistories(t *testing.T) {
 	histories := 3000
@@ -225,6 +230,9 @@ func (w *world) disturb() {
 			m.marked = w.r.IntN(3) == 0
 		case 8:
 			m.leaving = m.leaving || w.r.IntN(4) == 0 // deleted by a user
+		case 11:
+			begun := w.r.IntN(2) == 0
+			m.update = updateState{begun: begun, current: begun, drained: w.r.IntN(4) == 0}
 		case 9, 10:
 			if m.leaving || w.r.IntN(20) == 0 { // drained; or lost with its object
 				w.gone(m)
@@ -244,7 +252,7 @@ func (w *world) observe() []instance {
 	var out []instance
 	for _, m := range w.pool {
 		i := m.instance
-		i.outdated = m.generation != w.generation || len(w.want.domains) > 0 && !slices.Contains(w.want.domains, m.domain)
+		i.outdated = !m.update.busy() && (m.generation != w.generation || len(w.want.domains) > 0 && !slices.Contains(w.want.domains, m.domain))
 		out = append(out, i)
 	}
 	w.r.Shuffle(len(out), func(a, b int) { out[a], out[b] = out[b], out[a] })
@@ -280,7 +288,7 @@ func (w *world) act(killed bool) plan {
 func (w *world) check(p plan) {
 	var active, after, spared, plain int
 	for _, i := range w.observe() {
-		i.available = i.available && !i.unhealthy()
+		i.available = i.available && !i.unhealthy() && !i.interrupted()
 		removed := slices.Contains(p.remove, i.name)
 		if i.leaving {
 			if removed {
@@ -315,7 +323,7 @@ func (w *world) check(p plan) {
 	}
 }
 
-// settle ends the random events: machines start, deletions complete, and a MachineHealthCheck marks failed machines. The controller
+// settle ends the random events: machines start, deletions and updates complete, and a MachineHealthCheck marks failed machines. The controller
 // is still killed sometimes.
 func (w *world) settle() {
 	for step := range 1000 {
@@ -325,6 +333,8 @@ func (w *world) settle() {
 			switch {
 			case m.leaving:
 				w.gone(m)
+			case m.interrupted():
+				m.update = updateState{}
 			case m.failed:
 				m.remediate = true
 			case !m.available && !m.remediate && w.r.IntN(3) == 0:
