@@ -40,6 +40,8 @@ const updateRetry = 10 * time.Second
 // updating is the part of the desired state that updates in place need.
 type updating struct {
 	policy infrav1.InPlacePolicy
+	// foreign: the bootstrap configuration of the MachinePool is no CapstanConfig, so there is no data of an update.
+	foreign bool
 	// config are the parts of the CapstanConfig that belong to the bootstrap data; nil while they are not known.
 	config inplace.Fixed
 	// id is that of the update data of the CapstanConfig.
@@ -77,10 +79,11 @@ func (d desired) annotations() map[string]string {
 
 // desireUpdates reads the CapstanConfig of the pool if updates are allowed.
 func (r *Reconciler) desireUpdates(ctx context.Context, s *scope) error {
-	u := updating{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
-	s.want.updating = u
 	ref := s.machinePool.Spec.Template.Spec.Bootstrap.ConfigRef
-	if !u.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) || ref.Kind != "CapstanConfig" || ref.APIGroup != bootstrapv1.GroupVersion.Group {
+	u := updating{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
+	u.foreign = ref.Kind != "CapstanConfig" || ref.APIGroup != bootstrapv1.GroupVersion.Group
+	s.want.updating = u
+	if u.foreign || !u.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) {
 		return nil
 	}
 	config := &bootstrapv1.CapstanConfig{}
@@ -125,6 +128,9 @@ func (d desired) changes(m member) (out []inplace.Change, complete bool) {
 	if len(d.domains) > 0 && !slices.Contains(d.domains, m.domain()) {
 		out = append(out, inplace.Change{Path: "failureDomains", Verdict: inplace.Replace, Why: "a machine cannot move to another failure domain"})
 	}
+	if d.updating.foreign {
+		return append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "only a CapstanConfig has the data of an update, and spec.template.spec.bootstrap.configRef of the MachinePool names none"}), true
+	}
 	if annotations[infrav1.MachineBootstrapSecretAnnotation] == d.secret {
 		return out, true
 	}
@@ -146,10 +152,11 @@ type updateState struct {
 	undecided bool
 	// drained: its Node was cordoned for the update.
 	drained bool
-	// begun: the annotation is on the machine. current: for the desired state of now.
-	begun, current bool
-	phase          infrav1.UpdatePhase
-	text           string
+	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
+	// earlier one.
+	begun, current, runs bool
+	phase                infrav1.UpdatePhase
+	text                 string
 }
 
 // updateOf describes a machine for the plan.
@@ -168,8 +175,21 @@ func (d desired) updateOf(m member) updateState {
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
 		out.phase = report.Phase
 	}
+	out.runs = out.begun && (report.Phase == infrav1.UpdateRunning || report.Phase == infrav1.UpdatePending)
 	out.text = strings.Trim(report.Step+": "+report.Message, ": ")
+	if out.phase == "" { // The report is about an earlier update.
+		out.text = obstacle(m.capstan)
+	}
 	return out
+}
+
+// obstacle returns why the host has not begun the update of a machine, or "".
+func obstacle(m *infrav1.CapstanMachine) string {
+	c := conditions.Get(m, infrav1.UpdatingCondition)
+	if c == nil || c.ObservedGeneration != m.Generation {
+		return ""
+	}
+	return c.Message
 }
 
 func (u updateState) failed() bool {
@@ -184,14 +204,15 @@ func (u updateState) busy() bool {
 	return u.phase == infrav1.UpdateRunning || u.phase == infrav1.UpdatePending || u.current && u.phase == ""
 }
 
-// replace reports whether an outdated machine is replaced. A machine that has never run is always replaced: nothing is lost.
+// replace reports whether an outdated machine is replaced. A machine that has never run is always replaced: nothing is lost. Without a policy
+// that allows updates, one that its host does not carry out yet ends with the machine: the host can refuse it for ever.
 func (d desired) replace(m member, u updateState) bool {
 	switch {
-	case u.busy(), u.begun && u.phase == infrav1.UpdateSucceeded:
+	case u.runs, u.begun && u.phase == infrav1.UpdateSucceeded:
 		return false
 	case !d.updating.allowed(), !m.provisioned():
 		return true
-	case u.current && u.failed():
+	case u.busy(), u.current && u.failed():
 		return false
 	}
 	return d.updating.policy == infrav1.InPlacePrefer && !u.can && !u.undecided

@@ -128,6 +128,7 @@ func TestMemberUpdates(t *testing.T) {
 	}
 	same := func(*desired) {}
 	unknown := func(d *desired) { d.updating.config = nil }
+	never := func(d *desired) { d.updating.policy = infrav1.InPlaceNever }
 	failed := func(m *infrav1.CapstanMachine) {
 		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineFailedReason, "no start")
 	}
@@ -139,34 +140,62 @@ func TestMemberUpdates(t *testing.T) {
 		phase     infrav1.UpdatePhase
 		replace   bool
 	}{
-		"in place":                        {want: same, machine: func(*infrav1.CapstanMachine) {}},
-		"in place, never":                 {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
-		"without a policy":                {want: func(d *desired) { d.updating.policy = "" }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
-		"two minor versions":              {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
-		"another image":                   {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
-		"another image, only":             {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
-		"another domain":                  {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
-		"other commands":                  {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
-		"the config is not known":         {want: unknown, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
-		"not known, only":                 {want: func(d *desired) { unknown(d); d.updating.policy = infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
-		"not known, the data is the same": {want: func(d *desired) { unknown(d); d.secret = "old" }, machine: func(*infrav1.CapstanMachine) {}},
-		"not known, and another image":    {want: func(d *desired) { unknown(d); d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image", replace: true},
-		"not known, nothing recorded":     {want: unknown, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
-		"not known, and it has failed":    {want: unknown, machine: failed, replace: true},
-		"the machine recorded no config":  {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
-		"a machine that has never run":    {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
-		"begun":                           {want: same, machine: begun("")},
-		"running":                         {want: same, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
-		"running, no longer allowed":      {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
-		"done":                            {want: same, machine: begun(infrav1.UpdateSucceeded), phase: infrav1.UpdateSucceeded},
-		"done with other data":            {want: func(d *desired) { d.updating.id = "v" }, machine: begun(infrav1.UpdateSucceeded)},
-		"rolled back":                     {want: same, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack},
-		"rolled back, no longer allowed":  {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack, replace: true},
+		"in place":                                {want: same, machine: func(*infrav1.CapstanMachine) {}},
+		"in place, never":                         {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"without a policy":                        {want: func(d *desired) { d.updating.policy = "" }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"two minor versions":                      {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
+		"another image":                           {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
+		"another image, only":                     {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
+		"another domain":                          {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
+		"other commands":                          {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
+		"the config is not known":                 {want: unknown, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
+		"not known, only":                         {want: func(d *desired) { unknown(d); d.updating.policy = infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
+		"not known, the data is the same":         {want: func(d *desired) { unknown(d); d.secret = "old" }, machine: func(*infrav1.CapstanMachine) {}},
+		"not known, and another image":            {want: func(d *desired) { unknown(d); d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image", replace: true},
+		"not known, nothing recorded":             {want: unknown, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
+		"not known, and it has failed":            {want: unknown, machine: failed, replace: true},
+		"the machine recorded no config":          {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
+		"a machine that has never run":            {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
+		"begun":                                   {want: same, machine: begun("")},
+		"begun, no longer allowed":                {want: never, machine: begun(""), replace: true},
+		"runs with other data, no longer allowed": {want: func(d *desired) { never(d); d.updating.id = "v" }, machine: begun(infrav1.UpdateRunning)},
+		"no CapstanConfig":                        {want: func(d *desired) { unknown(d); d.updating.foreign, d.secret = true, "old" }, machine: func(*infrav1.CapstanMachine) {}, why: "only a CapstanConfig has", replace: true},
+		"no CapstanConfig, only":                  {want: func(d *desired) { unknown(d); d.updating.foreign, d.updating.policy = true, infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "only a CapstanConfig has"},
+		"running":                                 {want: same, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"running, no longer allowed":              {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"done":                                    {want: same, machine: begun(infrav1.UpdateSucceeded), phase: infrav1.UpdateSucceeded},
+		"done with other data":                    {want: func(d *desired) { d.updating.id = "v" }, machine: begun(infrav1.UpdateSucceeded)},
+		"rolled back":                             {want: same, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack},
+		"rolled back, no longer allowed":          {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack, replace: true},
 	} {
 		d, m := want(test.want), aMember(test.machine)
 		u := d.updateOf(m)
 		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.phase != test.phase || d.replace(m, u) != test.replace {
 			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, %q, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.phase, test.replace)
+		}
+	}
+}
+
+// TestUpdateText: the host's report describes an update that it has begun. Until then, the condition of the CapstanMachine does.
+func TestUpdateText(t *testing.T) {
+	for name, test := range map[string]struct {
+		report   infrav1.MachineUpdateStatus
+		observed int64
+		text     string
+	}{
+		"the host has begun":              {infrav1.MachineUpdateStatus{Phase: infrav1.UpdateRunning, ObservedGeneration: 4, KubernetesVersion: "v1.35.4", ConfigUpdateID: "u", Step: "kubelet", Message: "busy"}, 4, "kubelet: busy"},
+		"the host has not begun":          {infrav1.MachineUpdateStatus{}, 4, "Waiting for Secret s"},
+		"the report is of an earlier one": {infrav1.MachineUpdateStatus{Phase: infrav1.UpdateSucceeded, ObservedGeneration: 3, Step: "node"}, 4, "Waiting for Secret s"},
+		"the condition is out of date":    {infrav1.MachineUpdateStatus{}, 3, ""},
+	} {
+		m := aMember(func(m *infrav1.CapstanMachine) {
+			m.Annotations[clusterv1.UpdateInProgressAnnotation], m.Status.Update = "", test.report
+			m.Status.Conditions = []metav1.Condition{{
+				Type: infrav1.UpdatingCondition, Status: metav1.ConditionTrue, Reason: infrav1.WaitingForUpdateReason, Message: "Waiting for Secret s", ObservedGeneration: test.observed,
+			}}
+		})
+		if got := (desired{hash: "old", updating: updating{id: "u"}}).updateOf(m); got.text != test.text {
+			t.Errorf("%s: %q, want %q", name, got.text, test.text)
 		}
 	}
 }
