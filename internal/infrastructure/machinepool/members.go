@@ -138,6 +138,14 @@ func (m member) domain() string {
 	return cmp.Or(m.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], m.capstan.Status.FailureDomain)
 }
 
+// misplaced reports whether the machine is outside of the failure domains of the pool. The status of a machine is empty after a move or a
+// restore: until its host reports, its domain is unknown, and so no difference.
+func (d desired) misplaced(m member) bool {
+	reported := ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
+	unknown := m.domain() == "" && m.provisioned() && !reported
+	return len(d.domains) > 0 && !unknown && !slices.Contains(d.domains, m.domain())
+}
+
 func nodeVersion(m *clusterv1.Machine) string {
 	if m == nil || m.Status.NodeInfo == nil {
 		return ""
@@ -145,10 +153,8 @@ func nodeVersion(m *clusterv1.Machine) string {
 	return m.Status.NodeInfo.KubeletVersion
 }
 
-// provisioned reports whether the machine has run.
-func (m member) provisioned() bool {
-	return m.capstan.Spec.ProviderID != "" && ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
-}
+// provisioned reports whether the machine has run. A move or a restore loses the status, and not the spec.
+func (m member) provisioned() bool { return m.capstan.Spec.ProviderID != "" }
 
 // instances describes the members to the plan. It returns when the next of them becomes available, or counts as stuck, by
 // the passing of time alone; zero if none does.
@@ -183,6 +189,5 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 // outdated reports whether the properties or the failure domain of the machine differ from those of a new one, or whether its
 // update in place is not finished.
 func (d desired) outdated(m member) bool {
-	return m.isUpdating() || m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash ||
-		len(d.domains) > 0 && !slices.Contains(d.domains, m.domain())
+	return m.isUpdating() || m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash || d.misplaced(m)
 }

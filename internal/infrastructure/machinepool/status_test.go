@@ -72,7 +72,6 @@ func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
 		for range n {
 			m := member{capstan: &infrav1.CapstanMachine{}}
 			m.capstan.Spec.ProviderID = "capstan://1"
-			m.capstan.Status.Initialization.Provisioned = ptr.To(true)
 			out = append(out, m)
 		}
 		for range failed {

@@ -125,7 +125,7 @@ func (d desired) changes(m member) (out []inplace.Change, complete bool) {
 		out = append(out, c)
 	}
 	out = append(out, inplace.Machine(m.capstan.Spec, d.updating.spec)...)
-	if len(d.domains) > 0 && !slices.Contains(d.domains, m.domain()) {
+	if d.misplaced(m) {
 		out = append(out, inplace.Change{Path: "failureDomains", Verdict: inplace.Replace, Why: "a machine cannot move to another failure domain"})
 	}
 	if d.updating.foreign {

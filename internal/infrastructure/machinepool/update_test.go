@@ -176,6 +176,31 @@ func TestMemberUpdates(t *testing.T) {
 	}
 }
 
+// TestMovedMachine: a machine whose status was lost in a move or a restore does not differ from the pool for this.
+func TestMovedMachine(t *testing.T) {
+	moved := func(m *infrav1.CapstanMachine) { m.Status = infrav1.CapstanMachineStatus{} }
+	for name, test := range map[string]struct {
+		machine            func(*infrav1.CapstanMachine)
+		outdated, replaced bool
+	}{
+		"before its host reports": {machine: moved},
+		"it was made for another domain": {func(m *infrav1.CapstanMachine) {
+			moved(m)
+			m.Annotations[infrav1.MachineFailureDomainAnnotation] = "b"
+		}, true, true},
+		"its host is in the domain":     {machine: func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "a" }},
+		"its host is in another domain": {func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "b" }, true, true},
+		"its host is in no domain":      {func(*infrav1.CapstanMachine) {}, true, true},
+		"it differs otherwise":          {func(m *infrav1.CapstanMachine) { moved(m); m.Annotations[infrav1.MachineSpecHashAnnotation] = "older" }, true, false},
+	} {
+		d := desired{version: "v1.35.4", secret: "old", hash: "old", domains: []string{"a"}, updating: updating{policy: infrav1.InPlacePrefer, spec: infrav1.CapstanMachineSpec{CPUs: 2}}}
+		m := aMember(test.machine)
+		if outdated, replaced := d.outdated(m), d.outdated(m) && d.replace(m, d.updateOf(m)); outdated != test.outdated || replaced != test.replaced {
+			t.Errorf("%s: outdated %v, replaced %v; want %v, %v", name, outdated, replaced, test.outdated, test.replaced)
+		}
+	}
+}
+
 // TestUpdateText: the host's report describes an update that it has begun. Until then, the condition of the CapstanMachine does.
 func TestUpdateText(t *testing.T) {
 	for name, test := range map[string]struct {
