@@ -299,17 +299,17 @@ const (
 	rankOther
 )
 
-// rank returns the class of a machine: lower classes are deleted first. Core's MachineSet has the same order, without
-// the class of outdated machines.
+// rank returns the class of a machine: lower classes are deleted first. Outdated machines include those that wait for their update in
+// place, so that a pool keeps its updated ones. Core's MachineSet has the same order, without the class of outdated machines.
 func rank(i instance) int {
 	switch {
 	case i.marked:
 		return rankMarked
 	case i.unhealthy():
 		return rankUnhealthy
-	case i.outdated && !i.available:
+	case i.behind && !i.available:
 		return rankOutdatedNotAvailable
-	case i.outdated:
+	case i.behind:
 		return rankOutdated
 	case !i.available:
 		return rankNotAvailable

@@ -17,8 +17,8 @@ import (
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// pool parses machines: a name, and after a colon one letter for each property: a available, o outdated,
-// l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion, u updated in place, c drained for an
+// pool parses machines: a name, and after a colon one letter for each property: a available, o outdated and replaced,
+// b outdated and updated in place, l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion, u updated in place, c drained for an
 // update; after a slash the failure domain. Each machine is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
@@ -28,7 +28,7 @@ func pool(machines ...string) []instance {
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
 		out = append(out, instance{
 			name: name, created: epoch.Add(time.Duration(n) * time.Minute), domain: domain,
-			available: has("a"), outdated: has("o"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
+			available: has("a"), outdated: has("o"), behind: strings.ContainsAny(flags, "obu"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
 			update: updateState{begun: has("u"), current: has("u"), drained: has("c")},
 		})
 	}
@@ -78,6 +78,8 @@ func TestMakePlan(t *testing.T) {
 		{name: "marked alone is no reason to go", replicas: 2, budget: surge, pool: pool("a:am", "b:a")},
 		{name: "failed before outdated", replicas: 1, budget: inPlace, pool: pool("a:a", "b:ao", "c:f"), remove: []string{"c", "b"}},
 		{name: "outdated before what is up to date", replicas: 2, budget: budget{maxUnavailable: 1}, pool: pool("a:a", "b:a", "c:ao"), remove: []string{"c"}},
+		{name: "what waits for its update in place before what is up to date", replicas: 2, budget: surge, pool: pool("a:a", "b:ab", "c:a"), remove: []string{"b"}},
+		{name: "what is updated before what serves", replicas: 2, budget: surge, pool: pool("a:a", "b:ab", "c:au"), remove: []string{"c"}},
 		{name: "what still comes up before what serves", replicas: 2, budget: surge, pool: pool("a:a", "b:a", "c"), remove: []string{"c"}},
 		{name: "a machine that never came up does not stay for ever", replicas: 1, budget: surge, pool: pool("a", "b:a"), remove: []string{"a"}},
 		{name: "Oldest", replicas: 1, budget: surge, policy: infrav1.OldestDeletePolicy, pool: pool("b:a", "a:a", "c:a"), remove: []string{"b", "a"}},
@@ -253,6 +255,7 @@ func (w *world) observe() []instance {
 	for _, m := range w.pool {
 		i := m.instance
 		i.outdated = !m.update.busy() && (m.generation != w.generation || len(w.want.domains) > 0 && !slices.Contains(w.want.domains, m.domain))
+		i.behind = i.outdated || m.update.busy()
 		out = append(out, i)
 	}
 	w.r.Shuffle(len(out), func(a, b int) { out[a], out[b] = out[b], out[a] })
