@@ -18,8 +18,8 @@ import (
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pool parses machines: a name, and after a colon one letter for each property: a available, o outdated and replaced,
-// b outdated and updated in place, l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion, u updated in place, c drained for an
-// update; after a slash the failure domain. Each machine is older than the next.
+// b outdated and waiting for an update in place, l leaving, s leaving and stuck, f failed, r to be remediated, m marked for
+// deletion, u updated in place, c drained for an update; after a slash the failure domain. Each machine is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {

@@ -231,7 +231,8 @@ func (p updatePlan) empty() bool {
 }
 
 // planUpdates decides which machines are updated. It depends only on its arguments. maxUnavailable machines, and at least one,
-// may be missing, unavailable or updating at the same time. A failed update stops further ones.
+// may be missing, unavailable or updating at the same time. Machines that are not available count as updating only: their update can repair
+// them, however many they are. A failed update stops further ones.
 func planUpdates(want desired, instances []instance) updatePlan {
 	out := planStarts(want, instances)
 	out.release = toRelease(instances, out.start)
@@ -241,13 +242,16 @@ func planUpdates(want desired, instances []instance) updatePlan {
 func planStarts(want desired, instances []instance) updatePlan {
 	var out updatePlan
 	var candidates []instance
-	busy, active := 0, 0
+	busy, updating, active := 0, 0, 0
 	for _, i := range instances {
 		if i.leaving {
 			continue
 		}
 		active++
 		u := i.update
+		if u.busy() {
+			updating++
+		}
 		if u.busy() || !i.available {
 			busy++
 		}
@@ -277,7 +281,7 @@ func planStarts(want desired, instances []instance) updatePlan {
 		if i.available {
 			busy++
 		}
-		if busy > limit {
+		if updating++; updating > limit || i.available && busy > limit {
 			break
 		}
 		out.start = append(out.start, i.name)
