@@ -19,6 +19,10 @@ const (
 	// restore, which lose the status.
 	PoolProvisionedAnnotation = "infrastructure.capstan.dev/provisioned"
 
+	// PoolReplicasCopiedAnnotation on a CapstanMachinePool states that the controller copied spec.replicas from the MachinePool, when
+	// that got the annotation cluster.x-k8s.io/replicas-managed-by. The controller removes both when the MachinePool has lost it.
+	PoolReplicasCopiedAnnotation = "infrastructure.capstan.dev/replicas-copied"
+
 	// PoolProviderIDPrefix is the prefix of every pool's providerID. The pool's id follows.
 	PoolProviderIDPrefix = "capstan-pool://"
 

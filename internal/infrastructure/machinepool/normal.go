@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -93,7 +94,7 @@ func (r *Reconciler) identify(ctx context.Context, s *scope) error {
 func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanMachinePool) error {
 	patch, err := reconciling.Record(ctx, r.Client, r.LiveClient, before, s.pool)
 	if err != nil {
-		s.pool.Spec = before.Spec
+		s.pool.Spec, s.pool.Annotations = before.Spec, before.Annotations
 		return err
 	}
 	s.patch = patch
@@ -103,21 +104,38 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 // shareReplicas copies the pool's replicas to the MachinePool while another component manages them, as the annotation
 // cluster.x-k8s.io/replicas-managed-by requires. The initial value is that of the MachinePool.
 func (r *Reconciler) shareReplicas(ctx context.Context, s *scope) error {
+	before := s.pool.DeepCopy()
+	if ownReplicas(s.machinePool, s.pool) {
+		return r.record(ctx, s, before)
+	}
 	if !annotations.ReplicasManagedByExternalAutoscaler(s.machinePool) {
 		return nil
-	}
-	if s.pool.Spec.Replicas == nil {
-		before := s.pool.DeepCopy()
-		s.pool.Spec.Replicas = ptr.To(ptr.Deref(s.machinePool.Spec.Replicas, 1))
-		return r.record(ctx, s, before)
 	}
 	if ptr.Deref(s.machinePool.Spec.Replicas, -1) == *s.pool.Spec.Replicas {
 		return nil
 	}
-	before := s.machinePool.DeepCopy()
-	s.machinePool = before.DeepCopy() // not the cache's
+	mp := s.machinePool
+	s.machinePool = mp.DeepCopy() // not the cache's
 	s.machinePool.Spec.Replicas = ptr.To(*s.pool.Spec.Replicas)
-	return r.Client.Patch(ctx, s.machinePool, client.MergeFrom(before))
+	return r.Client.Patch(ctx, s.machinePool, client.MergeFrom(mp))
+}
+
+// ownReplicas gives the pool the replicas of its MachinePool when another component begins to manage them, and removes them when none does:
+// the next one begins with the number of its time. Replicas of a user's manifest stay. It reports a change of the pool.
+func ownReplicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) bool {
+	managed := annotations.ReplicasManagedByExternalAutoscaler(mp)
+	_, copied := pool.Annotations[infrav1.PoolReplicasCopiedAnnotation]
+	switch {
+	case managed && pool.Spec.Replicas == nil:
+		pool.Spec.Replicas = ptr.To(ptr.Deref(mp.Spec.Replicas, 1))
+		metav1.SetMetaDataAnnotation(&pool.ObjectMeta, infrav1.PoolReplicasCopiedAnnotation, "")
+	case !managed && copied:
+		pool.Spec.Replicas = nil
+		delete(pool.Annotations, infrav1.PoolReplicasCopiedAnnotation)
+	default:
+		return false
+	}
+	return true
 }
 
 // waitsFor returns the missing prerequisites of the pool.

@@ -81,3 +81,33 @@ func TestDecide(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnReplicas: a component that begins to manage the replicas finds the number of the MachinePool, also the second time.
+func TestOwnReplicas(t *testing.T) {
+	for name, test := range map[string]struct {
+		managed, copied bool
+		has, want       *int32
+		wantCopied      bool
+		changed         bool
+	}{
+		"not managed":                    {},
+		"not managed, with a manifest's": {has: ptr.To[int32](2), want: ptr.To[int32](2)},
+		"begins to be managed":           {managed: true, want: ptr.To[int32](5), wantCopied: true, changed: true},
+		"managed, with a manifest's":     {managed: true, has: ptr.To[int32](2), want: ptr.To[int32](2)},
+		"managed":                        {managed: true, copied: true, has: ptr.To[int32](2), want: ptr.To[int32](2), wantCopied: true},
+		"managed no more":                {copied: true, has: ptr.To[int32](2), changed: true},
+	} {
+		mp, pool := &clusterv1.MachinePool{}, &infrav1.CapstanMachinePool{}
+		mp.Spec.Replicas, pool.Spec.Replicas = ptr.To[int32](5), test.has
+		if test.managed {
+			mp.Annotations = map[string]string{clusterv1.ReplicasManagedByAnnotation: "somebody"}
+		}
+		if test.copied {
+			pool.Annotations = map[string]string{infrav1.PoolReplicasCopiedAnnotation: ""}
+		}
+		changed := ownReplicas(mp, pool)
+		if _, copied := pool.Annotations[infrav1.PoolReplicasCopiedAnnotation]; changed != test.changed || copied != test.wantCopied || !ptr.Equal(pool.Spec.Replicas, test.want) {
+			t.Errorf("%s: changed %v, annotations %v, replicas %v", name, changed, pool.Annotations, pool.Spec.Replicas)
+		}
+	}
+}

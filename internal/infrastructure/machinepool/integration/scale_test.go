@@ -182,4 +182,10 @@ func TestReplicasManagedByAnAutoscaler(t *testing.T) {
 	w.update(func(mp *clusterv1.MachinePool) { mp.Annotations = nil })
 	w.scale(1)
 	w.settled(1)
+
+	w.update(func(mp *clusterv1.MachinePool) {
+		mp.Annotations = map[string]string{clusterv1.ReplicasManagedByAnnotation: "somebody"}
+	})
+	w.Eventually(func() *int32 { w.get(w.pool); return w.pool.Spec.Replicas }).Should(HaveValue(BeEquivalentTo(1)), "the next one finds the present number")
+	w.settled(1)
 }
