@@ -215,7 +215,7 @@ func (p *pool) first(name string) *process {
 // untilHealthy waits until the EtcdMembers of the names, and no others that have not left, are healthy voters.
 func (p *pool) untilHealthy(names ...string) {
 	p.t.Helper()
-	eventually(p.t, func() error {
+	expect.Eventually(p.t, "all members are healthy", func() error {
 		var healthy []string
 		for name, o := range p.objects.all() {
 			if joined := apimeta.FindStatusCondition(o.Status.Conditions, etcdv1.JoinedCondition); joined != nil && joined.Reason == etcdv1.LeftReason {
@@ -236,7 +236,7 @@ func (p *pool) untilHealthy(names ...string) {
 
 func (p *pool) untilCondition(name, kind, want string) {
 	p.t.Helper()
-	eventually(p.t, func() error {
+	expect.Eventually(p.t, kind+" of "+name, func() error {
 		c := apimeta.FindStatusCondition(p.objects.all()[name].Status.Conditions, kind)
 		if c == nil || string(c.Status)+" "+c.Reason != want {
 			return fmt.Errorf("%s of %s: %+v, want %s", kind, name, c, want)
@@ -382,7 +382,7 @@ func TestJoinAfterCrash(t *testing.T) {
 		x.initialCluster = ""
 		for _, m := range members(t, c) {
 			if m.Name == "x" {
-				eventually(t, func() error {
+				expect.Eventually(t, "the member x is removed", func() error {
 					_, err := c.MemberRemove(t.Context(), m.ID)
 					if errors.Is(err, rpctypes.ErrMemberNotFound) {
 						return nil // by a request whose answer was lost
@@ -464,11 +464,11 @@ func TestSpace(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
 		t.Fatalf("the writes did not fill the space: %v", err)
 	}
-	eventually(t, func() error {
+	expect.Eventually(t, "a small write succeeds", func() error {
 		_, err := c.Put(t.Context(), "key", "small")
 		return err
 	})
-	eventually(t, func() error {
+	expect.Eventually(t, "the space is reclaimed", func() error {
 		o := p.objects.all()["a"]
 		if !apimeta.IsStatusConditionTrue(o.Status.Conditions, etcdv1.HealthyCondition) || len(o.Status.Alarms) > 0 || *o.Status.DBSizeBytes > quota/2 {
 			return fmt.Errorf("%+v, size %d, in use %d", o.Status, *o.Status.DBSizeBytes, *o.Status.DBInUseBytes)
@@ -480,7 +480,7 @@ func TestSpace(t *testing.T) {
 // add adds a member as its machine does. etcd requires that voters were connected for five seconds.
 func add(t *testing.T, c *client, m *process) (all []Member) {
 	t.Helper()
-	eventually(t, func() error {
+	expect.Eventually(t, "the member is added", func() error {
 		added, err := c.MemberAddAsLearner(t.Context(), []string{m.peer})
 		if err == nil {
 			all = membersOf(added.Members)
@@ -505,21 +505,6 @@ func members(t *testing.T, c *client) []Member {
 	list, err := c.members(t.Context())
 	expect.NoError(t, err)
 	return list
-}
-
-func eventually(t *testing.T, do func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		err := do()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 // memoryObjects are EtcdMembers without an API server.
