@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -94,10 +93,10 @@ func (p *plain) serve() kubernetes.Interface {
 }
 
 // audited returns the entries of the log by verb and resource, after the entry of the last request was written.
-func (p *plain) audited(last string) map[string]auditv1.Event {
+func (p *plain) audited(last string) (out map[string]auditv1.Event) {
 	p.t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) { // The API server writes the log asynchronously.
-		out := map[string]auditv1.Event{}
+	expect.Eventually(p.t, "an entry "+last, func() error { // The API server writes the log asynchronously.
+		out = map[string]auditv1.Event{}
 		f, err := os.Open(p.layout.AuditLog())
 		if err == nil {
 			for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -108,11 +107,10 @@ func (p *plain) audited(last string) map[string]auditv1.Event {
 			}
 			f.Close()
 		}
-		if _, found := out[last]; found {
-			return out
+		if _, found := out[last]; !found {
+			return fmt.Errorf("found %v (%v)", out, err)
 		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("no entry %q: %v", last, out)
-		}
-	}
+		return nil
+	})
+	return out
 }

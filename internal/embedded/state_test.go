@@ -344,16 +344,14 @@ func inodeOf(t *testing.T, path string) uint64 {
 func waitForLock(t *testing.T, inode uint64, waiting int) {
 	t.Helper()
 	wait := regexp.MustCompile(fmt.Sprintf(`-> FLOCK .*:%d 0 EOF`, inode))
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
+	expect.Eventually(t, fmt.Sprintf("%d processes wait for the lock", waiting), func() error {
 		locks, err := os.ReadFile("/proc/locks")
 		expect.NoError(t, err)
-		if len(wait.FindAll(locks, -1)) >= waiting {
-			return
+		if found := len(wait.FindAll(locks, -1)); found < waiting {
+			return fmt.Errorf("%d processes wait:\n%s", found, locks)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d processes do not wait for the lock:\n%s", waiting, locks)
-		}
-	}
+		return nil
+	})
 }
 
 func TestReserved(t *testing.T) {

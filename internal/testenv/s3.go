@@ -6,7 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // S3Bucket is the bucket of the test's S3 server.
@@ -52,14 +53,12 @@ func S3Server(t *testing.T, accessKeyID, secretAccessKey, region string, args ..
 			t.Logf("versitygw:\n%s", text)
 		}
 	})
-	for end := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
+	expect.Eventually(t, "versitygw listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			_ = conn.Close()
-			return address
 		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+		return err
+	})
+	return address
 }

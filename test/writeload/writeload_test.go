@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // server stores ConfigMaps. It fails every second creation, and loses the ConfigMap whose name ends with lost.
@@ -55,9 +57,7 @@ func TestWriter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); w.Acknowledged() < 3 && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	expect.True(t, "three writes are acknowledged", func() bool { return w.Acknowledged() >= 3 })
 	w.Stop()
 	lost, err := w.Lost(t.Context())
 	if err != nil || len(lost) != 1 || !strings.HasSuffix(lost[0], "-000001") {

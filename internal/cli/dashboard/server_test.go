@@ -10,9 +10,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func TestRequests(t *testing.T) {
@@ -167,17 +167,11 @@ func TestStreamsAreBounded(t *testing.T) {
 		t.Errorf("one stream too many: status %d, want 503", status)
 	}
 	cancel()
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(10 * time.Millisecond) {
+	expect.True(t, "no stream is left after their pages closed", func() bool {
 		s.mutex.Lock()
-		left := len(s.streams)
-		s.mutex.Unlock()
-		if left == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d streams are left after their pages closed", left)
-		}
-	}
+		defer s.mutex.Unlock()
+		return len(s.streams) == 0
+	})
 	_, page := get(t.Context(), t, s.url())
 	if text, err := io.ReadAll(page); err != nil || !strings.Contains(string(text), "<main") {
 		t.Errorf("the page: %v, %s", err, text)

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -66,14 +67,13 @@ func (f *fixture) configure(backends ...Backend) {
 
 func (f *fixture) await(what string, wanted func(Status) bool) {
 	f.t.Helper()
-	var s Status
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		s = Status{}
-		if atomicfile.ReadJSON(filepath.Join(f.dir, StatusFile), &s) == nil && wanted(s) {
-			return
+	expect.Eventually(f.t, what, func() error {
+		var s Status
+		if err := atomicfile.ReadJSON(filepath.Join(f.dir, StatusFile), &s); err != nil || !wanted(s) {
+			return fmt.Errorf("the status is %+v (%v)", s, err)
 		}
-	}
-	f.t.Fatalf("not %s; status %+v", what, s)
+		return nil
+	})
 }
 
 func (f *fixture) awaitHealthy(n int) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -32,7 +33,7 @@ func run(t *testing.T, dir string, timing Timing) *running {
 // awaitServing waits until the balancer listens and owns the folder.
 func (r *running) awaitServing(t *testing.T) {
 	t.Helper()
-	until(t, "serving", func() bool {
+	expect.True(t, "serving", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		conn, err := net.Dial("unix", filepath.Join(r.dir, handoverSocket))
@@ -41,15 +42,6 @@ func (r *running) awaitServing(t *testing.T) {
 		}
 		return len(r.listeners) == 1 && err == nil && len(r.pool.healthy()) > 0
 	})
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not %s", what)
-		}
-	}
 }
 
 // A second balancer takes over during a stream of connections. No connection is refused. An open connection stays in the
@@ -66,7 +58,7 @@ func TestHandover(t *testing.T) {
 	}
 	defer func() { _ = open.Close() }()
 	_, _ = open.Write(record("\x01\x00\x03\xe8")) // The server waits for the rest of the record.
-	until(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
+	expect.True(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
 
 	stop, failed := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -84,10 +76,10 @@ func TestHandover(t *testing.T) {
 		}
 	}()
 	second := run(t, f.dir, fast)
-	until(t, "handed over", first.hasSuccessor)
+	expect.True(t, "handed over", first.hasSuccessor)
 	second.awaitServing(t)
 	third := run(t, f.dir, fast) // The second handover.
-	until(t, "handed over", second.hasSuccessor)
+	expect.True(t, "handed over", second.hasSuccessor)
 	if err := <-second.done; err != nil {
 		t.Errorf("the second balancer: %v", err)
 	}
@@ -134,9 +126,9 @@ func TestDrainEnds(t *testing.T) {
 			}
 			defer func() { _ = open.Close() }()
 			_, _ = open.Write(record("\x01\x00\x03\xe8"))
-			until(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
+			expect.True(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
 			second := run(t, f.dir, fast)
-			until(t, "handed over", first.hasSuccessor)
+			expect.True(t, "handed over", first.hasSuccessor)
 			second.awaitServing(t)
 			if tt.leave {
 				f.configure()
@@ -184,7 +176,7 @@ func TestHandoverBroken(t *testing.T) {
 		t.Error("the first balancer ended")
 	}
 	run(t, f.dir, fast)
-	until(t, "handed over", first.hasSuccessor)
+	expect.True(t, "handed over", first.hasSuccessor)
 }
 
 // A balancer of a version without handovers keeps its folder.

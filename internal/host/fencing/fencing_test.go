@@ -15,6 +15,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -81,15 +82,6 @@ func open(t *testing.T, dir string) *Fence {
 	return f
 }
 
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(what)
-		}
-	}
-}
-
 // Two hosts probe each other on addresses of the loopback device. A contact of either extends the lease, one that is forged does
 // not, and the memory survives capstand.
 func TestProbes(t *testing.T) {
@@ -151,7 +143,7 @@ func probeEachOther(t *testing.T, a, b netip.Addr) {
 	}
 	start := time.Now()
 	fb.SetNetworks([]Network{toA})
-	eventually(t, "no contact", func() bool {
+	expect.True(t, "a contact extends the lease", func() bool {
 		fa.Step([]Machine{m})
 		now, _ := fa.Deadline(m)
 		return now > before
@@ -164,7 +156,7 @@ func probeEachOther(t *testing.T, a, b netip.Addr) {
 	fb.mu.Lock()
 	fb.saved = false // The disk is full: an answer without a record could be forgotten.
 	fb.mu.Unlock()
-	eventually(t, "a probe without an answer, as it is not recorded", func() bool { // Earlier answers can be under way.
+	expect.True(t, "a probe without an answer, as it is not recorded", func() bool { // Earlier answers can be under way.
 		before, _ = fa.Deadline(m)
 		fa.Step([]Machine{m})
 		return !waitFor(100*time.Millisecond, func() bool { now, _ := fa.Deadline(m); return now > before })
@@ -203,7 +195,7 @@ func TestManagerRenewsTheLease(t *testing.T) {
 		t.Errorf("with a manager %v expired", got)
 	}
 	end()
-	eventually(t, "the lease does not expire", func() bool { return len(f.Step([]Machine{m})) == 1 })
+	expect.True(t, "the lease expires", func() bool { return len(f.Step([]Machine{m})) == 1 })
 	f.Connected("other")
 	if got := f.Step([]Machine{m}); got == nil {
 		t.Error("the manager of another management cluster renews the lease")
@@ -227,7 +219,7 @@ func TestGuard(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- Guard(t.Context(), path, slog.New(slog.DiscardHandler)) }()
 	on := marks(root, path)
-	eventually(t, "the machine is not marked", func() bool { return atomicfile.Exists(on.onDisk("m")) })
+	expect.True(t, "the machine is marked", func() bool { return atomicfile.Exists(on.onDisk("m")) })
 	if on.marked("stays") || atomicfile.Exists(filepath.Join(root, "machines/gone")) {
 		t.Error("another machine is marked")
 	}

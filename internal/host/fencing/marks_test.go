@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // The disk of the state hangs, and a process of the first machine waits for it uninterruptibly. The guard kills both machines at once.
@@ -38,7 +39,7 @@ func TestGuardWithHangingDisk(t *testing.T) {
 	t.Cleanup(func() { _ = cgroup.Group(m.Cgroup).Remove(context.Background()) })
 	thaw := freeze(t, root)
 	stuck := process(t, m, "a", "echo >"+filepath.Join(root, "stuck"))
-	eventually(t, "no process waits for the disk", func() bool { return uninterruptible(stuck.Process.Pid) })
+	expect.True(t, "a process waits for the disk", func() bool { return uninterruptible(stuck.Process.Pid) })
 	sleeper := process(t, m, "b", "exec sleep 600")
 	ended := make(chan error, 1)
 	go func() { ended <- sleeper.Wait() }()
@@ -57,7 +58,7 @@ func TestGuardWithHangingDisk(t *testing.T) {
 	}
 	thaw()
 	_ = stuck.Wait()
-	eventually(t, "the machines are not marked on the disk", func() bool {
+	expect.True(t, "the machines are marked on the disk", func() bool {
 		return atomicfile.Exists(marks.onDisk("a")) && atomicfile.Exists(marks.onDisk("b"))
 	})
 }

@@ -3,6 +3,7 @@ package machinedisk
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,11 +69,12 @@ func TestSize(t *testing.T) {
 	}
 	expect.NoError(t, os.Remove(file))
 	syncDisk(t, d)
-	for deadline := time.Now().Add(time.Minute); occupied(t, d) > size/4; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the image of an emptied disk occupies %d bytes", occupied(t, d))
+	expect.Eventually(t, "the image of an emptied disk shrinks", func() error {
+		if used := occupied(t, d); used > size/4 {
+			return fmt.Errorf("it occupies %d bytes, want at most %d", used, size/4)
 		}
-	}
+		return nil
+	})
 }
 
 func occupied(t *testing.T, d Disk) int64 {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -121,18 +122,15 @@ func TestAnnouncedIPv6AddressIsLocal(t *testing.T) {
 	}
 }
 
-// untilContains repeats a command until its output contains a text, for at most a minute.
+// untilContains repeats a command until its output contains a text.
 func untilContains(t *testing.T, command, want string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		out := run(t, command)
-		if strings.Contains(out, want) {
-			return
+	expect.Eventually(t, command, func() error {
+		if out := run(t, command); !strings.Contains(out, want) {
+			return fmt.Errorf("expected %q, found %s", want, out)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: expected %q, found %s", command, want, out)
-		}
-	}
+		return nil
+	})
 }
 
 // A message that is short, of another kind or about another address names no station.

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -106,11 +107,7 @@ func TestVirtualAddress_IC10(t *testing.T) {
 // checkEnd waits until the kernel removes a virtual address at the end of its term, then holds and releases the address.
 func checkEnd(t *testing.T, link netlink.Link, address netip.Addr, has func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); has(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the kernel does not remove the address")
-		}
-	}
+	expect.True(t, "the kernel removes the address", func() bool { return !has() })
 	if err := HoldVirtual(link, address, 3*time.Second); err != nil {
 		t.Fatal(err)
 	}

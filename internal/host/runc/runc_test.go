@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // script returns a Runc whose binary is a shell script. It stands for a program that the machine's users replaced.
@@ -62,12 +63,11 @@ func TestExecEndsWithItsContext(t *testing.T) {
 		ended <- err
 	}()
 	var holder int
-	for deadline := time.Now().Add(time.Minute); holder == 0; time.Sleep(time.Millisecond) {
+	expect.True(t, "the program starts", func() bool {
 		data, _ := os.ReadFile(r.Binary + ".pid")
-		if holder, _ = strconv.Atoi(strings.TrimSpace(string(data))); holder == 0 && time.Now().After(deadline) {
-			t.Fatal("the program does not start")
-		}
-	}
+		holder, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		return holder != 0
+	})
 	defer func() { _ = syscall.Kill(holder, syscall.SIGKILL) }()
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -25,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 	"capstan.dev/capstan/internal/infrastructure/fencing"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // hung is a reconciler with two turns for each host, and two hosts. The first host answers no call of a method, until the test ends.
@@ -47,7 +47,7 @@ func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return conn.ConnectionError() == nil })
+		expect.True(t, "connected", func() bool { return conn.ConnectionError() == nil })
 		if _, err := conn.HostClient.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
 			Id: "m", Namespace: "ns", Name: "m", MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: "v1.36.3",
 			Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},
@@ -58,7 +58,7 @@ func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
 		if _, err := conn.EnsureLoadBalancer(t.Context(), &hostpb.LoadBalancer{Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"}}); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return conn.Machine("m") != nil && conn.LoadBalancer("net") != nil })
+		expect.True(t, "the objects of the host are known", func() bool { return conn.Machine("m") != nil && conn.LoadBalancer("net") != nil })
 		server.Before(method, func() {
 			calls <- name
 			if name == "hung" {
@@ -69,13 +69,6 @@ func hung(t *testing.T, method string) (r *Reconciler, calls chan string) {
 	r.Client = reconciling.Live(b.Build())
 	r.LiveClient = r.Client
 	return r, calls
-}
-
-func waitFor(t *testing.T, condition func() bool) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		t.Fatalf("the condition is not met: %v", err)
-	}
 }
 
 // Machines of a host that answers no calls occupy its turns only. The others of the host try again, and other hosts have workers.

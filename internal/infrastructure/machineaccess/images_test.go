@@ -13,7 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // maxImage is the largest archive in tests.
@@ -63,14 +63,10 @@ func TestImages(t *testing.T) {
 // noImports waits until the host receives no archive.
 func (f *fixture) noImports() {
 	f.Helper()
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(10 * time.Millisecond) {
-		if receiving, _ := f.host.Imports(); receiving == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			f.Fatal("the host still waits for an archive")
-		}
-	}
+	expect.True(f, "the host waits for no archive", func() bool {
+		receiving, _ := f.host.Imports()
+		return receiving == 0
+	})
 }
 
 // The end of a client, or of the manager, is no end of the archive.

@@ -37,6 +37,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 var env *testenv.Env
@@ -149,15 +150,10 @@ func (f *fixture) serve() {
 	f.server.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	f.server.StartTLS()
 	f.Cleanup(f.server.Close)
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
+	expect.True(f, "the front proxy is known", func() bool {
 		verify, ok := proxy.authority.VerifyOptions()
-		if ok && len(proxy.headers.UsernameHeaders()) > 0 && trusts(verify, f.proxy.Cert) {
-			return
-		}
-		if time.Now().After(end) {
-			f.Fatal("the front proxy is not known")
-		}
-	}
+		return ok && len(proxy.headers.UsernameHeaders()) > 0 && trusts(verify, f.proxy.Cert)
+	})
 }
 
 func trusts(o x509.VerifyOptions, cert *x509.Certificate) bool {
@@ -374,11 +370,7 @@ func TestExecEndsWithItsClient(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("the client ended without an error")
 	}
-	for end := time.Now().Add(testenv.Patience); f.host.Commands() != 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the command still runs")
-		}
-	}
+	expect.True(t, "the command ends", func() bool { return f.host.Commands() == 0 })
 }
 
 func (f *fixture) exec(namespace, user string, o accessapi.ExecOptions, streams remotecommand.StreamOptions) error {
