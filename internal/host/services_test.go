@@ -19,26 +19,29 @@ import (
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-// After a reboot of the box, capstand gives the box the addresses and rules of the recorded Services again. A deleted network
-// takes them along.
-func TestServicesAreRestored(t *testing.T) {
-	if !testnetns.Run(t) {
-		return
+// publishedServices is a host that has published the Services of a network on its uplink. It refuses the first address of
+// the host itself.
+type publishedServices struct {
+	*testing.T
+	host    *Host
+	network *hostpb.Network
+	uplink  netlink.Link
+	request *hostpb.SetServicesRequest
+	refused []*hostpb.RefusedAddress
+}
+
+func newPublishedServices(t *testing.T) *publishedServices {
+	t.Helper()
+	s := &publishedServices{T: t, host: onBox(t), network: proto.CloneOf(goodSpec().Network)}
+	s.uplink = &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
+	expect.NoError(t, netlink.LinkAdd(s.uplink))
+	for _, address := range []string{"203.0.113.1/24", "203.0.113.2/24"} {
+		expect.NoError(t, netlink.AddrAdd(s.uplink, s.address(address)))
 	}
-	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
-	address := func(text string) *netlink.Addr {
-		a, err := netlink.ParseAddr(text)
-		expect.NoError(t, err)
-		return a
-	}
-	expect.NoError(t, netlink.LinkAdd(uplink))
-	expect.NoError(t, netlink.AddrAdd(uplink, address("203.0.113.1/24")))
-	expect.NoError(t, netlink.AddrAdd(uplink, address("203.0.113.2/24")))
-	expect.NoError(t, netlink.LinkSetUp(uplink))
-	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
-	_, err := h.EnsureNetwork(t.Context(), n)
+	expect.NoError(t, netlink.LinkSetUp(s.uplink))
+	_, err := s.host.EnsureNetwork(t.Context(), s.network)
 	expect.NoError(t, err)
-	req := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Services: []*hostpb.PublishedService{{
+	s.request = &hostpb.SetServicesRequest{NetworkId: s.network.Id, Namespace: s.network.Namespace, Name: s.network.Name, Services: []*hostpb.PublishedService{{
 		Name: "default/web", Address: "203.0.113.100", Machines: []string{"10.1.0.20"},
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
 	}, {
@@ -47,97 +50,169 @@ func TestServicesAreRestored(t *testing.T) {
 		Name: "default/port", Address: "203.0.113.2", HostPorts: true, Machines: []string{"10.1.0.20"},
 		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_UDP, Port: 53, NodePort: 30054}},
 	}}}
-	answer, err := h.SetServices(t.Context(), req)
+	answer, err := s.host.SetServices(t.Context(), s.request)
 	expect.NoError(t, err)
-	if r := answer.Refused; len(r) != 1 || r[0].Address != "203.0.113.1" || !strings.Contains(r[0].Message, "of the host itself") {
+	s.refused = answer.Refused
+	s.published("after the request", true)
+	return s
+}
+
+func (s *publishedServices) address(text string) *netlink.Addr {
+	s.Helper()
+	a, err := netlink.ParseAddr(text)
+	expect.NoError(s, err)
+	return a
+}
+
+// hasAddress reports whether the box has the address of the first Service.
+func (s *publishedServices) hasAddress() bool {
+	s.Helper()
+	has, err := network.HasAddress(boxServices(s.request)[0].Address)
+	expect.NoError(s, err)
+	return has
+}
+
+// published checks that the box has the address and the rules of the Services, or nothing of them.
+func (s *publishedServices) published(when string, want bool) {
+	s.Helper()
+	has := s.hasAddress()
+	rules := strings.Contains(ruleset(s.T), "ip daddr 203.0.113.100 tcp dport 80 dnat ip to 10.1.0.20:30080")
+	ports := strings.Contains(ruleset(s.T), "ip daddr 203.0.113.2 udp dport 53 dnat ip to 10.1.0.20:30054")
+	if has != want || rules != want || ports != want {
+		s.Errorf("%s: the box has the address: %v, its rule: %v, and that of the port: %v; want %v", when, has, rules, ports, want)
+	}
+}
+
+// listed checks the recorded Services of all networks.
+func (s *publishedServices) listed(want ...*hostpb.SetServicesRequest) {
+	s.Helper()
+	got, err := s.host.ListServices(s.Context(), &hostpb.ListServicesRequest{})
+	expect.NoError(s, err)
+	if !proto.Equal(got, &hostpb.ListServicesResponse{Lists: want}) {
+		s.Errorf("listed Services: %v, want %v", got, want)
+	}
+}
+
+func (s *publishedServices) hold() { s.host.holdServicesOnce(s.Context(), false) }
+
+// removeAddress removes the address of the first Service, as another program does.
+func (s *publishedServices) removeAddress() {
+	s.Helper()
+	expect.NoError(s, netlink.AddrDel(s.uplink, s.address("203.0.113.100/32")))
+}
+
+// reboot removes all objects in memory, and starts capstand again with its records.
+func (s *publishedServices) reboot() {
+	s.Helper()
+	bridge, err := netlink.LinkByName(network.BridgeName(s.network.Id))
+	expect.NoError(s, err)
+	expect.NoError(s, netlink.LinkDel(bridge))
+	s.removeAddress()
+	expect.NoError(s, os.RemoveAll(filepath.Join(s.host.config.RunDir, "networks")))
+	again := onBox(s.T)
+	again.store, again.config, again.box = s.host.store, s.host.config, s.host.box
+	expect.NoError(s, again.loadAll())
+	again.recoverNetwork(again.networks.byID[s.network.Id])
+	again.holdServicesOnce(s.Context(), true)
+	s.host = again
+}
+
+// A host publishes the Services of a request, except those at an own address, and lists the request. A refusal that lasts is
+// logged once.
+func TestServicesArePublished(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	s := newPublishedServices(t)
+	if r := s.refused; len(r) != 1 || r[0].Address != "203.0.113.1" || !strings.Contains(r[0].Message, "of the host itself") {
 		t.Errorf("refused: %v", r)
 	}
-	published := func(what string, want bool) {
-		t.Helper()
-		has, err := network.HasAddress(boxServices(req)[0].Address)
-		expect.NoError(t, err)
-		rules := strings.Contains(ruleset(t), "ip daddr 203.0.113.100 tcp dport 80 dnat ip to 10.1.0.20:30080")
-		ports := strings.Contains(ruleset(t), "ip daddr 203.0.113.2 udp dport 53 dnat ip to 10.1.0.20:30054")
-		if has != want || rules != want || ports != want {
-			t.Errorf("%s: the box has the address: %v, its rule: %v, and that of the port: %v; want %v", what, has, rules, ports, want)
-		}
-	}
-	published("after the request", true)
-	listed := func(want ...*hostpb.SetServicesRequest) {
-		t.Helper()
-		got, err := h.ListServices(t.Context(), &hostpb.ListServicesRequest{})
-		expect.NoError(t, err)
-		if !proto.Equal(got, &hostpb.ListServicesResponse{Lists: want}) {
-			t.Errorf("listed Services: %v, want %v", got, want)
-		}
-	}
-	listed(req)
-
+	s.listed(s.request)
 	var lines bytes.Buffer
-	log := h.log
-	h.log = slog.New(slog.NewTextHandler(&lines, nil))
+	s.host.log = slog.New(slog.NewTextHandler(&lines, nil))
 	for range 3 {
-		h.holdServicesOnce(t.Context(), false)
+		s.hold()
 	}
 	if n := strings.Count(lines.String(), "Cannot publish"); n != 1 || !strings.Contains(lines.String(), "203.0.113.1 ") {
 		t.Errorf("%d lines about a refusal that lasts, want 1: %s", n, lines.String())
 	}
-	h.log = log
+}
 
-	record := h.store.path(networksDir, n.Id, servicesFile)
+// A withdrawal that cannot be recorded fails, and takes effect all the same. A later request publishes the Services again.
+func TestServicesAreWithdrawnOnAFullDisk(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	s := newPublishedServices(t)
+	record := s.host.store.path(networksDir, s.network.Id, servicesFile)
 	expect.NoError(t, os.Rename(record, record+"-kept"))
-	end := unrecordable(t, h, networksDir, filepath.Join(n.Id, servicesFile))
-	none := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name}
-	if _, err := h.SetServices(t.Context(), none); err == nil {
+	end := unrecordable(t, s.host, networksDir, filepath.Join(s.network.Id, servicesFile))
+	none := &hostpb.SetServicesRequest{NetworkId: s.network.Id, Namespace: s.network.Namespace, Name: s.network.Name}
+	if _, err := s.host.SetServices(t.Context(), none); err == nil {
 		t.Error("a withdrawal without a record is no error")
 	}
-	h.holdServicesOnce(t.Context(), false)
-	published("after a withdrawal on a full disk", false)
-	listed()
+	s.hold()
+	s.published("after a withdrawal on a full disk", false)
+	s.listed()
 	end()
 	expect.NoError(t, os.Rename(record+"-kept", record))
-	h.holdServicesOnce(t.Context(), false)
-	published("before the withdrawal is recorded", false)
-	_, err = h.SetServices(t.Context(), req)
+	s.hold()
+	s.published("before the withdrawal is recorded", false)
+	_, err := s.host.SetServices(t.Context(), s.request)
 	expect.NoError(t, err)
-	listed(req)
+	s.listed(s.request)
+}
 
-	bridge, err := netlink.LinkByName(network.BridgeName(n.Id))
-	expect.NoError(t, err)
-	expect.NoError(t, netlink.LinkDel(bridge))
-	expect.NoError(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
-	expect.NoError(t, os.RemoveAll(filepath.Join(h.config.RunDir, "networks")))
-	again := onBox(t)
-	again.store, again.config, again.box = h.store, h.config, h.box
-	expect.NoError(t, again.loadAll())
-	again.recoverNetwork(again.networks.byID[n.Id])
-	again.holdServicesOnce(t.Context(), true)
-	published("after a reboot", true)
-	expect.NoError(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
-	again.holdServicesOnce(t.Context(), false)
-	published("after another program removed the address", true)
-
-	expect.NoError(t, netlink.LinkSetDown(uplink))
-	again.fence, err = fencing.Open(again.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), again.store.root, "/none/", again.log)
-	expect.NoError(t, err)
-	disconnected := again.fence.Connected("plane")
-	again.holdServicesOnce(t.Context(), false)
-	published("without a network, with a manager", true)
-	disconnected()
-	again.holdServicesOnce(t.Context(), false)
-	if has, err := network.HasAddress(boxServices(req)[0].Address); err != nil || has {
-		t.Errorf("without a network and a manager, the box keeps the address: %v", err)
+// After a reboot of the box, capstand gives the box the addresses and rules of the recorded Services again, and also after another
+// program has removed them.
+func TestServicesAreRestored(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
 	}
-	expect.NoError(t, netlink.LinkSetUp(uplink))
-	again.holdServicesOnce(t.Context(), false)
-	published("after the network returned", true)
+	s := newPublishedServices(t)
+	s.reboot()
+	s.published("after a reboot", true)
+	s.removeAddress()
+	s.hold()
+	s.published("after another program removed the address", true)
+}
 
-	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
+// A host without a network and without a manager gives up the addresses, because another host can have them.
+func TestServicesOfADisconnectedHost(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	s := newPublishedServices(t)
+	s.reboot()
+	expect.NoError(t, netlink.LinkSetDown(s.uplink))
+	fence, err := fencing.Open(s.host.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), s.host.store.root, "/none/", s.host.log)
 	expect.NoError(t, err)
-	published("after the deletion of the network", false)
-	h = again
-	listed()
-	expect.NoError(t, again.holdServicesOf(t.Context(), n.Id, true, false))
+	s.host.fence = fence
+	disconnected := fence.Connected("plane")
+	s.hold()
+	s.published("without a network, with a manager", true)
+	disconnected()
+	s.hold()
+	if s.hasAddress() {
+		t.Error("without a network and a manager, the box keeps the address")
+	}
+	expect.NoError(t, netlink.LinkSetUp(s.uplink))
+	s.hold()
+	s.published("after the network returned", true)
+}
+
+// A deleted network takes its Services along. The host keeps its own addresses.
+func TestServicesOfADeletedNetwork(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	s := newPublishedServices(t)
+	s.reboot()
+	_, err := s.host.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: s.network.Id, Namespace: s.network.Namespace, Name: s.network.Name})
+	expect.NoError(t, err)
+	s.published("after the deletion of the network", false)
+	s.listed()
+	expect.NoError(t, s.host.holdServicesOf(t.Context(), s.network.Id, true, false))
 	if own, err := network.HasAddress(netip.MustParseAddr("203.0.113.2")); err != nil || !own {
 		t.Errorf("the box lost its own address: %v", err)
 	}
