@@ -56,10 +56,31 @@ func (w *simulation) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCh
 	}
 }
 
+// sameCluster is a cluster of three machines with a backup. Its machines are those from before the restore.
+type sameCluster struct {
+	*simulation
+	cp     *controlplanev1.CapstanControlPlane
+	backup *etcdv1.EtcdBackup
+	// keys are those of the backup. In wrong, the encryption key is another one.
+	keys, wrong []etcdv1.BackupKey
+	machines    []string
+}
+
 // TestRestoreSameCluster: no Machine changes if the keys do not match, or if a machine finds that the backup is unusable. In a
 // restore, all existing machines are removed before the first machine of the restored cluster is created, and the others join
 // it. The restore is done once.
 func TestRestoreSameCluster(t *testing.T) {
+	r := newSameCluster(t)
+	r.refusesOtherKeys()
+	check := r.refusesUnusableBackups()
+	first := r.replacesMachines()
+	r.completes(check, first)
+	r.recordsRestoreAgain()
+	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
+}
+
+func newSameCluster(t *testing.T) *sameCluster {
+	t.Helper()
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
 	})
@@ -69,8 +90,6 @@ func TestRestoreSameCluster(t *testing.T) {
 	b := w.backupWith(etcdv1.BackupOnDemand, "one")
 	w.ends(b, etcdv1.BackupSucceeded, "")
 	w.until("the status contains a backup", func() bool { return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 })
-
-	before := namesOfMachines(t, w)
 	keys := slices.Clone(cp.Status.Backups[0].Keys)
 	wrong := slices.Clone(keys)
 	for n := range wrong {
@@ -78,89 +97,124 @@ func TestRestoreSameCluster(t *testing.T) {
 			wrong[n].SHA256 = keys[(n+1)%len(keys)].SHA256
 		}
 	}
-	w.cluster.Change(cp, func() { cp.Spec.Restore = controlplanev1.RestoreSpec{Name: b.Name, Keys: wrong} })
-	w.until("a condition names the other encryption key", func() bool {
-		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "it needs the key encryption")
-	})
-	if now := namesOfMachines(t, w); !slices.Equal(now, before) {
-		t.Fatalf("Machines %v became %v, although the backup is unusable", before, now)
-	}
+	return &sameCluster{simulation: w, cp: cp, backup: b, keys: keys, wrong: wrong, machines: namesOfMachines(t, w)}
+}
 
-	w.cluster.Change(cp, func() { cp.Spec.Restore.Keys = nil })
-	check := w.checkFor(b.Name)
-	if c := check.Spec; !slices.Contains(before, c.Member) || c.SHA256 != b.Status.SHA256 || c.Folder != w.cluster.Namespace+"/demo" || c.Store.Directory.Path == "" {
-		t.Errorf("%+v", c)
-	}
-	untouched := func(what string) {
-		t.Helper()
-		w.until("a condition contains: "+what, func() bool {
-			return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, what)
-		})
-		w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
-	}
-	untouched("the machine of the etcd member " + check.Spec.Member)
-	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
-	untouched("checks the backup " + b.Name)
-	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: "there is no backup at s3://x"})
-	untouched("the machine of the etcd member " + check.Spec.Member + " examined it: there is no backup at s3://x. Nothing was changed")
-	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "2" })
-	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: wrong})
-	untouched("it needs the key encryption")
+// names returns the current Machines.
+func (r *sameCluster) names() []string {
+	r.t.Helper()
+	return namesOfMachines(r.t, r.simulation)
+}
 
-	w.restoring = true
-	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "3" })
-	w.stubborn[before[0]] = true
-	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: keys})
-	w.until("the restore begins", func() bool {
-		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoreAnnotation] == b.Name+"#3"
+// restores changes the restore of the control plane.
+func (r *sameCluster) restores(change func(*controlplanev1.RestoreSpec)) {
+	r.t.Helper()
+	r.cluster.Change(r.cp, func() { change(&r.cp.Spec.Restore) })
+}
+
+func (r *sameCluster) restored(status metav1.ConditionStatus, message string) bool {
+	return r.cluster.Get(r.cp) == nil && testcluster.Has(r.cp, controlplanev1.RestoredCondition, status, message)
+}
+
+func (r *sameCluster) refusesOtherKeys() {
+	r.t.Helper()
+	r.restores(func(s *controlplanev1.RestoreSpec) { s.Name, s.Keys = r.backup.Name, r.wrong })
+	r.until("a condition names the other encryption key", func() bool { return r.restored(metav1.ConditionFalse, "it needs the key encryption") })
+	if now := r.names(); !slices.Equal(now, r.machines) {
+		r.t.Fatalf("Machines %v became %v, although the backup is unusable", r.machines, now)
+	}
+}
+
+// refusesUnusableBackups returns the first check of the backup.
+func (r *sameCluster) refusesUnusableBackups() *etcdv1.EtcdBackupCheck {
+	r.t.Helper()
+	r.restores(func(s *controlplanev1.RestoreSpec) { s.Keys = nil })
+	check := r.checkFor(r.backup.Name)
+	if c := check.Spec; !slices.Contains(r.machines, c.Member) || c.SHA256 != r.backup.Status.SHA256 || c.Folder != r.cluster.Namespace+"/demo" || c.Store.Directory.Path == "" {
+		r.t.Errorf("%+v", c)
+	}
+	r.untouched("the machine of the etcd member " + check.Spec.Member)
+	r.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
+	r.untouched("checks the backup " + r.backup.Name)
+	r.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: "there is no backup at s3://x"})
+	r.untouched("the machine of the etcd member " + check.Spec.Member + " examined it: there is no backup at s3://x. Nothing was changed")
+	r.restores(func(s *controlplanev1.RestoreSpec) { s.Attempt = "2" })
+	r.finds(r.checkFor(r.backup.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: r.wrong})
+	r.untouched("it needs the key encryption")
+	return check
+}
+
+// untouched waits for a text in the condition, and checks that no Machine is removed.
+func (r *sameCluster) untouched(what string) {
+	r.t.Helper()
+	r.until("a condition contains: "+what, func() bool { return r.restored(metav1.ConditionFalse, what) })
+	r.still("no Machine is removed", func() bool { return slices.Equal(r.names(), r.machines) })
+}
+
+// replacesMachines restores the backup with the correct keys, and returns the first machine of the restored cluster.
+func (r *sameCluster) replacesMachines() (first string) {
+	r.t.Helper()
+	r.restoring = true
+	r.restores(func(s *controlplanev1.RestoreSpec) { s.Attempt = "3" })
+	r.stubborn[r.machines[0]] = true
+	r.finds(r.checkFor(r.backup.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: r.keys})
+	r.until("the restore begins", func() bool {
+		return r.cluster.Get(r.cp) == nil && r.cp.Annotations[controlplanev1.RestoreAnnotation] == r.backup.Name+"#3"
 	})
 	// The restore brings back the object of a backup that was removed from the store since.
-	former := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-former"}, Spec: b.Spec}
-	w.cluster.Create(former)
-	w.ends(former, etcdv1.BackupSucceeded, "")
-	w.stubborn[before[0]] = false
-	w.until("all former machines are removed, and another one is created", func() bool {
-		now := namesOfMachines(t, w)
-		old := slices.ContainsFunc(now, func(name string) bool { return slices.Contains(before, name) })
+	former := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-former"}, Spec: r.backup.Spec}
+	r.cluster.Create(former)
+	r.ends(former, etcdv1.BackupSucceeded, "")
+	r.stubborn[r.machines[0]] = false
+	r.until("all former machines are removed, and another one is created", func() bool {
+		now := r.names()
+		old := slices.ContainsFunc(now, func(name string) bool { return slices.Contains(r.machines, name) })
 		if old && len(now) > 3 {
-			t.Fatalf("a Machine from before the restore exists beside a restored one: %v", now)
+			r.t.Fatalf("a Machine from before the restore exists beside a restored one: %v", now)
 		}
 		return len(now) == 1 && !old
 	})
-	first := namesOfMachines(t, w)[0]
+	first = r.names()[0]
 	config := &bootstrapv1.CapstanConfig{}
-	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: w.cluster.Namespace, Name: first}, config); err != nil {
-		t.Fatal(err)
+	expect.NoError(r.t, env.Client.Get(r.t.Context(), client.ObjectKey{Namespace: r.cluster.Namespace, Name: first}, config))
+	if s := config.Spec.Restore; config.Spec.Role != bootstrapv1.RoleInit || s.Name != r.backup.Name || s.SHA256 != r.backup.Status.SHA256 || s.Folder != r.cluster.Namespace+"/demo" || len(s.Keys) != 3 || s.Store.Directory.Path == "" {
+		r.t.Errorf("%+v", config.Spec)
 	}
-	if r := config.Spec.Restore; config.Spec.Role != bootstrapv1.RoleInit || r.Name != b.Name || r.SHA256 != b.Status.SHA256 || r.Folder != w.cluster.Namespace+"/demo" || len(r.Keys) != 3 || r.Store.Directory.Path == "" {
-		t.Errorf("%+v", config.Spec)
-	}
-	w.until("restored", func() bool {
-		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
+	r.until("restored", func() bool {
+		return r.restored(metav1.ConditionTrue, "") && r.cp.Annotations[controlplanev1.RestoredAnnotation] == r.backup.Name+"#3"
 	})
-	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(former), former); !apierrors.IsNotFound(err) {
-		t.Errorf("an EtcdBackup from before the restore remains: %v", err)
+	if err := env.Client.Get(r.t.Context(), client.ObjectKeyFromObject(former), former); !apierrors.IsNotFound(err) {
+		r.t.Errorf("an EtcdBackup from before the restore remains: %v", err)
 	}
-	w.until("three again", w.settled(cp, 3))
-	if n := len(cp.Status.Backups); n != 1 {
-		t.Errorf("the status lists %d backups after the restore", n)
-	}
-	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(check), check); !apierrors.IsNotFound(err) {
-		t.Errorf("an EtcdBackupCheck remains: %v", err)
-	}
-	after := namesOfMachines(t, w)
-	if !slices.Contains(after, first) || len(w.made) != 6 { // Creation times have whole seconds.
-		t.Errorf("%v were created, %v exist", w.made, after)
-	}
+	return first
+}
 
-	// A management cluster that was itself restored has lost this record. The workload cluster still has it.
-	w.restoring = false
-	w.cluster.Change(cp, func() { delete(cp.Annotations, controlplanev1.RestoredAnnotation) })
-	w.until("the restore is recorded again", func() bool {
-		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
+// completes waits until two machines have joined the first one, and checks that the check of the backup was deleted.
+func (r *sameCluster) completes(check *etcdv1.EtcdBackupCheck, first string) {
+	r.t.Helper()
+	r.until("three again", r.settled(r.cp, 3))
+	if n := len(r.cp.Status.Backups); n != 1 {
+		r.t.Errorf("the status lists %d backups after the restore", n)
+	}
+	if err := env.Client.Get(r.t.Context(), client.ObjectKeyFromObject(check), check); !apierrors.IsNotFound(err) {
+		r.t.Errorf("an EtcdBackupCheck remains: %v", err)
+	}
+	if after := r.names(); !slices.Contains(after, first) || len(r.made) != 6 { // Creation times have whole seconds.
+		r.t.Errorf("%v were created, %v exist", r.made, after)
+	}
+}
+
+// recordsRestoreAgain: a management cluster that was itself restored has lost the record of the restore. The workload cluster
+// still has it.
+func (r *sameCluster) recordsRestoreAgain() {
+	r.t.Helper()
+	after := r.names()
+	r.restoring = false
+	r.cluster.Change(r.cp, func() { delete(r.cp.Annotations, controlplanev1.RestoredAnnotation) })
+	r.until("the restore is recorded again", func() bool {
+		return r.cluster.Get(r.cp) == nil && r.cp.Annotations[controlplanev1.RestoredAnnotation] == r.backup.Name+"#3"
 	})
-	w.still("the restore is not repeated", func() bool { return slices.Equal(namesOfMachines(t, w), after) })
-	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
+	r.still("the restore is not repeated", func() bool { return slices.Equal(r.names(), after) })
 }
 
 // TestRestoreUnchecked: if a cluster does not answer, the restore waits before it removes machines. A condition states that the
