@@ -15,7 +15,7 @@ import (
 )
 
 // TestPlanUpdates (CP-21): the outdated Machines that are updated in place, those that are replaced, and the causes that stop both.
-func TestPlanUpdates(t *testing.T) {
+func TestPlanUpdates(t *testing.T) { //nolint:funlen // one line for each case
 	const never, prefer, only = controlplanev1.InPlaceNever, controlplanev1.InPlacePrefer, controlplanev1.InPlaceOnly
 	for _, c := range []struct {
 		what     string

@@ -67,7 +67,7 @@ func policies(t *testing.T, specs ...string) (out []*networkingv1.NetworkPolicy)
 	return out
 }
 
-func TestChains(t *testing.T) {
+func TestChains(t *testing.T) { //nolint:funlen // a table of policies
 	const web = "podSelector: {matchLabels: {app: web}}\n"
 	for name, test := range map[string]struct {
 		specs []string

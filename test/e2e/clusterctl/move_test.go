@@ -163,27 +163,7 @@ func TestMove(t *testing.T) {
 		replaceWorker(t, c)
 		before = look(t, c)
 	})
-	t.Run("a move is refused while a machine is being created", func(t *testing.T) {
-		// The host accepts no machine, so the second one waits.
-		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":true}}`)
-		scale(t, c, 2)
-		harness.Eventually(t, "the second Machine", time.Minute, func(context.Context) error {
-			if n := len(c.Machines(t)); n != 4 {
-				return fmt.Errorf("%d machines", n)
-			}
-			return nil
-		})
-		_, err := clusterctl(t, nil, "move", "--kubeconfig", there, "--to-kubeconfig", here, "--namespace", namespace)
-		if err == nil || !strings.Contains(err.Error(), "still provisioning the node") {
-			t.Errorf("got %v", err)
-		}
-		if rest := objects(t, here, namespace); len(rest) > 0 {
-			t.Errorf("objects were moved: %v", rest)
-		}
-		scale(t, c, 1)
-		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":null}}`)
-		settled(t, c)
-	})
+	t.Run("a move is refused while a machine is being created", func(t *testing.T) { refusedDuringCreation(t, c, there, here) })
 	t.Run("block-move prevents the move", func(t *testing.T) { blocked(t, c, there, here) })
 	t.Run("a move back, interrupted and repeated", func(t *testing.T) {
 		interrupted(t, c, plane)
@@ -198,6 +178,29 @@ func TestMove(t *testing.T) {
 	if !t.Failed() {
 		t.Run("the deletion at the target frees everything", func(t *testing.T) { deleted(t, c) })
 	}
+}
+
+func refusedDuringCreation(t *testing.T, c *harness.Cluster, from, to string) {
+	t.Helper()
+	// The host accepts no machine, so the second one waits.
+	mustKubectl(t, from, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":true}}`)
+	scale(t, c, 2)
+	harness.Eventually(t, "the second Machine", time.Minute, func(context.Context) error {
+		if n := len(c.Machines(t)); n != 4 {
+			return fmt.Errorf("%d machines", n)
+		}
+		return nil
+	})
+	_, err := clusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", c.Namespace)
+	if err == nil || !strings.Contains(err.Error(), "still provisioning the node") {
+		t.Errorf("got %v", err)
+	}
+	if rest := objects(t, to, c.Namespace); len(rest) > 0 {
+		t.Errorf("objects were moved: %v", rest)
+	}
+	scale(t, c, 1)
+	mustKubectl(t, from, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":null}}`)
+	settled(t, c)
 }
 
 // makeMovable creates a cluster with addresses from the pool, one worker, a machine pool of one machine, volumes of both, and a pod
