@@ -324,7 +324,7 @@ func stage(l Layout, s State) error {
 	if err := os.MkdirAll(l.Bin(), 0o711); err != nil {
 		return err
 	}
-	if err := removeOtherVersion(l, s); err != nil {
+	if err := removeOtherBuild(l, s); err != nil {
 		return err
 	}
 	for name, source := range staged(s) {
@@ -335,11 +335,10 @@ func stage(l Layout, s State) error {
 	return nil
 }
 
-// removeOtherVersion removes the staged programs of another Kubernetes version, because programs of two versions can have the same size
-// and time.
-func removeOtherVersion(l Layout, s State) error {
-	record := filepath.Join(l.Bin(), "kubernetes-version")
-	if have, err := os.ReadFile(record); err == nil && string(have) == s.KubernetesVersion {
+// removeOtherBuild removes the staged programs of another build, because programs of two builds can have the same size and time.
+func removeOtherBuild(l Layout, s State) error {
+	record, build := filepath.Join(l.Bin(), "build"), buildOf(s)
+	if have, err := os.ReadFile(record); err == nil && string(have) == build {
 		return nil
 	}
 	for name := range staged(s) {
@@ -347,7 +346,7 @@ func removeOtherVersion(l Layout, s State) error {
 			return err
 		}
 	}
-	return atomicfile.WriteFile(record, []byte(s.KubernetesVersion), 0o600)
+	return atomicfile.WriteFile(record, []byte(build), 0o600)
 }
 
 func stageOne(source, target string) error {
@@ -372,15 +371,16 @@ func stageOne(source, target string) error {
 	return os.Rename(temporary, target)
 }
 
-// buildOf identifies a build, so that `capstan up` after `make build` starts the new programs.
+// buildOf identifies a build, so that `capstan up` after `make build` or an upgrade starts the new programs. The archives of all releases
+// give their files the same time, and programs of two releases can have the same size: only the version differs then.
 func buildOf(s State) string {
-	var parts []string
+	parts := []string{version.Version}
 	programs := staged(s)
 	programs["capstand"] = Assets{s.Assets}.Capstand()
 	programs["capstan"] = filepath.Join(s.Assets, "capstan")
-	for name, path := range programs {
+	for _, path := range programs {
 		if info, err := os.Stat(path); err == nil {
-			parts = append(parts, fmt.Sprintf("%s:%d:%d", name, info.Size(), info.ModTime().UnixNano()))
+			parts = append(parts, fmt.Sprintf("%s:%d:%d", path, info.Size(), info.ModTime().UnixNano()))
 		}
 	}
 	slices.Sort(parts)

@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/tracing/collector"
+	"capstan.dev/capstan/internal/version"
 )
 
 func testAssets(t *testing.T, versions ...string) string {
@@ -422,24 +423,31 @@ func TestStage(t *testing.T) {
 	}
 }
 
-// TestStageOfVersions: a program of another Kubernetes version is staged although its size and time are the same.
-func TestStageOfVersions(t *testing.T) {
+// TestStageOfBuilds: a program of another Kubernetes version, or of another release, is staged although its size and time are the same, and a
+// plane of another release does not serve.
+func TestStageOfBuilds(t *testing.T) {
 	l, state := Layout{Root: t.TempDir()}, State{Assets: t.TempDir()}
-	for _, version := range []string{"v1.35.9", "v1.36.3", "v1.35.9"} {
-		state.KubernetesVersion = version
+	release := version.Version
+	t.Cleanup(func() { version.Version = release })
+	var before string
+	for _, build := range []struct{ kubernetes, release string }{{"v1.35.9", "v0.1.0"}, {"v1.36.3", "v0.1.0"}, {"v1.35.9", "v0.1.0"}, {"v1.35.9", "v0.1.1"}} {
+		state.KubernetesVersion, version.Version = build.kubernetes, build.release
 		for name, source := range staged(state) {
-			if err := errors.Join(os.MkdirAll(filepath.Dir(source), 0o755), os.WriteFile(source, []byte(version+name), 0o755), os.Chtimes(source, time.Time{}, time.Unix(1, 0))); err != nil {
-				t.Fatal(err)
-			}
+			text := []byte(build.kubernetes + build.release + name)
+			must(t, errors.Join(os.MkdirAll(filepath.Dir(source), 0o755), os.WriteFile(source+".new", text, 0o755), os.Chtimes(source+".new", time.Time{}, time.Unix(0, 0)), os.Rename(source+".new", source)))
 		}
 		for range 2 {
-			if err := stage(l, state); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := os.ReadFile(filepath.Join(l.Bin(), etcd)); err != nil || string(got) != version+etcd {
-				t.Errorf("etcd of %s is %q, %v", version, got, err)
+			must(t, stage(l, state))
+			for name := range staged(state) {
+				if got, err := os.ReadFile(filepath.Join(l.Bin(), name)); err != nil || string(got) != build.kubernetes+build.release+name {
+					t.Errorf("%s of %+v is %q, %v", name, build, got, err)
+				}
 			}
 		}
+		if buildOf(state) == before {
+			t.Errorf("%+v and the build before it have the same identity", build)
+		}
+		before = buildOf(state)
 	}
 }
 
