@@ -13,6 +13,11 @@ import (
 // defaultGates as --core-feature-gates removes all earlier settings.
 const defaultGates = "none"
 
+const (
+	runtimeSDK     = string(feature.RuntimeSDK)
+	inPlaceUpdates = string(feature.InPlaceUpdates)
+)
+
 // gatesOf returns the feature gates of Cluster API after a request. An empty request changes nothing.
 func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 	switch asked {
@@ -34,20 +39,26 @@ func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 	if err := feature.MutableGates.DeepCopy().SetFromMap(out); err != nil {
 		return nil, invalid("expected feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
 	}
+	if out[inPlaceUpdates] && !coreGates(out)[runtimeSDK] {
+		return nil, invalid("expected RuntimeSDK=true with InPlaceUpdates=true in --core-feature-gates, found %q: Cluster API core does not start without its client for hooks. Set InPlaceUpdates=false, or leave it out", asked)
+	}
 	return out, nil
 }
 
-// coreGates returns the gates that differ from core's defaults. The gates of ClusterClasses and of updates in place are off in
-// core.
-func coreGates(s State) map[string]bool {
-	gates := map[string]bool{string(feature.ClusterTopology): true, string(feature.RuntimeSDK): true, string(feature.InPlaceUpdates): true}
-	maps.Copy(gates, s.CoreFeatureGates)
+// coreGates returns the gates that differ from core's defaults, from those of a plane. The gates of ClusterClasses and of updates in place
+// are off in core. Updates in place need the Runtime SDK and follow it.
+func coreGates(set map[string]bool) map[string]bool {
+	gates := map[string]bool{string(feature.ClusterTopology): true, runtimeSDK: true}
+	maps.Copy(gates, set)
+	if _, found := gates[inPlaceUpdates]; !found {
+		gates[inPlaceUpdates] = gates[runtimeSDK]
+	}
 	return gates
 }
 
 // coreFeatureGates returns the flag of Cluster API core. Other gates keep their defaults.
 func coreFeatureGates(s State) string {
-	gates := coreGates(s)
+	gates := coreGates(s.CoreFeatureGates)
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(gates)) {
 		out = append(out, fmt.Sprintf("%s=%t", name, gates[name]))

@@ -16,7 +16,10 @@ func TestCoreFeatureGates(t *testing.T) {
 		{"", alone},
 		{"MachineTaintPropagation=true", "--feature-gates=ClusterTopology=true,InPlaceUpdates=true,MachineTaintPropagation=true,RuntimeSDK=true"},
 		{"", "--feature-gates=ClusterTopology=true,InPlaceUpdates=true,MachineTaintPropagation=true,RuntimeSDK=true"},
-		{"RuntimeSDK=false, ClusterTopology=false", "--feature-gates=ClusterTopology=false,InPlaceUpdates=true,RuntimeSDK=false"},
+		{"RuntimeSDK=false, ClusterTopology=false", "--feature-gates=ClusterTopology=false,InPlaceUpdates=false,RuntimeSDK=false"},
+		{"RuntimeSDK=false,InPlaceUpdates=false", "--feature-gates=ClusterTopology=true,InPlaceUpdates=false,RuntimeSDK=false"},
+		{"InPlaceUpdates=false", "--feature-gates=ClusterTopology=true,InPlaceUpdates=false,RuntimeSDK=true"},
+		{"InPlaceUpdates=true", alone},
 		{"none", alone},
 	} {
 		before, _ := LoadState(l)
@@ -36,7 +39,7 @@ func TestCoreFeatureGates(t *testing.T) {
 			t.Errorf("--core-feature-gates %q is accepted by a plane with %v: %v", test.asked, before.CoreFeatureGates, served)
 		}
 	}
-	for asked, why := range map[string]string{"Unheard=true": "Unheard", "MachinePool": "Name=true", "MachinePool=maybe": "Name=true"} {
+	for asked, why := range map[string]string{"Unheard=true": "Unheard", "MachinePool": "Name=true", "MachinePool=maybe": "Name=true", "InPlaceUpdates=true,RuntimeSDK=false": "RuntimeSDK=true with InPlaceUpdates=true"} {
 		if _, err := decideState(l, assets, Options{CoreFeatureGates: asked}); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("--core-feature-gates %q: %v", asked, err)
 		}

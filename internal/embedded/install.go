@@ -20,7 +20,6 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
-	"sigs.k8s.io/cluster-api/feature"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/config"
@@ -265,7 +264,7 @@ func (i *installation) inventory(ctx context.Context) error {
 
 // hooks registers the manager's hooks. Core refuses them without its feature gate, and calls them only with the gate.
 func (i *installation) hooks(ctx context.Context) error {
-	if !coreGates(i.state)[string(feature.RuntimeSDK)] {
+	if !coreGates(i.state.CoreFeatureGates)[runtimeSDK] {
 		return nil
 	}
 	ca, err := os.ReadFile(filepath.Join(i.layout.Component(manager), "ca.crt"))
