@@ -359,7 +359,7 @@ func checkPorts(f Facts) []Result {
 	case f.Running:
 		return []Result{ok("ports", "in use by the management plane of this box, which runs")}
 	case f.FreePorts < WantedPorts:
-		return []Result{{"ports", Fail, fmt.Sprintf("%d free on 127.0.0.1 between 20000 and 29999; %d are needed", f.FreePorts, WantedPorts), "stop programs that listen there: `ss -ltnp` lists them"}}
+		return []Result{{"ports", Fail, fmt.Sprintf("%d free on 127.0.0.1 between 24000 and 29999; %d are needed", f.FreePorts, WantedPorts), "stop programs that listen there: `ss -ltnp` lists them"}}
 	}
 	return []Result{ok("ports", fmt.Sprintf("at least %d free on 127.0.0.1", f.FreePorts))}
 }

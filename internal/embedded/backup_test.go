@@ -59,7 +59,7 @@ func newPlain(t *testing.T) *plain {
 	p.state = State{ID: "abcd1234", Assets: assets, Settings: Settings{KubernetesVersion: version, Hosts: []string{"local"}}}
 	var release func()
 	var err error
-	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, portFree)
+	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, componentPortFree)
 	expect.NoError(t, err)
 	t.Cleanup(release)
 	expect.NoError(t, prepareRoot(p.layout))

@@ -114,7 +114,7 @@ func (p *plane) work(ctx context.Context) {
 
 // ensurePorts claims the ports of the plane until release is called. If others use them, it chooses new ports and records them.
 func ensurePorts(ctx context.Context, l Layout, state *State) (release func(), err error) {
-	base, release, err := takePorts(ctx, state.PortBase, claimPorts, portFree)
+	base, release, err := takePorts(ctx, state.PortBase, claimPorts, componentPortFree)
 	if err != nil || state.PortBase == base {
 		return release, err
 	}

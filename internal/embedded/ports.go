@@ -10,9 +10,10 @@ import (
 )
 
 // The ports are below the range of outgoing connections of Linux (from 32768), so that no connection takes a port while a
-// component restarts. An installation has a block of ports and keeps it.
+// component restarts, and above those of the manager's --endpoint-port-range, on which load balancers listen. An installation has a block
+// of ports and keeps it.
 const (
-	firstPort = 20000
+	firstPort = 24000
 	lastPort  = 29999
 	blockSize = 20
 )
@@ -29,7 +30,7 @@ func (s State) port(name string) int {
 
 // takePorts takes a block of ports: the former block of the installation, or the first unclaimed block with free ports. claim
 // must fail while another plane has the block: the ports of that plane seem free until its components listen.
-func takePorts(ctx context.Context, kept int, claim func(base int) (release func(), ok bool), free func(int) bool) (base int, release func(), err error) {
+func takePorts(ctx context.Context, kept int, claim func(base int) (release func(), ok bool), free func(name string, port int) bool) (base int, release func(), err error) {
 	if kept != 0 {
 		if release, ok := claim(kept); ok {
 			if awaitFree(ctx, func() bool { return blockFree(kept, free) }) {
@@ -68,9 +69,9 @@ func awaitFree(ctx context.Context, free func() bool) bool {
 
 var portPatience = 3 * time.Second
 
-func blockFree(base int, free func(int) bool) bool {
-	for i := range portNames {
-		if !free(base + i) {
+func blockFree(base int, free func(name string, port int) bool) bool {
+	for i, name := range portNames {
+		if !free(name, base+i) {
 			return false
 		}
 	}
@@ -85,6 +86,15 @@ func (s State) hostMetrics(ctx context.Context, host int, free func(int) bool) s
 		return ""
 	}
 	return hostPort(port)
+}
+
+// componentPortFree reports whether a component can listen on its port. A load balancer on another address than loopback is no obstacle:
+// tenants choose its port. Only the webhooks of Cluster API core listen on all addresses.
+func componentPortFree(name string, port int) bool {
+	if name == portCoreWebhook {
+		return portFree(port)
+	}
+	return loopbackFree(port)
 }
 
 // loopbackFree reports whether no program listens on the port of 127.0.0.1. Load balancers can have it on other addresses.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -38,7 +39,7 @@ func TestTakePorts(t *testing.T) {
 				held[base] = true
 				return func() { delete(held, base) }, true
 			}
-			base, release, err := takePorts(context.Background(), test.kept, claim, func(p int) bool { return p != test.busy })
+			base, release, err := takePorts(context.Background(), test.kept, claim, func(_ string, p int) bool { return p != test.busy })
 			if err != nil || base != test.want {
 				t.Fatalf("got %d, %v; want %d", base, err, test.want)
 			}
@@ -54,8 +55,8 @@ func TestTakePorts(t *testing.T) {
 }
 
 func TestTakePortsWithoutFreeBlock(t *testing.T) {
-	_, _, err := takePorts(context.Background(), 0, claimNothing, func(int) bool { return false })
-	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 20000 and 29999, found none: stop programs that listen there") {
+	_, _, err := takePorts(context.Background(), 0, claimNothing, func(string, int) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 24000 and 29999, found none: stop programs that listen there") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -78,6 +79,21 @@ func TestClaimPorts(t *testing.T) {
 		t.Fatal("the block is still claimed after its release")
 	}
 	again()
+}
+
+// TestPortsBesideLoadBalancers: a plane keeps its ports although a load balancer has one of them on another address than loopback.
+func TestPortsBesideLoadBalancers(t *testing.T) {
+	base, release, err := takePorts(t.Context(), 0, claimPorts, componentPortFree)
+	expect.NoError(t, err)
+	defer release()
+	for i, name := range portNames {
+		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.77", strconv.Itoa(base+i)))
+		expect.NoError(t, err)
+		if want := name != portCoreWebhook; blockFree(base, componentPortFree) != want { // Core listens on all addresses.
+			t.Errorf("the plane keeps its ports although a load balancer has that of %s: %v", name, !want)
+		}
+		expect.NoError(t, listener.Close())
+	}
 }
 
 func TestPortFree(t *testing.T) {

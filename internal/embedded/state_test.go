@@ -434,10 +434,10 @@ func TestStageOfBuilds(t *testing.T) {
 		state.KubernetesVersion, version.Version = build.kubernetes, build.release
 		for name, source := range staged(state) {
 			text := []byte(build.kubernetes + build.release + name)
-			must(t, errors.Join(os.MkdirAll(filepath.Dir(source), 0o755), os.WriteFile(source+".new", text, 0o755), os.Chtimes(source+".new", time.Time{}, time.Unix(0, 0)), os.Rename(source+".new", source)))
+			expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(source), 0o755), os.WriteFile(source+".new", text, 0o755), os.Chtimes(source+".new", time.Time{}, time.Unix(0, 0)), os.Rename(source+".new", source)))
 		}
 		for range 2 {
-			must(t, stage(l, state))
+			expect.NoError(t, stage(l, state))
 			for name := range staged(state) {
 				if got, err := os.ReadFile(filepath.Join(l.Bin(), name)); err != nil || string(got) != build.kubernetes+build.release+name {
 					t.Errorf("%s of %+v is %q, %v", name, build, got, err)

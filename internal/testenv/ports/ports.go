@@ -11,7 +11,7 @@ import (
 )
 
 // The ports are below the range of outgoing connections of Linux (32768 and up), so a restarted server finds its port
-// free. Planes use ports from 20000 to 29999 (internal/embedded).
+// free. Planes use ports from 24000 to 29999 (internal/embedded).
 const (
 	first = 30000
 	last  = 32767
