@@ -130,11 +130,7 @@ Never run the original plane and the restored plane at the same time: both would
 			if a.structured() {
 				return a.print(restored)
 			}
-			fmt.Fprintf(a.out, "Restored the backup of %s (Capstan %s, Kubernetes %s, revision %d) to %s.\n",
-				restored.Time.Format(time.RFC3339), restored.CapstanVersion, restored.KubernetesVersion, restored.Revision, a.root)
-			if restored.Kept != "" {
-				fmt.Fprintf(a.out, "The previous data is in %s: remove this folder when you no longer need it.\n", restored.Kept)
-			}
+			printRestored(a.out, restored, a.root)
 			fmt.Fprintf(a.out, "Start the plane with `%s up`.\n", a.self())
 			return nil
 		},
@@ -147,6 +143,18 @@ Never run the original plane and the restored plane at the same time: both would
 
 // printBackups prints the schedule of a plane and its last result.
 func printBackups(w io.Writer, s embedded.Status) {
+}
+
+// printRestored prints the result of a restore.
+func printRestored(w io.Writer, r embedded.Restored, root string) {
+	fmt.Fprintf(w, "Restored the backup of %s (Capstan %s, Kubernetes %s, revision %d) to %s.\n",
+		r.Time.Format(time.RFC3339), r.CapstanVersion, r.KubernetesVersion, r.Revision, root)
+	if r.PlaneKubernetesVersion != r.KubernetesVersion {
+		fmt.Fprintf(w, "The plane will run Kubernetes %s, because %s is not installed on this box.\n", r.PlaneKubernetesVersion, r.KubernetesVersion)
+	}
+	if r.Kept != "" {
+		fmt.Fprintf(w, "The previous data is in %s: remove this folder when you no longer need it.\n", r.Kept)
+	}
 	if s.Backup == nil {
 		fmt.Fprintln(w, "Backups:\tnone; configure them with `capstan up --backup-to`")
 		return

@@ -94,3 +94,21 @@ func TestPrintBackups(t *testing.T) {
 		}
 	}
 }
+
+func TestPrintRestored(t *testing.T) {
+	r := embedded.Restored{PlaneKubernetesVersion: "v1.35.4"}
+	r.KubernetesVersion, r.CapstanVersion, r.Revision, r.Time = "v1.35.4", "v0.1.0", 7, time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
+	const first = "Restored the backup of 2026-03-01T03:00:00Z (Capstan v0.1.0, Kubernetes v1.35.4, revision 7) to /srv/plane.\n"
+	for want, change := range map[string]func(*embedded.Restored){
+		first: func(*embedded.Restored) {},
+		first + "The plane will run Kubernetes v1.36.3, because v1.35.4 is not installed on this box.\n":        func(r *embedded.Restored) { r.PlaneKubernetesVersion = "v1.36.3" },
+		first + "The previous data is in /srv/plane/before-x: remove this folder when you no longer need it.\n": func(r *embedded.Restored) { r.Kept = "/srv/plane/before-x" },
+	} {
+		restored := r
+		change(&restored)
+		var out bytes.Buffer
+		if printRestored(&out, restored, "/srv/plane"); out.String() != want {
+			t.Errorf("got %q, want %q", out.String(), want)
+		}
+	}
+}

@@ -207,7 +207,7 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	for range 2 { // The second call is that of a client that has not seen the result of the first one.
 		restored, err := Restore(t.Context(), o)
 		expect.NoError(t, err)
-		if restored.Kept != "" || restored.Installation != p.state.ID {
+		if restored.Kept != "" || restored.Installation != p.state.ID || restored.PlaneKubernetesVersion != p.state.KubernetesVersion {
 			t.Errorf("restored %+v", restored)
 		}
 	}
@@ -358,6 +358,52 @@ func TestRestoreRefused(t *testing.T) {
 		if len(after) != len(before) {
 			t.Errorf("%s: %d files, then %d", name, len(before), len(after))
 		}
+	}
+}
+
+// TestStateOfBackup: a restore takes the Kubernetes version by the rules of `capstan up`, and keeps the hosts of the box that are newer than
+// the backup.
+func TestStateOfBackup(t *testing.T) {
+	for name, test := range map[string]struct {
+		installed        []string
+		workersOnly      string // a version without etcd
+		have             []string
+		folders, hosts   []string
+		version, refusal string
+	}{
+		"as in the backup":        {[]string{"v1.35.4", "v1.36.3"}, "", []string{"local"}, nil, []string{"local"}, "v1.35.4", ""},
+		"the next minor version":  {[]string{"v1.36.3", "v1.37.1"}, "", []string{"local"}, []string{"local"}, []string{"local"}, "v1.36.3", ""},
+		"without etcd":            {[]string{"v1.35.9"}, "v1.35.4", nil, nil, nil, "v1.35.9", ""},
+		"only versions too new":   {[]string{"v1.37.1"}, "", nil, nil, nil, "", "at most the next minor version"},
+		"a host after the backup": {[]string{"v1.35.4"}, "", []string{"local"}, []string{"local", "local-2"}, []string{"local", "local-2"}, "v1.35.4", ""},
+		"fewer hosts on the box":  {[]string{"v1.35.4"}, "", []string{"local", "local-2", "local-3"}, []string{"local"}, []string{"local", "local-2", "local-3"}, "v1.35.4", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			here, from, to := Layout{Root: t.TempDir()}, Layout{Root: t.TempDir()}, Layout{Root: t.TempDir()}
+			assets := testAssets(t, test.installed...)
+			if test.workersOnly != "" {
+				expect.NoError(t, os.MkdirAll(filepath.Join(assets, "kubernetes", test.workersOnly), 0o755))
+			}
+			for _, host := range test.folders {
+				expect.NoError(t, os.MkdirAll(here.HostRoot(host), 0o711))
+			}
+			expect.NoError(t, State{ID: "abcd1234", Settings: Settings{KubernetesVersion: "v1.35.4", Hosts: test.have}}.save(from))
+			err := unpackState(here, from, to, assets, archive.Manifest{KubernetesVersion: "v1.35.4"})
+			if test.refusal != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refusal) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			expect.NoError(t, err)
+			restored, err := to.restored(archive.Manifest{})
+			expect.NoError(t, err)
+			state, err := LoadState(to)
+			expect.NoError(t, err)
+			if state.KubernetesVersion != test.version || restored.PlaneKubernetesVersion != test.version || !slices.Equal(state.Hosts, test.hosts) {
+				t.Errorf("got %s, %s and the hosts %v, want %s and %v", state.KubernetesVersion, restored.PlaneKubernetesVersion, state.Hosts, test.version, test.hosts)
+			}
+		})
 	}
 }
 

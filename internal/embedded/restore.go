@@ -30,6 +30,8 @@ type RestoreOptions struct {
 // Restored is the result of a restore.
 type Restored struct {
 	archive.Manifest
+	// PlaneKubernetesVersion is the version with which the plane starts. That of the backup may not be installed.
+	PlaneKubernetesVersion string `json:"planeKubernetesVersion"`
 	// Kept is the folder with the replaced files; empty when there were none.
 	Kept string `json:"kept,omitempty"`
 }
@@ -70,8 +72,10 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	if done, err := finishSame(l, manifest); done || err != nil {
-		return l.restored(manifest), err
+	if done, err := finishSame(l, manifest); err != nil {
+		return Restored{}, err
+	} else if done {
+		return l.restored(manifest)
 	}
 	if err := mayRestore(l, assets, manifest, o.Replace); err != nil {
 		return Restored{}, err
@@ -82,8 +86,10 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err := atomicfile.Rename(l.restorePart(), l.restoreReady()); err != nil {
 		return Restored{}, err
 	}
-	err = finishRestore(l)
-	return l.restored(manifest), err
+	if err := finishRestore(l); err != nil {
+		return Restored{}, err
+	}
+	return l.restored(manifest)
 }
 
 // restorePart is the folder of a restore in preparation. restoreReady is the name of this folder when it is complete. From
@@ -96,12 +102,14 @@ func (l Layout) before(m archive.Manifest) string {
 	return filepath.Join(l.Root, "before-"+archiveID(m))
 }
 
-func (l Layout) restored(m archive.Manifest) Restored {
-	r := Restored{Manifest: m}
+// restored returns the result of a complete restore.
+func (l Layout) restored(m archive.Manifest) (Restored, error) {
+	state, err := LoadState(l)
+	r := Restored{Manifest: m, PlaneKubernetesVersion: state.KubernetesVersion}
 	if dir := l.before(m); atomicfile.Exists(dir) {
 		r.Kept = dir
 	}
-	return r
+	return r, err
 }
 
 // archiveID identifies a backup.
@@ -163,8 +171,8 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 	if semver.Compare(m.CapstanVersion, version.Version) > 0 {
 		return fmt.Errorf("expected a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", version.Version, m.CapstanVersion)
 	}
-	if _, err := versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
-		return err
+	if _, err := versionFor(assets, m); err != nil {
+		return fmt.Errorf("cannot restore a backup of Kubernetes %s: %w", m.KubernetesVersion, err)
 	}
 	if replace {
 		return nil
@@ -177,16 +185,10 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 	return nil
 }
 
-// versionFor returns the Kubernetes version for the restored data: the version of the backup, or else the newest one.
-func versionFor(a Assets, version string) (string, error) {
-	if isDir(filepath.Join(a.Kubernetes(), version)) {
-		return version, nil
-	}
-	newest, err := newestKubernetes(a)
-	if err == nil && semver.Compare(newest, version) < 0 {
-		err = fmt.Errorf("expected Kubernetes %s, the version of the backup, or a newer one in %s, found %s: use a build with this version", version, a.Kubernetes(), newest)
-	}
-	return newest, err
+// versionFor returns the Kubernetes version for the restored data, by the rules of `capstan up`: the version of the backup, or else the
+// newest installed one that can follow it.
+func versionFor(assets string, m archive.Manifest) (string, error) {
+	return kubernetesOf(Assets{assets}, m.KubernetesVersion, "")
 }
 
 // unpack checks the archive and creates the files of the installation in a separate folder.
@@ -247,7 +249,7 @@ func unpackKeys(from, to Layout, owner user) error {
 
 // unpackData creates etcd's data from the snapshot. etcd checks the snapshot.
 func unpackData(ctx context.Context, from, to Layout, assets string, m archive.Manifest, owner user) error {
-	version, err := versionFor(Assets{assets}, m.KubernetesVersion)
+	version, err := versionFor(assets, m)
 	if err != nil {
 		return err
 	}
@@ -267,21 +269,34 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	})
 }
 
-// unpackState adapts the state to this box: the path of the programs, and the address for remote managers if its certificates
-// are missing.
+// unpackState adapts the state to this box: the path of the programs, hosts that are newer than the backup, and the address for remote
+// managers if its certificates are missing.
 func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) error {
 	state, err := LoadState(from)
 	if err != nil {
 		return err
 	}
 	state.Assets = assets
-	if state.KubernetesVersion, err = versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
+	if state.KubernetesVersion, err = versionFor(assets, m); err != nil {
+		return err
+	}
+	if state.Hosts, err = hostsOf(state.Hosts, max(len(state.Hosts), hostsWithFolder(l))); err != nil {
 		return err
 	}
 	if checkListen(state.Settings) != nil || checkListenCertificates(l, state) != nil {
 		state.Listen = ""
 	}
 	return state.save(to)
+}
+
+// hostsWithFolder returns the number of hosts up to the last one with a folder, because this host can have machines.
+func hostsWithFolder(l Layout) (count int) {
+	for i := range maxHosts {
+		if isDir(l.HostRoot(hostName(i))) {
+			count = i + 1
+		}
+	}
+	return count
 }
 
 // finishRestore moves existing files to the folder before, and then the prepared files to their places. It can be repeated
