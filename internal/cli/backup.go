@@ -29,6 +29,10 @@ func scheduleFlags(f *pflag.FlagSet, s *embedded.BackupSchedule) {
 	f.DurationVar(&s.Every.Duration, "backup-every", 0, "interval between backups, for example 6h (default: unchanged)")
 	f.IntVar(&s.Keep, "backup-keep", 0, fmt.Sprintf("number of backups of this plane to keep (default: unchanged, at first %d)", embedded.DefaultBackupKeep))
 	s3Flags(f, &s.S3, "backup-")
+	for _, name := range []string{"endpoint", "region", "ca"} {
+		flag := f.Lookup("backup-s3-" + name)
+		flag.Usage = strings.Replace(flag.Usage, "(default: ", "(default: unchanged, also with another --backup-to; at first ", 1)
+	}
 	f.Lookup("backup-s3-credentials").Usage = "file in the format of ~/.aws/credentials with the profile default, mode 0600; required for S3 (default: unchanged)"
 }
 
@@ -141,10 +145,6 @@ Never run the original plane and the restored plane at the same time: both would
 	return c
 }
 
-// printBackups prints the schedule of a plane and its last result.
-func printBackups(w io.Writer, s embedded.Status) {
-}
-
 // printRestored prints the result of a restore.
 func printRestored(w io.Writer, r embedded.Restored, root string) {
 	fmt.Fprintf(w, "Restored the backup of %s (Capstan %s, Kubernetes %s, revision %d) to %s.\n",
@@ -155,6 +155,10 @@ func printRestored(w io.Writer, r embedded.Restored, root string) {
 	if r.Kept != "" {
 		fmt.Fprintf(w, "The previous data is in %s: remove this folder when you no longer need it.\n", r.Kept)
 	}
+}
+
+// printBackups prints the schedule of a plane and its last result.
+func printBackups(w io.Writer, s embedded.Status) {
 	if s.Backup == nil {
 		fmt.Fprintln(w, "Backups:\tnone; configure them with `capstan up --backup-to`")
 		return

@@ -779,7 +779,7 @@ func TestNextScheduledBackup(t *testing.T) {
 }
 
 // The daemon creates backups and shows them. It shows the reason of a failure. A new daemon continues the schedule of
-// the previous one.
+// the previous one. A backup to a new place is due at once.
 func TestScheduledBackups(t *testing.T) {
 	p := newPlain(t)
 	dir := t.TempDir()
@@ -811,5 +811,18 @@ func TestScheduledBackups(t *testing.T) {
 	again := daemon(func(s Status) bool { return !s.BackupStatus.Next.IsZero() }).BackupStatus
 	if !again.Last.Time.Equal(made.Last.Time) || !again.Next.Equal(made.Next) {
 		t.Errorf("another daemon starts a new schedule: %+v", again)
+	}
+	p.state.Backup.Keep = 3
+	if kept := daemon(func(s Status) bool { return !s.BackupStatus.Next.IsZero() }).BackupStatus; !kept.Next.Equal(made.Next) {
+		t.Errorf("another number of backups starts a new schedule: %+v", kept)
+	}
+	p.state.Backup.To = filepath.Join(dir, "other")
+	wrong := daemon(func(s Status) bool { return s.BackupStatus.Error != "" }).BackupStatus
+	if wrong.Last != nil || wrong.Failures != 1 {
+		t.Errorf("with a missing folder as the new place: %+v", wrong)
+	}
+	p.state.Backup.To = t.TempDir()
+	if corrected := daemon(func(s Status) bool { return s.BackupStatus.Last != nil }).BackupStatus; corrected.Error != "" || !strings.HasPrefix(corrected.Last.Location, p.state.Backup.To) {
+		t.Errorf("with a corrected place: %+v", corrected)
 	}
 }

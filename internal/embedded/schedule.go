@@ -67,6 +67,8 @@ func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSc
 
 // BackupStatus is the status of the scheduled backups.
 type BackupStatus struct {
+	// Target is the place of the backups.
+	Target BackupTarget `json:"target,omitzero"`
 	// Last is the newest complete backup.
 	Last *Backup `json:"last,omitempty"`
 	// Error of the last attempt; empty when it succeeded.
@@ -101,10 +103,7 @@ func (p *plane) backUp(ctx context.Context) {
 	if !p.board.await(ctx, func(s Status) bool { return s.Installed }) {
 		return
 	}
-	var status BackupStatus
-	if err := atomicfile.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
-		slog.Error("Cannot read the status of backups", "error", err) // the next backup writes the file again
-	}
+	status := lastStatus(p.layout, schedule.BackupTarget)
 	for {
 		now := time.Now()
 		status.Next = status.next(schedule.Every.Duration, now)
@@ -126,12 +125,26 @@ func (p *plane) backUp(ctx context.Context) {
 	}
 }
 
+// lastStatus returns the status of the backups to a place, which is empty if the last attempt was for another place: a backup there is due
+// at once. The number of backups to keep is no part of the place.
+func lastStatus(l Layout, target BackupTarget) BackupStatus {
+	target.Keep = 0
+	var last BackupStatus
+	if err := atomicfile.ReadJSON(l.backupStatus(), &last); err != nil && !errors.Is(err, os.ErrNotExist) {
+		slog.Error("Cannot read the status of backups", "error", err) // the next backup writes the file again
+	}
+	if last.Target != target {
+		return BackupStatus{Target: target}
+	}
+	return last
+}
+
 // attempt creates one backup.
 func (p *plane) attempt(ctx context.Context, before BackupStatus) BackupStatus {
 	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 	defer cancel()
 	made, err := MakeBackup(ctx, p.layout, p.state.Backup.BackupTarget)
-	after := BackupStatus{Last: before.Last, Tried: time.Now().UTC().Truncate(time.Second)}
+	after := BackupStatus{Target: before.Target, Last: before.Last, Tried: time.Now().UTC().Truncate(time.Second)}
 	if made.Location != "" { // The backup is complete, even if an older one could not be removed.
 		after.Last = &made
 	}
