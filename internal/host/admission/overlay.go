@@ -52,20 +52,12 @@ func sameOverlay(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 	for other := range others {
 		switch {
 		case other.Id == n.Id && !proto.Equal(other.Overlay, n.Overlay):
-			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, overlaySubject(n, other), "network %s has overlay {%v} on this host and cannot get {%v}; delete the cluster first", n.Id, other.Overlay, n.Overlay)
+			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, network.OverlaySubject(n.Cidr, n.Overlay.GetAddress(), other.Overlay.GetAddress()), "network %s has overlay {%v} on this host and cannot get {%v}; delete the cluster first", n.Id, other.Overlay, n.Overlay)
 		case other.Id != n.Id && n.Overlay != nil && other.Overlay.GetVni() == n.Overlay.Vni:
 			return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, strconv.Itoa(int(n.Overlay.Vni)), "VNI %d belongs to another cluster on this host; choose another VNI", n.Overlay.Vni)
 		}
 	}
 	return nil
-}
-
-// overlaySubject is the subject of the conflict of two overlays of a network: the recorded tunnel address if it differs, else the CIDR.
-func overlaySubject(n, recorded *hostpb.Network) string {
-	if n.Overlay == nil || recorded.Overlay == nil || n.Overlay.Address == recorded.Overlay.Address {
-		return n.Cidr
-	}
-	return recorded.Overlay.Address
 }
 
 // knownNetwork decides whether a request of a cluster can change a network. have is nil if the host does not have the network.

@@ -298,7 +298,7 @@ func (b Box) ensureOverlay(n Network, subnets []Subnet) error {
 func admitOverlay(n, other Network) error {
 	switch {
 	case other.ID == n.ID && !n.sameOverlay(other):
-		return ConflictError{Subject: n.overlaySubject(other), message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
+		return ConflictError{Subject: OverlaySubject(n.CIDR, n.Overlay.tunnel(), other.Overlay.tunnel()), message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
 			" on this box and cannot get " + n.Overlay.String() + ": all capstands of a box need the same tunnel address and encryption; delete the cluster first"}
 	case other.ID != n.ID && n.Overlay != nil && other.Overlay != nil && n.Overlay.VNI == other.Overlay.VNI:
 		return vniConflict(n.Overlay.VNI, "another cluster")
@@ -309,12 +309,13 @@ func admitOverlay(n, other Network) error {
 	return nil
 }
 
-// overlaySubject is the subject of the conflict of two overlays of the network: the recorded tunnel address if it differs, else the CIDR.
-func (n Network) overlaySubject(recorded Network) string {
-	if n.Overlay == nil || recorded.Overlay == nil || n.Overlay.Address == recorded.Overlay.Address {
-		return n.CIDR
+// OverlaySubject is the subject of the conflict of two overlays of the network with this CIDR: the recorded tunnel address if it differs,
+// else the CIDR. The tunnel address of a network without an overlay is empty.
+func OverlaySubject(cidr, tunnel, recorded string) string {
+	if tunnel == "" || recorded == "" || tunnel == recorded {
+		return cidr
 	}
-	return recorded.Overlay.Address.String()
+	return recorded
 }
 
 func vniConflict(vni uint32, by string) ConflictError {
@@ -327,6 +328,14 @@ func (n Network) sameOverlay(other Network) bool {
 		return n.Overlay == other.Overlay
 	}
 	return *n.Overlay == *other.Overlay
+}
+
+// tunnel is the tunnel address; empty without an overlay.
+func (o *Overlay) tunnel() string {
+	if o == nil {
+		return ""
+	}
+	return o.Address.String()
 }
 
 func (o *Overlay) String() string {

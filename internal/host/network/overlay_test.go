@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -112,5 +113,27 @@ func TestChooseRedirect(t *testing.T) {
 				t.Errorf("got %v, %v, want %s", got, err, test.to)
 			}
 		})
+	}
+}
+
+// The subject of a conflict tells the manager whether another capstand of the box has the network with another tunnel address.
+func TestSubjectOfOverlays(t *testing.T) {
+	with := func(address string, mtu int) *Overlay {
+		return &Overlay{VNI: 5000, Address: netip.MustParseAddr(address), MTU: mtu}
+	}
+	for name, tc := range map[string]struct {
+		wanted, recorded *Overlay
+		subject          string
+	}{
+		"another tunnel address": {with("192.0.2.1", 1450), with("192.0.2.9", 1450), "192.0.2.9"},
+		"another MTU":            {with("192.0.2.1", 1450), with("192.0.2.1", 1400), "10.1.0.0/16"},
+		"recorded without one":   {with("192.0.2.1", 1450), nil, "10.1.0.0/16"},
+		"wanted without one":     {nil, with("192.0.2.9", 1450), "10.1.0.0/16"},
+	} {
+		wanted, recorded := Network{ID: "n", CIDR: "10.1.0.0/16", Overlay: tc.wanted}, Network{ID: "n", CIDR: "10.1.0.0/16", Overlay: tc.recorded}
+		var conflict ConflictError
+		if err := admitOverlay(wanted, recorded); !errors.As(err, &conflict) || conflict.Subject != tc.subject {
+			t.Errorf("%s: %v about %q, want %q", name, err, conflict.Subject, tc.subject)
+		}
 	}
 }
