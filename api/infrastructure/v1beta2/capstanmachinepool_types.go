@@ -176,7 +176,7 @@ type MachinePoolRollingUpdate struct {
 	// inPlace selects between updates in place and replacement. Never (default) replaces outdated machines. Prefer
 	// updates a machine in place if every change can be made in place, and replaces it otherwise. Only never
 	// replaces an outdated machine: a change that needs another machine stops the rollout, and the condition
-	// RollingOut names the field. maxUnavailable machines are updated at once, and at least one.
+	// Updating names the field. maxUnavailable machines are updated at once, and at least one.
 	// +optional
 	InPlace InPlacePolicy `json:"inPlace,omitempty"`
 
@@ -295,7 +295,7 @@ type CapstanMachinePoolInstanceStatus struct {
 	Ready *bool `json:"ready,omitempty"`
 }
 
-// Conditions of a CapstanMachinePool: Ready, ScalingUp, ScalingDown, RollingOut, Deleting and Paused, as
+// Conditions of a CapstanMachinePool: Ready, ScalingUp, ScalingDown, RollingOut, Updating, Deleting and Paused, as
 // Cluster API names them.
 const (
 	// PoolReadyReason: all machines exist, are available and up to date.
