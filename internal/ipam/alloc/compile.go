@@ -193,7 +193,7 @@ func (c *compiler) inside(s string, cidr netip.Prefix, path *field.Path) (netipx
 	return netipx.IPRange{}, false
 }
 
-// keptBack returns the addresses that claims get only on explicit request.
+// keptBack returns the addresses of a subnet that no claim gets, because allocateReserved does not name them.
 func (c *compiler) keptBack(s *ipamv1.Subnet, cidr netip.Prefix, gateway netip.Addr) []netip.Addr {
 	allowed := map[ipamv1.ReservedAddress]bool{}
 	for _, a := range s.AllocateReserved {
