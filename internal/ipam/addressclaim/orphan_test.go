@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -66,6 +67,46 @@ func TestReapOrphan(t *testing.T) {
 		}
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(ip), ip); apierrors.IsNotFound(err) != tt.gone || client.IgnoreNotFound(err) != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// An address whose claim has lost its finalizer by force rests like a released one.
+func TestOrphanRests(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "new"}
+	ref := capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: ipamv1.CapstanIPPoolKind, Name: "p"}
+	for name, claims := range map[string][]client.Object{
+		"the claim is gone":              nil,
+		"the claim was created again":    {&capiipamv1.IPAddressClaim{ObjectMeta: meta, Spec: capiipamv1.IPAddressClaimSpec{PoolRef: ref}}},
+		"the claim has another pool now": {&capiipamv1.IPAddressClaim{ObjectMeta: meta, Spec: capiipamv1.IPAddressClaimSpec{PoolRef: capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: "q"}}}},
+	} {
+		pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
+		pool.Spec.Subnets, pool.Spec.RestSeconds = []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}, ptr.To[int32](3600)
+		ip := &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", Finalizers: []string{ipamv1.AddressFinalizer}}}
+		ip.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+		ip.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: "a", UID: "old", Controller: ptr.To(true)}}
+		ip.Spec = capiipamv1.IPAddressSpec{PoolRef: ref, Address: "10.0.0.1", Prefix: ptr.To[int32](24)}
+		c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&capiipamv1.IPAddressClaim{}, pool).
+			WithObjects(pool, ip).WithObjects(claims...).Build()
+		r := &Reconciler{
+			Client: c, Live: c, Ledger: ledger.NewRegistry(c, c, ledger.Options{}), OrphanAge: time.Minute,
+			Serves: func(client.Object) bool { return true }, Watches: func(client.Object) bool { return true },
+		}
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(ip)}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(ip), ip); !apierrors.IsNotFound(err) {
+			t.Errorf("%s: the IPAddress is left: %v", name, err)
+		}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil {
+			t.Fatal(err)
+		}
+		if record := pool.Status.Allocator; record == nil || len(record.Resting) != 1 {
+			t.Errorf("%s: the record of the pool is %+v, want one resting address", name, record)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (r *Reconciler) release(ctx context.Context, s *state) error {
 		return err
 	}
 	if ip != nil {
-		if err := r.giveBack(ctx, s, ip); err != nil {
+		if err := r.giveBack(ctx, s.key, ip); err != nil {
 			return err
 		}
 		if len(without(ip.Finalizers, ipamv1.AddressFinalizer)) > 0 {
@@ -70,8 +70,8 @@ func (r *Reconciler) addressToRelease(ctx context.Context, s *state) (*capiipamv
 
 // giveBack deallocates the address and deletes the IPAddress (rows IPAM-05b and IPAM-05c). The rest is recorded first,
 // so that the address is withheld even if this process ends.
-func (r *Reconciler) giveBack(ctx context.Context, s *state, ip *capiipamv1.IPAddress) error {
-	book := r.Ledger.Pool(s.key)
+func (r *Reconciler) giveBack(ctx context.Context, key ledger.Key, ip *capiipamv1.IPAddress) error {
+	book := r.Ledger.Pool(key)
 	if err := book.Rest(ctx, ip.Spec); err != nil {
 		return err
 	}
@@ -112,7 +112,8 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 	if err := r.Client.Get(ctx, name, ip); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if _, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); !isOurs || !allocated(ip) {
+	key, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace)
+	if !isOurs || !allocated(ip) {
 		return ctrl.Result{}, nil // A user may have created it for a future claim.
 	}
 	if left := r.OrphanAge - metav1.Now().Sub(ip.CreationTimestamp.Time); left > 0 && ip.DeletionTimestamp.IsZero() {
@@ -123,7 +124,7 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 	if err != nil || !abandoned(claim, ip) {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, r.removeAddress(ctx, ip)
+	return ctrl.Result{}, r.giveBack(ctx, key, ip)
 }
 
 // dropIfClaimGone removes the new IPAddress if its claim was deleted meanwhile.
@@ -132,7 +133,7 @@ func (r *Reconciler) dropIfClaimGone(ctx context.Context, s *state) error {
 	if err != nil || !gone {
 		return err
 	}
-	return r.removeAddress(ctx, s.ip)
+	return r.giveBack(ctx, s.key, s.ip)
 }
 
 func (r *Reconciler) claimGone(ctx context.Context, name types.NamespacedName, uid types.UID) (bool, error) {
