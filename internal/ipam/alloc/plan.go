@@ -151,40 +151,16 @@ func (p *Plan) Contains(r Range) bool { return p.Pool.ContainsRange(r) }
 
 func (p *Plan) index() {
 	slices.SortFunc(p.subnets, func(a, b planSubnet) int { return a.First.Cmp(b.First) })
-	p.Open = p.Pool
-	taken := make([]U128, 0, len(p.reserved))
+	taken := make(Ranges, 0, len(p.reserved))
 	for a := range p.reserved {
-		taken = append(taken, a)
+		taken = append(taken, Range{a, a.Add(p.Block().Sub(One))})
 	}
-	p.Open = p.Open.Without(taken, p.Block())
-	var open Ranges
-	for _, r := range p.Open {
-		open = append(open, p.undrained(r)...)
-	}
-	p.Open = open
-}
-
-// undrained removes the drained subnets from a range. A range can span several adjacent subnets.
-func (p *Plan) undrained(r Range) Ranges {
-	out := Ranges{r}
+	slices.SortFunc(taken, func(a, b Range) int { return a.First.Cmp(b.First) })
+	var drained Ranges
 	for _, s := range p.subnets {
-		if !s.drain {
-			continue
+		if s.drain {
+			drained = append(drained, s.Range)
 		}
-		var next Ranges
-		for _, part := range out {
-			if !part.Overlaps(s.Range) {
-				next = append(next, part)
-				continue
-			}
-			if part.First.Less(s.First) {
-				next = append(next, Range{part.First, s.First.Sub(One)})
-			}
-			if s.Last.Less(part.Last) {
-				next = append(next, Range{s.Last.Add(One), part.Last})
-			}
-		}
-		out = next
 	}
-	return out
+	p.Open = p.Pool.Without(taken).Without(drained)
 }

@@ -3,7 +3,6 @@ package alloc
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"sort"
 	"strings"
 
@@ -64,23 +63,22 @@ func (rs Ranges) Overlap(other Ranges) (Range, bool) {
 	return Range{}, false
 }
 
-// Without returns the ranges without the given addresses.
-func (rs Ranges) Without(addresses []U128, block U128) Ranges {
-	slices.SortFunc(addresses, U128.Cmp)
+// Without returns the addresses that other does not contain. The ranges of other may be adjacent. It takes O(n+m).
+func (rs Ranges) Without(other Ranges) Ranges {
 	var out Ranges
 	for _, r := range rs {
-		for len(addresses) > 0 && addresses[0].Less(r.First) {
-			addresses = addresses[1:]
+		for len(other) > 0 && other[0].Last.Less(r.First) {
+			other = other[1:]
 		}
 		open := true
-		for open && len(addresses) > 0 && r.Contains(addresses[0]) {
-			if r.First.Less(addresses[0]) {
-				out = append(out, Range{r.First, addresses[0].Sub(One)})
+		for open && len(other) > 0 && other[0].Overlaps(r) {
+			if r.First.Less(other[0].First) {
+				out = append(out, Range{r.First, other[0].First.Sub(One)})
 			}
-			last := addresses[0].Add(block.Sub(One))
-			open = last.Less(r.Last)
-			r.First = last.Add(One)
-			addresses = addresses[1:]
+			if open = other[0].Last.Less(r.Last); open {
+				r.First = other[0].Last.Add(One)
+				other = other[1:]
+			}
 		}
 		if open {
 			out = append(out, r)

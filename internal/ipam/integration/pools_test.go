@@ -495,3 +495,50 @@ func TestOverlap(t *testing.T) {
 	update(t, strict, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.10.61-10.2.10.70" })
 	wantAddress(t, claim, "10.2.10.61")
 }
+
+// An administrator creates a global pool that refuses overlaps over the pool of a namespace. The older pool stays editable, apart from new
+// common addresses. clusterctl or a backup can create it again: it keeps its addresses and allocates no new ones, also if a tenant has
+// written the annotation of a copy.
+func TestOverlapThatWasAllowed(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns, target := env.Namespace(t), env.Namespace(t)
+	old, global := newPool(ns, "p", subnet("10.2.60.0/24", "10.2.60.10-10.2.60.20")), newGlobal("strict-"+ns, subnet("10.2.60.0/24"))
+	global.Spec.Overlap = ipamv1.RefuseOverlap
+	create(t, old, global)
+	wantCondition(t, old, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
+	update(t, old, func(p *ipamv1.CapstanIPPool) { p.Spec.RestSeconds = ptr.To[int32](1) })
+	expect.Eventually(t, "more common addresses to be refused", func() error {
+		if _, err := get(old); err != nil {
+			return err
+		}
+		old.Spec.Subnets[0].Ranges[0] = "10.2.60.10-10.2.60.30"
+		err := env.Client.Update(ctx, old)
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "has 10.2.60.21-10.2.60.30 in common with GlobalCapstanIPPool/"+global.Name) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+
+	moved := newPool(target, "p", subnet("10.2.60.0/24", "10.2.60.10-10.2.60.20"))
+	if err := env.Client.Create(ctx, moved.DeepCopy()); !apierrors.IsInvalid(err) {
+		t.Errorf("a new pool: %v", err)
+	}
+	origin := map[string]string{ipamv1.OriginUIDAnnotation: "before"}
+	moved.Annotations = origin
+	served := newClaim(target, "served", moved)
+	served.Annotations = origin
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: target, Name: "served", OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: "served", UID: "before", Controller: ptr.To(true)},
+		}},
+		Spec: capiipamv1.IPAddressSpec{ClaimRef: capiipamv1.IPAddressClaimReference{Name: "served"}, PoolRef: refTo(moved), Address: "10.2.60.12", Prefix: ptr.To[int32](24)},
+	}
+	create(t, moved, ip, served)
+	wantAddress(t, served, "10.2.60.12")
+	wantCondition(t, moved, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
+	late := newClaim(target, "late", moved)
+	create(t, late)
+	if m := wantReason(t, late, capiipamv1.IPAddressClaimReadyPoolNotReadyReason); !strings.Contains(m, "overlaps another pool") {
+		t.Errorf("unclear message %q", m)
+	}
+}

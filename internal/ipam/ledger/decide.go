@@ -38,7 +38,7 @@ type Request struct {
 	// Copied is true if the claim came from another management cluster. Its IPAddress may still arrive.
 	Copied bool
 	// Out is true if the claim has its address already. The pool then serves the claim even if it does not serve the
-	// namespace any more.
+	// namespace any more, or overlaps another pool.
 	Out bool
 	// NamespaceLabels are the labels of the claim's namespace.
 	NamespaceLabels map[string]string
@@ -81,10 +81,10 @@ func (s *state) decide(r *Request) (res Result, write bool) {
 
 func (d *decision) decide() (Result, bool) {
 	r := d.request
-	if why := d.notReady(); why != "" {
+	e, exists := d.addresses.byClaim[r.NamespacedName]
+	if why := d.notReady(exists && r.Out); why != "" {
 		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
-	e, exists := d.addresses.byClaim[r.NamespacedName]
 	before, removed := d.last[r.UID]
 	excluded := !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels)
 	if excluded && (exists && !r.Out && e.claimUID != r.UID || !exists && !removed) {
@@ -160,8 +160,9 @@ func (d *decision) grantAgain(e *pendingEntry, res Result) (Result, bool) {
 	return res, true
 }
 
-// notReady returns the reason why the pool cannot serve the claim now, or nothing.
-func (d *decision) notReady() string {
+// notReady returns the reason why the pool cannot serve the claim now, or nothing. A claim that has its address keeps it if
+// the pool overlaps another one.
+func (d *decision) notReady(has bool) string {
 	switch {
 	case d.space.invalid != nil:
 		return fmt.Sprintf("%s has an invalid spec: %v", d.key, d.space.invalid.ToAggregate())
@@ -170,7 +171,7 @@ func (d *decision) notReady() string {
 	case d.last[d.request.UID].moved:
 		return "clusterctl is moving this claim to another management cluster"
 	}
-	if why := d.overlapBlocks(); why != "" {
+	if why := d.overlapBlocks(); why != "" && !has {
 		return fmt.Sprintf("%s %s", d.key, why)
 	}
 	return ""

@@ -401,3 +401,26 @@ func TestPoolLooksAgain(t *testing.T) {
 	f.doc.SetDeletionTimestamp(&metav1.Time{Time: f.clock})
 	reported("the watch's report of the release", func() { f.removeAddress("ip-a", false) })
 }
+
+// A pool that overlaps another one against the policy of one of them serves only claims that have their address, for example after a move.
+func TestAddressOfRefusedPool(t *testing.T) {
+	for name, tt := range map[string]struct {
+		exists, out bool
+		want        Outcome
+	}{
+		"new claim":                    {false, false, NotReady},
+		"IPAddress by hand":            {true, false, NotReady},
+		"has its address":              {true, true, Granted},
+		"its address was just removed": {false, true, NotReady},
+	} {
+		f := newFixture(twoAddresses())
+		f.doc.GetConditions()[0].Status, f.doc.GetConditions()[0].Reason = metav1.ConditionFalse, ipamv1.OverlapRefusedReason
+		if tt.exists {
+			f.addAddress(f.address("a", "10.0.0.2", ptr.To[int32](30)))
+		}
+		got, _ := f.decide(&Request{Ticket: TicketOf(f.claim("a")), Out: tt.out})
+		if got.Outcome != tt.want || got.Outcome == Granted && got.Address != "10.0.0.2" {
+			t.Errorf("%s: got %+v, want %v", name, got, tt.want)
+		}
+	}
+}

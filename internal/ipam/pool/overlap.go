@@ -51,25 +51,46 @@ func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap 
 			continue
 		}
 		if common, ok := mine.Pool.Overlap(theirs.Pool); ok {
-			refuses := of.PoolSpec().Overlap == ipamv1.RefuseOverlap || other.PoolSpec().Overlap == ipamv1.RefuseOverlap
-			found = append(found, overlap{otherKey, common, mine.V6, refuses && yields(of, other)})
+			found = append(found, overlap{otherKey, common, mine.V6, refuse(of, other) && yields(of, other)})
 		}
 	}
 	slices.SortFunc(found, func(a, b overlap) int { return compareKeys(a.other, b.other) })
 	return found
 }
 
-// Refused returns the reason why a new or changed pool must not overlap another one, or nothing.
-func Refused(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []string {
+// refuse reports whether one of two pools refuses common addresses.
+func refuse(a, b ipamv1.Pool) bool {
+	return a.PoolSpec().Overlap == ipamv1.RefuseOverlap || b.PoolSpec().Overlap == ipamv1.RefuseOverlap
+}
+
+// Refused returns the reason why a new or changed pool must not overlap another one, or nothing. old is the pool before
+// its change, or nil. The common addresses that old has as well are no reason: the other pool can be younger and still be
+// valid, and the pool must stay editable.
+func Refused(of, old ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []string {
 	var out []string
 	for _, o := range overlapsOf(of, others, plans) {
-		i := slices.IndexFunc(others, func(p ipamv1.Pool) bool { return ledger.KeyOfPool(p) == o.other })
-		if of.PoolSpec().Overlap == ipamv1.RefuseOverlap || others[i].PoolSpec().Overlap == ipamv1.RefuseOverlap {
-			o.refused = true
-			out = append(out, o.String())
+		other := others[slices.IndexFunc(others, func(p ipamv1.Pool) bool { return ledger.KeyOfPool(p) == o.other })]
+		if !refuse(of, other) {
+			continue
 		}
+		if old != nil && refuse(old, other) {
+			var grows bool
+			if o.first, grows = added(plans(of), plans(old)).Overlap(plans(other).Pool); !grows {
+				continue
+			}
+		}
+		o.refused = true
+		out = append(out, o.String())
 	}
 	return out
+}
+
+// added returns the addresses of a plan that the plan before it did not have.
+func added(now, before *alloc.Plan) alloc.Ranges {
+	if before == nil || before.V6 != now.V6 {
+		return now.Pool
+	}
+	return now.Pool.Without(before.Pool)
 }
 
 func compareKeys(a, b ledger.Key) int {

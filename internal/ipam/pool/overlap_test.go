@@ -65,6 +65,44 @@ func TestOverlapsOf(t *testing.T) {
 	}
 }
 
+// A change of a pool is refused for new common addresses, and not for those that the pool had before.
+func TestRefused(t *testing.T) {
+	const report, refuse = ipamv1.ReportOverlap, ipamv1.RefuseOverlap
+	v6 := made("a", 1, report, "")
+	v6.Spec.Subnets = []ipamv1.Subnet{{CIDR: "fd00::/64"}}
+	tests := map[string]struct {
+		of, old *ipamv1.CapstanIPPool
+		other   ipamv1.OverlapPolicy
+		want    string
+	}{
+		"created":                   {made("a", 0, report, "10.0.0.1-10.0.0.9"), nil, refuse, "has 10.0.0.5-10.0.0.9"},
+		"created, both report":      {made("a", 0, report, "10.0.0.1-10.0.0.9"), nil, report, ""},
+		"another field changes":     {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("a", 1, report, "10.0.0.1-10.0.0.9"), refuse, ""},
+		"fewer common addresses":    {made("a", 1, report, "10.0.0.1-10.0.0.7"), made("a", 1, report, "10.0.0.1-10.0.0.9"), refuse, ""},
+		"other addresses are added": {made("a", 1, report, "10.0.0.0-10.0.0.9"), made("a", 1, report, "10.0.0.2-10.0.0.9"), refuse, ""},
+		"more common addresses":     {made("a", 1, report, "10.0.0.1-10.0.0.12"), made("a", 1, report, "10.0.0.1-10.0.0.9"), refuse, "has 10.0.0.10-10.0.0.12"},
+		"other common addresses":    {made("a", 1, report, "10.0.0.10-10.0.0.12"), made("a", 1, report, "10.0.0.1-10.0.0.9"), refuse, "has 10.0.0.10-10.0.0.12"},
+		"the pool refuses now":      {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("a", 1, report, "10.0.0.1-10.0.0.9"), report, "has 10.0.0.5-10.0.0.9"},
+		"the pool refused before":   {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("a", 1, refuse, "10.0.0.1-10.0.0.9"), report, ""},
+		"the old spec was invalid":  {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("a", 1, report, "10.0.0.9-10.0.0.1"), refuse, "has 10.0.0.5-10.0.0.9"},
+		"the old spec had IPv6":     {made("a", 1, report, "10.0.0.1-10.0.0.9"), v6, refuse, "has 10.0.0.5-10.0.0.9"},
+		"the other pool is left":    {made("a", 1, report, "10.0.0.1-10.0.0.4"), made("a", 1, report, "10.0.0.1-10.0.0.9"), refuse, ""},
+	}
+	for name, tt := range tests {
+		var old ipamv1.Pool
+		if tt.old != nil {
+			old = tt.old
+		}
+		var want []string
+		if tt.want != "" {
+			want = []string{tt.want + " in common with CapstanIPPool/n/b, which is refused: change one of them"}
+		}
+		if got := Refused(tt.of, old, []ipamv1.Pool{made("b", 2, tt.other, "10.0.0.5-10.0.0.20")}, Compile); !slices.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+}
+
 // Messages do not reveal pools of other namespaces, and such pools do not block each other. A global pool has precedence
 // over pools of namespaces, whenever it was created.
 func TestOverlapsAcrossNamespaces(t *testing.T) {

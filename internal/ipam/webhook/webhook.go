@@ -18,6 +18,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/alloc"
+	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/pool"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -42,20 +43,23 @@ type validator[P ipamv1.Pool] struct{ client client.Reader }
 // mostNamed is the maximum number of objects in a refusal.
 const mostNamed = 5
 
-// ValidateCreate refuses an invalid spec.
+// ValidateCreate refuses an invalid spec, and one that overlaps a pool against the policy of one of them. It accepts the
+// overlaps of a copy from clusterctl or a backup: the original had them if a global pool was created later. The annotation
+// of a copy can be forged, but the reconciler decides which of the two pools allocates no new addresses.
 func (v *validator[P]) ValidateCreate(ctx context.Context, p P) (admission.Warnings, error) {
 	_, errs := compile(p)
-	if len(errs) == 0 {
+	if len(errs) == 0 && !ledger.Copied(p) {
 		var err error
-		if errs, err = v.overlaps(ctx, p); err != nil {
+		if errs, err = v.overlaps(ctx, p, nil); err != nil {
 			return nil, err
 		}
 	}
 	return nil, reconciling.Invalid(ipamv1.GroupVersion.WithKind(p.PoolKind()), p.GetName(), errs)
 }
 
-// ValidateUpdate refuses an invalid spec, and one that no longer contains the allocated addresses. It accepts a pool
-// that is being deleted or whose spec does not change, so that finalizers can always be removed.
+// ValidateUpdate refuses an invalid spec, one that no longer contains the allocated addresses, and one with more overlaps
+// than before against the policy of a pool. It accepts a pool that is being deleted or whose spec does not change, so that
+// finalizers can always be removed.
 func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.Warnings, error) {
 	if !p.GetDeletionTimestamp().IsZero() || equality.Semantic.DeepEqual(old.PoolSpec(), p.PoolSpec()) {
 		return nil, nil
@@ -64,7 +68,7 @@ func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.
 	if len(errs) > 0 {
 		return nil, reconciling.Invalid(ipamv1.GroupVersion.WithKind(p.PoolKind()), p.GetName(), errs)
 	}
-	errs, err := v.overlaps(ctx, p)
+	errs, err := v.overlaps(ctx, p, old)
 	if err != nil {
 		return nil, err
 	}
@@ -106,13 +110,14 @@ func compile(p ipamv1.Pool) (*alloc.Plan, field.ErrorList) {
 	return plan, errs
 }
 
-func (v *validator[P]) overlaps(ctx context.Context, p P) (field.ErrorList, error) {
+// overlaps returns the forbidden overlaps of a pool that old, the pool before its change or nil, does not have.
+func (v *validator[P]) overlaps(ctx context.Context, p P, old ipamv1.Pool) (field.ErrorList, error) {
 	others, err := pool.Beside(ctx, v.client, p.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
 	var errs field.ErrorList
-	for _, o := range pool.Refused(p, others, pool.Compile) {
+	for _, o := range pool.Refused(p, old, others, pool.Compile) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "subnets"), o))
 	}
 	return errs, nil

@@ -1,0 +1,37 @@
+package alloc
+
+import (
+	"net/netip"
+	"testing"
+
+	"go4.org/netipx"
+)
+
+// Without agrees with a comparison address by address, for all sets of a few addresses.
+func TestWithout(t *testing.T) {
+	const addresses = 6
+	set := func(bits int) Ranges {
+		var b netipx.IPSetBuilder
+		for i := range addresses {
+			if bits>>i&1 == 1 {
+				b.Add(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}))
+			}
+		}
+		s, err := b.IPSet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rangesOf(s)
+	}
+	for a := range 1 << addresses {
+		for b := range 1 << addresses {
+			got, want := set(a).Without(set(b)), set(a&^b)
+			for i := range addresses {
+				address := FromAddr(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}))
+				if got.Contains(address) != want.Contains(address) {
+					t.Errorf("%v without %v: got %v, want %v", set(a), set(b), got, want)
+				}
+			}
+		}
+	}
+}
