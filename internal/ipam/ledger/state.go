@@ -39,8 +39,9 @@ type state struct {
 	dead map[types.UID]time.Time
 	// last contains the last address of each claim whose IPAddress was deleted by a user.
 	last map[types.UID]lastAddress
-	// arrived is the time when an address or a claim of this pool last arrived from another management cluster.
-	arrived time.Time
+	// arrived is the time when an address or a claim of this pool last arrived from another management cluster, and
+	// addressArrived is the time of the last address.
+	arrived, addressArrived time.Time
 }
 
 // lastAddress is the address of a claim whose IPAddress was deleted.
@@ -128,7 +129,7 @@ func (s *state) addAddress(ip *capiipamv1.IPAddress) {
 	}
 	s.space.count(e)
 	if _, allocatedHere := s.pending[e.claimUID]; !allocatedHere {
-		s.arrived = s.now()
+		s.arrived, s.addressArrived = s.now(), s.now()
 	}
 	s.opts.PoolChanged(s.key)
 }

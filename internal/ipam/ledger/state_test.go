@@ -105,3 +105,17 @@ func TestConflictDoesNotDelayLaterClaims(t *testing.T) {
 		t.Errorf("got %+v, want 10.0.0.2", got)
 	}
 }
+
+// A claim from another management cluster counts as an arrival, and so does an IPAddress that was not allocated here.
+func TestQuiet(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.clock = f.clock.Add(time.Hour)
+	f.addAddress(f.address("a", "10.0.0.1", nil))
+	f.clock = f.clock.Add(time.Minute)
+	f.enqueue(TicketOf(f.claim("b")), true)
+	f.clock = f.clock.Add(time.Second)
+	f.enqueue(TicketOf(f.claim("c")), false)
+	if v := f.view(); v.Quiet != time.Second || v.AddressQuiet != time.Minute+time.Second {
+		t.Errorf("got %v and %v for addresses, want 1s and 1m1s", v.Quiet, v.AddressQuiet)
+	}
+}

@@ -20,8 +20,8 @@ type View struct {
 	// Addresses is the number of IPAddresses that reference the pool, of either kind.
 	Addresses int
 	Invalid   field.ErrorList
-	// Quiet is the time since the last arrival of an address or claim.
-	Quiet time.Duration
+	// Quiet is the time since the last arrival of an address or claim, AddressQuiet that since the last address.
+	Quiet, AddressQuiet time.Duration
 	// Pool contains the addresses of the spec.
 	Pool alloc.Ranges
 	V6   bool
@@ -33,7 +33,9 @@ func (s *state) view() View {
 		Pending:   len(s.pending),
 		Addresses: len(s.addresses.byUID),
 		Invalid:   s.space.invalid,
-		Quiet:     s.now().Sub(s.arrived),
+
+		Quiet:        s.now().Sub(s.arrived),
+		AddressQuiet: s.now().Sub(s.addressArrived),
 	}
 	if set, plan := s.space.set, s.space.plan; set != nil {
 		v.Total, v.Free = plan.Total(), set.Free()

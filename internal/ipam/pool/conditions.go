@@ -115,11 +115,16 @@ func readyCondition(f facts, valid, available, overlapping metav1.Condition) met
 }
 
 // arrivalLeft returns the time until a pool from another management cluster may allocate new addresses. clusterctl
-// creates the pool first and its addresses last, and keeps every Cluster paused until the end. The wait is bounded,
-// because a Cluster may also be paused for other reasons.
-func arrivalLeft(settle, quiet, age time.Duration, clusterPaused bool) time.Duration {
+// creates the pool first and its addresses last, and keeps every Cluster paused until the end. The wait for Clusters is
+// bounded, because a Cluster may also be paused for other reasons. So is the wait for the claims of a global pool, because
+// every tenant can create claims that look like copies. Only an administrator can create its IPAddresses.
+func arrivalLeft(settle, age time.Duration, view ledger.View, global, clusterPaused bool) time.Duration {
 	if clusterPaused && age < ledger.LongestArrival {
 		return min(settle, ledger.LongestArrival-age)
+	}
+	quiet := view.Quiet
+	if global && age >= ledger.LongestArrival {
+		quiet = view.AddressQuiet
 	}
 	return settle - min(quiet, age)
 }

@@ -46,19 +46,25 @@ func TestReady(t *testing.T) {
 func TestArrivalLeft(t *testing.T) {
 	const settle = 30 * time.Second
 	tests := map[string]struct {
-		quiet, age time.Duration
-		paused     bool
-		want       time.Duration
+		quiet, addressQuiet, age time.Duration
+		global, paused           bool
+		want                     time.Duration
 	}{
-		"just arrived":                 {time.Hour, 0, false, settle},
-		"addresses arrive":             {5 * time.Second, time.Minute, false, 25 * time.Second},
-		"quiet":                        {settle, time.Minute, false, 0},
-		"a Cluster is paused":          {time.Minute, time.Minute, true, settle},
-		"just before the limit":        {time.Minute, ledger.LongestArrival - time.Second, true, time.Second},
-		"paused longer than the limit": {time.Minute, ledger.LongestArrival, true, -30 * time.Second},
+		"just arrived":                 {quiet: time.Hour, want: settle},
+		"addresses arrive":             {quiet: 5 * time.Second, age: time.Minute, want: 25 * time.Second},
+		"quiet":                        {quiet: settle, age: time.Minute, want: 0},
+		"a Cluster is paused":          {quiet: time.Minute, age: time.Minute, paused: true, want: settle},
+		"just before the limit":        {quiet: time.Minute, age: ledger.LongestArrival - time.Second, paused: true, want: time.Second},
+		"paused longer than the limit": {quiet: time.Minute, age: ledger.LongestArrival, paused: true, want: -30 * time.Second},
+
+		"claims of a global pool arrive":     {quiet: 5 * time.Second, addressQuiet: time.Hour, age: time.Minute, global: true, want: 25 * time.Second},
+		"claims arrive after the limit":      {quiet: 5 * time.Second, addressQuiet: time.Hour, age: ledger.LongestArrival, global: true, want: settle - ledger.LongestArrival},
+		"addresses arrive after the limit":   {quiet: 5 * time.Second, addressQuiet: 5 * time.Second, age: ledger.LongestArrival, global: true, want: 25 * time.Second},
+		"claims of the pool's own namespace": {quiet: 5 * time.Second, addressQuiet: time.Hour, age: ledger.LongestArrival, want: 25 * time.Second},
 	}
 	for name, tt := range tests {
-		if got := arrivalLeft(settle, tt.quiet, tt.age, tt.paused); got != tt.want {
+		view := ledger.View{Quiet: tt.quiet, AddressQuiet: tt.addressQuiet}
+		if got := arrivalLeft(settle, tt.age, view, tt.global, tt.paused); got != tt.want {
 			t.Errorf("%s: got %v, want %v", name, got, tt.want)
 		}
 	}

@@ -174,7 +174,7 @@ func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger
 		return 0, err
 	}
 	age := time.Since(pool.GetCreationTimestamp().Time)
-	if left := arrivalLeft(r.MoveSettle, book.View().Quiet, age, paused); left > 0 {
+	if left := arrivalLeft(r.MoveSettle, age, book.View(), pool.GetNamespace() == "", paused); left > 0 {
 		return left, nil
 	}
 	err = reconciling.Change(ctx, r.Client, pool, func() { setOrigin(pool) })
