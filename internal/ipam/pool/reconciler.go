@@ -73,7 +73,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case !r.Watches(pool):
 		res, err = r.serveOnly(ctx, book)
 	case annotations.HasPaused(pool): // ALL-08
-		err = book.Update(ctx, func(doc ipamv1.Pool, _ ledger.View) bool { return setPaused(doc) })
+		res, err = r.pause(ctx, pool, book)
 	default:
 		res, err = r.reconcile(ctx, pool, book)
 	}
@@ -94,6 +94,17 @@ func (r *Reconciler) serveOnly(ctx context.Context, book *ledger.Pool) (ctrl.Res
 	}
 	after, err := book.Sweep(ctx, r.Exists)
 	return ctrl.Result{RequeueAfter: after}, err
+}
+
+// pause shows that the pool is paused. It still copies the resting addresses, for which clusterctl move waits (CTL-13): a
+// paused pool would hold back every move of its namespace otherwise.
+func (r *Reconciler) pause(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
+	unsaved, err := r.saveResting(ctx, pool)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	err = book.Update(ctx, func(doc ipamv1.Pool, _ ledger.View) bool { return setPaused(doc) })
+	return ctrl.Result{RequeueAfter: unsaved}, err
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
@@ -195,14 +206,14 @@ func (r *Reconciler) saveResting(ctx context.Context, pool ipamv1.Pool) (time.Du
 	if err != nil {
 		return 0, err
 	}
-	if wait := r.saveDue(pool, now, paused); wait > 0 {
+	if wait := r.saveDue(pool, now, paused || annotations.HasPaused(pool)); wait > 0 {
 		return wait, nil
 	}
-	annotations, err := ledger.SavedAnnotations(pool, now)
+	changes, err := ledger.SavedAnnotations(pool, now)
 	if err != nil {
 		return 0, err
 	}
-	if err := reconciling.Change(ctx, r.Client, pool, func() { annotate(pool, annotations) }); err != nil {
+	if err := reconciling.Change(ctx, r.Client, pool, func() { annotate(pool, changes) }); err != nil {
 		return 0, err
 	}
 	r.mu.Lock()
