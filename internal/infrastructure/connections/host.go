@@ -81,11 +81,11 @@ type Host struct {
 	machines      map[string]*hostpb.Machine // changed with keepMachine and dropMachine only
 	sums          tally                      // of machines
 	loadBalancers map[string]*hostpb.LoadBalancer
-	bytes         int // of memory that info, machines and loadBalancers occupy
+	bytes         int // of memory that info, machines, loadBalancers and services occupy
 	promised      map[string]Resources
 	removals      int // of machines, reported by the host
 	spans         map[Network]*span
-	services      map[Network]publication
+	services      map[Network]publication // changed with keepServices and dropServices only
 	heartbeat     heartbeat
 	beat          chan struct{} // has a value after pulses were set
 	forgotten     int           // counts the spans that were forgotten

@@ -160,6 +160,52 @@ func TestMirrorIsBounded(t *testing.T) {
 	g.Expect(h.bytes).To(Equal(memory(h.Machine("again"))))
 }
 
+// acceptingHost accepts all Services, and removes all networks.
+type acceptingHost struct{ hostpb.HostClient }
+
+func (acceptingHost) SetServices(context.Context, *hostpb.SetServicesRequest, ...grpc.CallOption) (*hostpb.SetServicesResponse, error) {
+	return &hostpb.SetServicesResponse{}, nil
+}
+
+func (acceptingHost) DeleteNetwork(context.Context, *hostpb.DeleteNetworkRequest, ...grpc.CallOption) (*hostpb.DeleteNetworkResponse, error) {
+	return &hostpb.DeleteNetworkResponse{}, nil
+}
+
+// The records of Services, which a host can have reported, count as its objects. The networks for which it gets pulses are bounded too.
+func TestRecordsOfServicesAreBounded(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	h := &Host{HostClient: acceptingHost{}, services: map[Network]publication{}, heartbeat: newHeartbeat(), notify: func(Event) {}}
+	ensure := func(n int) {
+		_, err := h.EnsureServices(t.Context(), &hostpb.SetServicesRequest{
+			NetworkId: strconv.Itoa(n), Services: []*hostpb.PublishedService{{Name: strings.Repeat("x", 1<<20)}},
+		})
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	for range 3 {
+		ensure(0)
+	}
+	one := h.bytes
+	g.Expect(one).To(BeNumerically("~", 1<<20, 1<<10), "a record that is replaced")
+	_, err := h.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: "0"})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(h.bytes).To(BeZero())
+	for n := range 2 * maxMirrorBytes / one {
+		ensure(n)
+	}
+	g.Expect(h.services).To(HaveLen(maxMirrorBytes / one))
+	g.Expect(h.bytes).To(BeNumerically("<=", maxMirrorBytes))
+	h.synced(newPresent())
+	g.Expect(h.services).To(BeEmpty())
+	g.Expect(h.bytes).To(BeZero())
+
+	h.beat = make(chan struct{}, 1)
+	for n := range 2 * maxPulsed {
+		h.SetPulses(Network{ID: strconv.Itoa(n)}, true)
+	}
+	g.Expect(h.heartbeat.networks).To(HaveLen(maxPulsed))
+}
+
 // The text of an error of a host is bounded. Its code stays.
 func TestErrorsAreBounded(t *testing.T) {
 	t.Parallel()

@@ -161,6 +161,7 @@ func (h *Host) bound() error {
 	clear(h.machines)
 	h.sums = tally{}
 	clear(h.loadBalancers)
+	clear(h.services)
 	return errTooMuch
 }
 
@@ -169,7 +170,10 @@ func (h *Host) synced(has present) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
-	h.spans, h.services, h.heartbeat = map[Network]*span{}, map[Network]publication{}, newHeartbeat()
+	h.spans, h.heartbeat = map[Network]*span{}, newHeartbeat()
+	for network := range h.services {
+		h.dropServices(network)
+	}
 	h.forgotten++
 	for id, m := range h.machines {
 		if !has.machines[id] {

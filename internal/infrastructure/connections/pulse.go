@@ -15,6 +15,10 @@ import (
 // pulsesPerSilence is the number of pulses in the time after which a host is silent.
 const pulsesPerSilence = 3
 
+// maxPulsed bounds heartbeat.networks to two megabytes, because a host can report any number of networks. A host with so many gets pulses in
+// any case.
+const maxPulsed = 4096
+
 var errSilent = errors.New("the host does not answer")
 
 // heartbeat contains the last answer of a host to a pulse. Only hosts that have addresses of Services, or can get them from a lost host,
@@ -45,7 +49,7 @@ func (h *Host) SetPulses(network Network, wanted bool) {
 	defer h.mu.Unlock()
 	b := &h.heartbeat
 	switch {
-	case h.err != nil || b.networks[network] == wanted:
+	case h.err != nil || b.networks[network] == wanted || wanted && len(b.networks) == maxPulsed:
 	case wanted:
 		if len(b.networks) == 0 {
 			b.heard = time.Now()

@@ -96,7 +96,7 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 		h.mu.Unlock()
 		return nil, nil
 	}
-	delete(h.services, key) // A call that fails may have changed the host.
+	h.dropServices(key) // A call that fails may have changed the host.
 	h.mu.Unlock()
 	answer, err := h.SetServices(ctx, want)
 	if err != nil {
@@ -110,9 +110,27 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 	defer h.mu.Unlock()
 	// The host may have removed the network since the call.
 	if h.err == nil && h.forgotten == before {
-		h.services[key] = publication{want, len(refused) == 0}
+		h.keepServices(key, publication{want, len(refused) == 0})
 	}
 	return refused, nil
+}
+
+// keepServices records what the host accepted for a network, unless the mirror is full: without a record, the next EnsureServices calls the
+// host again. The request can contain what the host has reported, so it counts. The caller holds h.mu.
+func (h *Host) keepServices(network Network, p publication) {
+	h.dropServices(network)
+	if size := memory(p.request); h.bytes+size <= maxMirrorBytes {
+		h.services[network] = p
+		h.bytes += size
+	}
+}
+
+// dropServices deletes the record of the Services of a network. The caller holds h.mu.
+func (h *Host) dropServices(network Network) {
+	if p, found := h.services[network]; found {
+		h.bytes -= memory(p.request)
+		delete(h.services, network)
+	}
 }
 
 // DeleteNetwork removes a network with its peers. The next EnsurePeers sets them again.
@@ -131,6 +149,6 @@ func (h *Host) DeleteNetwork(ctx context.Context, r *hostpb.DeleteNetworkRequest
 // forget deletes the record of a network, so that the next EnsurePeers or EnsureServices calls the host. The caller holds h.mu.
 func (h *Host) forget(network Network) {
 	delete(h.spans, network)
-	delete(h.services, network)
+	h.dropServices(network)
 	h.forgotten++
 }

@@ -1,13 +1,15 @@
 package services
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,6 +26,15 @@ import (
 // Namespaces, and no object of a namespace. So it works while a Cluster is paused (ALL-08 stops the reconcile of requests of a tenant, not
 // a decision about the host), after a tenant removed objects, and after a restart of the manager.
 type withdrawal struct{ *Reconciler }
+
+const (
+	// withdrawalTime bounds one attempt, in which a host can answer each request late.
+	withdrawalTime = time.Minute
+	// maxLists bounds the time of one attempt. A box with so many networks has no room for machines.
+	maxLists = 4096
+	// maxWithdrawals bounds the requests of one attempt, and its messages in the log.
+	maxWithdrawals = 100
+)
 
 func (w withdrawal) setupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	return w.Controller(mgr, controllerName+"-withdrawal").
@@ -47,62 +58,93 @@ func (w withdrawal) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	if conn == nil {
 		return ctrl.Result{}, nil // The connection is an event.
 	}
+	ctx, cancel := context.WithTimeout(ctx, withdrawalTime)
+	defer cancel()
 	lists, err := conn.AllServices(ctx)
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading the Services of host %s: %s", req.Name, connections.Message(err))
+	}
+	if len(lists) > maxLists {
+		return ctrl.Result{}, fmt.Errorf("reading the Services of host %s: expected those of at most %d networks, found %d: check capstand of this host", req.Name, maxLists, len(lists))
 	}
 	id, err := connections.ManagementCluster(ctx, w.Client)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	for _, list := range lists {
-		ours, e := w.ours(ctx, conn, id, list)
-		if ours && e == nil {
-			w.pulses(conn, list)
-			e = w.withdrawFrom(ctx, conn, list)
+	machines, sent := networksOf(conn, id), 0
+	for _, list := range plausible(lists) {
+		requested, e := w.end(ctx, conn, list, machines)
+		err = cmp.Or(err, e) // The first error is enough for the log: the host can fail each request.
+		if requested {
+			sent++
 		}
-		err = errors.Join(err, e)
+		if sent == maxWithdrawals {
+			return ctrl.Result{}, cmp.Or(err, fmt.Errorf("host %s: expected at most %d clusters whose Services it does not allow any more: the next attempt continues", req.Name, maxWithdrawals))
+		}
 	}
 	return ctrl.Result{}, err
 }
 
-// pulses starts pulses to a host with addresses of a cluster, also while the Cluster is paused. The other reconciler ends them.
-func (w withdrawal) pulses(conn *connections.Host, list *hostpb.SetServicesRequest) {
-	if slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
-		conn.SetPulses(connections.NetworkOf(list.GetNetworkId(), list), true)
-	}
+// plausible returns the lists that a host can have: one of each network, whose names are not too long. Other names would fill the log.
+func plausible(lists []*hostpb.SetServicesRequest) []*hostpb.SetServicesRequest {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(lists, func(l *hostpb.SetServicesRequest) bool {
+		id := l.GetNetworkId()
+		if seen[id] || len(id) > validation.DNS1123LabelMaxLength || len(l.GetNamespace()) > validation.DNS1123LabelMaxLength || len(l.GetName()) > validation.DNS1123SubdomainMaxLength {
+			return true
+		}
+		seen[id] = true
+		return false
+	})
 }
 
-// ours reports whether a network belongs to this management cluster, which has the id. A host can have networks of several management
-// clusters, each with a CapstanHost of its own.
-func (w withdrawal) ours(ctx context.Context, conn *connections.Host, id string, list *hostpb.SetServicesRequest) (bool, error) {
+// networksOf returns the networks of the machines on a host that belong to this management cluster, which has the id. A host can have
+// networks of several management clusters, each with a CapstanHost of its own.
+func networksOf(conn *connections.Host, id string) map[connections.Network]bool {
+	out := map[connections.Network]bool{}
 	for _, m := range conn.Machines() {
-		if m.GetSpec().GetNetwork().GetId() == list.GetNetworkId() && m.GetStatus().GetManagementCluster() == id {
-			return true, nil
+		if n := m.GetSpec().GetNetwork(); m.GetStatus().GetManagementCluster() == id {
+			out[connections.NetworkOf(n.GetId(), n)] = true
 		}
 	}
-	clusters := &infrav1.CapstanClusterList{}
-	// A tenant can write the id of a network of another management cluster into a CapstanCluster.
-	err := w.Client.List(ctx, clusters, client.InNamespace(list.GetNamespace()), client.MatchingFields{"spec.id": list.GetNetworkId()}, client.UnsafeDisableDeepCopy)
-	return len(clusters.Items) > 0, err
+	return out
 }
 
-// withdrawFrom sets the Services of a network to those that the host still allows.
-func (w withdrawal) withdrawFrom(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest) error {
+// end ends the publications of a network that the host does not allow any more, if the network belongs to this management cluster: machines
+// has it, or a CapstanCluster has its id. It returns whether it sent a request.
+func (w withdrawal) end(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest, machines map[connections.Network]bool) (sent bool, err error) {
+	network := connections.NetworkOf(list.GetNetworkId(), list)
+	clusters := &infrav1.CapstanClusterList{}
+	// A tenant can write the id of a network of another management cluster into a CapstanCluster.
+	err = w.Client.List(ctx, clusters, client.InNamespace(list.GetNamespace()), client.MatchingFields{"spec.id": list.GetNetworkId()}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return false, err
+	}
+	if len(clusters.Items) > 0 && slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
+		conn.SetPulses(network, true) // Also while the Cluster is paused. The other reconciler ends them.
+	}
+	if len(clusters.Items) == 0 && !machines[network] {
+		return false, nil
+	}
+	return w.withdrawFrom(ctx, conn, list)
+}
+
+// withdrawFrom sets the Services of a network to those that the host still allows. It returns whether it sent a request.
+func (w withdrawal) withdrawFrom(ctx context.Context, conn *connections.Host, list *hostpb.SetServicesRequest) (sent bool, err error) {
 	defer w.setting.lock(conn.Name(), connections.NetworkOf(list.GetNetworkId(), list))()
 	keep, fewer, err := w.stillPermitted(ctx, conn.Name(), list)
 	if err != nil || !fewer {
-		return err
+		return false, err
 	}
 	_, err = conn.EnsureServices(ctx, &hostpb.SetServicesRequest{
 		NetworkId: list.GetNetworkId(), Namespace: list.GetNamespace(), Name: list.GetName(), Services: keep,
 	})
 	if err != nil && connections.Code(err) != codes.NotFound {
-		return fmt.Errorf("withdrawing Services of %s/%s from host %s: %s", list.GetNamespace(), list.GetName(), conn.Name(), connections.Message(err))
+		return true, fmt.Errorf("withdrawing Services of %s/%s from host %s: %s", list.GetNamespace(), list.GetName(), conn.Name(), connections.Message(err))
 	}
 	ctrl.LoggerFrom(ctx).Info("Withdrew Services that the host does not allow any more", "cluster", list.GetNamespace()+"/"+list.GetName(),
 		"withdrawn", len(list.GetServices())-len(keep), "left", len(keep))
-	return nil
+	return true, nil
 }
 
 // stillPermitted returns the Services of a list that the host allows now, and whether these are fewer.

@@ -46,6 +46,7 @@ type Host struct {
 	networks      map[string]*hostpb.Network
 	peers         map[string]*hostpb.SetPeersRequest
 	services      map[string]*hostpb.SetServicesRequest
+	invented      []*hostpb.SetServicesRequest
 	occupied      map[string]string
 	loadBalancers map[string]*hostpb.LoadBalancer
 	machines      map[string]*hostpb.Machine
@@ -438,7 +439,16 @@ func (h *Host) Pulse(context.Context, *hostpb.PulseRequest) (*hostpb.PulseRespon
 func (h *Host) ListServices(context.Context, *hostpb.ListServicesRequest) (*hostpb.ListServicesResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return hostpb.ServiceLists(maps.Values(h.services)), nil
+	answer := hostpb.ServiceLists(maps.Values(h.services))
+	answer.Lists = append(answer.Lists, h.invented...)
+	return answer, nil
+}
+
+// Invent makes the host report lists of Services that no manager has sent.
+func (h *Host) Invent(lists ...*hostpb.SetServicesRequest) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.invented = lists
 }
 
 // ServiceAt returns the last accepted Service of a network at an address, or nil.
