@@ -118,11 +118,12 @@ func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.C
 }
 
 // hasEndpoint reports whether a host has the endpoint of a cluster as its virtual address, or takes part in the election of the host that
-// has it. The last report counts also while the host is away.
+// has it. The last report counts also while the host is away. Root on a host can report any address, so the report counts only if the host
+// lists the address, or for a cluster whose machines may boot: such a cluster keeps its endpoint when the list changes.
 func (r *Reconciler) hasEndpoint(c *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) bool {
 	return slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool {
 		conn := r.Pool.Get(h.Name)
-		if conn == nil || c.Spec.ID == "" {
+		if conn == nil || c.Spec.ID == "" || !c.AllowsBoot() && !loadbalancer.IsVirtual(c, h.Spec.VirtualAddresses) {
 			return false
 		}
 		lb := conn.LoadBalancer(c.Spec.ID)

@@ -1,0 +1,66 @@
+package cluster
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// ALL-18: the report of a host reserves an address for a new cluster only if the administrator has listed the address on this host. Root on
+// any host can report any address.
+func TestReportedEndpoint_ALL18(t *testing.T) {
+	const address = "203.0.113.64"
+	server := fakehost.New(t)
+	n := &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.8.0/21"}
+	lb := &hostpb.LoadBalancer{
+		Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"},
+		Endpoint: address + ":6443", VirtualAddress: &hostpb.VirtualAddress{Address: address},
+	}
+	if _, err := server.EnsureNetwork(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.EnsureLoadBalancer(t.Context(), lb); err != nil {
+		t.Fatal(err)
+	}
+	host := infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "h"}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}}
+	pool := connections.NewPool(t.Context(), nil)
+	conn, err := pool.Connect(t.Context(), &host)
+	if err == nil {
+		err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, testenv.Patience, true, func(context.Context) (bool, error) { return conn.LoadBalancer("net") != nil, nil })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		namespace, listed string
+		boots, want       bool
+	}{
+		"not listed":                  {namespace: "ns"},
+		"another address listed":      {namespace: "ns", listed: "203.0.113.65/32"},
+		"listed":                      {namespace: "ns", listed: "203.0.113.64/28", want: true},
+		"its machines may boot":       {namespace: "ns", boots: true, want: true},
+		"the load balancer of others": {namespace: "thief", listed: "203.0.113.64/28"},
+		"of others, its machines run": {namespace: "thief", boots: true},
+	} {
+		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: tc.namespace, Name: "c"}}
+		c.Spec.ID, c.Spec.ControlPlaneEndpoint.Host = "net", address
+		c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI = n.Cidr, 5000
+		c.Status.Initialization.Provisioned = ptr.To(tc.boots)
+		if host.Spec.VirtualAddresses = nil; tc.listed != "" {
+			host.Spec.VirtualAddresses = []string{tc.listed}
+		}
+		if got := (&Reconciler{Pool: pool}).hasEndpoint(c, []infrav1.CapstanHost{host}); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
