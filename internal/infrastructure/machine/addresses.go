@@ -2,12 +2,16 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -52,13 +56,33 @@ type reservations struct {
 	holders map[reservation]client.ObjectKey
 	// held are the addresses by machine.
 	held map[client.ObjectKey]reservation
-	// last is the last chosen address of each cluster. The search continues there, so its duration does not grow with the number
-	// of machines, and a released address is not used again at once. The addresses of deleted clusters stay until there are maxLast.
-	last map[client.ObjectKey]netip.Addr
+	// last is the last search of each cluster. The next one continues there, so its duration does not grow with the number
+	// of machines, and a released address is not used again at once. The searches of deleted clusters stay until there are maxLast.
+	last map[client.ObjectKey]search
+	// pauses are the times until which namespaces pause after a search without a result.
+	pauses map[string]time.Time
 }
 
-// maxLast bounds reservations.last to some megabytes, because a namespace can use any number of names for its clusters.
-const maxLast = 10_000
+// search is the state of the search for the addresses of a cluster.
+type search struct {
+	// at is the address at which the search ended.
+	at netip.Addr
+	// taken is the number of addresses before it that are taken, since the last choice.
+	taken int
+}
+
+const (
+	// maxLast bounds reservations.last to some megabytes, because a namespace can use any number of names for its clusters.
+	maxLast = 10_000
+	// maxTaken bounds the taken addresses of one search. A host can report machines with all addresses of a network, and the machines of all
+	// namespaces wait for the search.
+	maxTaken = 4096
+	// searchPause is the time for which a namespace pauses after a search without a result that found at least manyTaken.
+	searchPause, manyTaken = time.Second, 256
+)
+
+// errSearching means that a search without a result continues later.
+var errSearching = fmt.Errorf("the first %d addresses are taken: the search continues", maxTaken)
 
 type reservation struct {
 	cluster client.ObjectKey
@@ -70,22 +94,58 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 	r.release(machine)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	address, err := network.ChooseAddress(cidr, r.last[cluster], func(a netip.Addr) bool {
-		_, reserved := r.holders[reservation{cluster, a}]
-		return reserved || taken(a)
-	})
-	if err != nil {
-		return address, err
-	}
 	if r.holders == nil {
-		r.holders, r.held, r.last = map[reservation]client.ObjectKey{}, map[client.ObjectKey]reservation{}, map[client.ObjectKey]netip.Addr{}
+		r.holders, r.held = map[reservation]client.ObjectKey{}, map[client.ObjectKey]reservation{}
+		r.last, r.pauses = map[client.ObjectKey]search{}, map[string]time.Time{}
 	}
 	if len(r.last) >= maxLast {
 		clear(r.last) // The next search of each cluster begins with its first address.
 	}
+	before := r.last[cluster]
+	state := before
+	address, free := network.ChooseAddress(cidr, state.at, maxTaken, func(a netip.Addr) bool {
+		if _, reserved := r.holders[reservation{cluster, a}]; !reserved && !taken(a) {
+			return false
+		}
+		state.taken++
+		return true
+	})
+	if !free {
+		if state.taken-before.taken >= manyTaken {
+			r.pause(cluster.Namespace)
+		}
+		return address, r.unsuccessful(cidr, cluster, search{address, state.taken})
+	}
 	chosen := reservation{cluster, address}
-	r.holders[chosen], r.held[machine], r.last[cluster] = machine, chosen, address
+	r.holders[chosen], r.held[machine], r.last[cluster] = machine, chosen, search{at: address}
 	return address, nil
+}
+
+// unsuccessful records a search without a result, and returns its error. The caller holds mu.
+func (r *reservations) unsuccessful(cidr netip.Prefix, cluster client.ObjectKey, state search) error {
+	if !network.IsFull(cidr, state.taken) {
+		r.last[cluster] = state
+		return errSearching
+	}
+	r.last[cluster] = search{at: state.at}
+	return fmt.Errorf("no address is free in %s: delete machines, or use a larger machineCIDR for the next cluster", cidr)
+}
+
+// pause lets the machines of a namespace wait before their next search. The caller holds mu.
+func (r *reservations) pause(namespace string) {
+	now := time.Now()
+	maps.DeleteFunc(r.pauses, func(_ string, until time.Time) bool { return !now.Before(until) })
+	r.pauses[namespace] = now.Add(searchPause)
+}
+
+// pausing returns an error while a namespace pauses.
+func (r *reservations) pausing(namespace string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Now().Before(r.pauses[namespace]) {
+		return fmt.Errorf("another search for an address in namespace %s found many taken ones: the next attempt follows", namespace)
+	}
+	return nil
 }
 
 // release deletes the reservation of a machine when the cache shows its address or the machine was deleted. There are
@@ -127,6 +187,10 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 	addr, err := r.reserved.choose(cidr, client.ObjectKeyFromObject(s.cluster), client.ObjectKeyFromObject(s.capstan), taken)
 	if failed != nil {
 		return nil, failed
+	}
+	if errors.Is(err, errSearching) {
+		s.again = wait.Jitter(searchPause, 1)
+		return nil, reconciling.ErrWaiting
 	}
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
@@ -235,6 +299,9 @@ func addressTaken(err error, m *infrav1.CapstanMachine) bool {
 // assignOtherAddress replaces an address that the machine cannot have. The change of spec is the event that
 // leads to the next attempt.
 func (r *Reconciler) assignOtherAddress(ctx context.Context, s *scope) error {
+	if err := r.reserved.pausing(s.capstan.Namespace); err != nil {
+		return err
+	}
 	capstanCluster, err := r.capstanCluster(ctx, s)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -273,5 +274,71 @@ func TestLastAddressesAreBounded(t *testing.T) {
 	}
 	if n := len(r.last); n == 0 || n > maxLast {
 		t.Errorf("the last addresses of %d clusters are kept, want at most %d", n, maxLast)
+	}
+}
+
+// The machines of all namespaces wait for a search, so one with many taken addresses ends early. The following ones continue, find the only free
+// address, and report a full network.
+func TestSearchInParts_ALL18(t *testing.T) {
+	cidr, free := netip.MustParsePrefix("10.0.0.0/16"), netip.MustParseAddr("10.0.255.254")
+	cluster := client.ObjectKey{Namespace: "ns", Name: "c"}
+	var r reservations
+	find := func(machine string) (address netip.Addr, searches int) {
+		for {
+			looks := 0
+			address, err := r.choose(cidr, cluster, client.ObjectKey{Namespace: "ns", Name: machine}, func(a netip.Addr) bool {
+				looks++
+				return a != free
+			})
+			searches++
+			if looks > maxTaken {
+				t.Fatalf("a search has looked at %d addresses, want at most %d", looks, maxTaken)
+			}
+			if errors.Is(err, errSearching) {
+				continue
+			}
+			if err != nil {
+				return netip.Addr{}, searches
+			}
+			return address, searches
+		}
+	}
+	if got, searches := find("m-0"); got != free || searches != 16 {
+		t.Errorf("found %v in %d searches, want %v in 16", got, searches, free)
+	}
+	for range 2 {
+		if got, searches := find("m-1"); got.IsValid() || searches != 16 {
+			t.Errorf("found %v in %d searches, want a full network after 16", got, searches)
+		}
+	}
+}
+
+// After a search with many taken addresses, the machines of its namespace wait before they search again, and those of others do not.
+func TestPauseOfSearches_ALL18(t *testing.T) {
+	var r reservations
+	taken := func(netip.Addr) bool { return true }
+	for namespace, bits := range map[string]int{"hostile": 16, "full": 21, "small": 26} {
+		if _, err := r.choose(netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), bits), client.ObjectKey{Namespace: namespace}, client.ObjectKey{}, taken); err == nil {
+			t.Fatal("found an address")
+		}
+	}
+	if _, found := r.pauses["small"]; found || len(r.pauses) != 2 {
+		t.Errorf("found pauses %v, want those of hostile and full", r.pauses)
+	}
+	p := newPlane(t, 1, "10.0.0.0/26")
+	leader := p.start()
+	leader.r.reserved.pauses = map[string]time.Time{"ns": time.Now().Add(time.Hour), "hostile": time.Now().Add(-time.Hour)}
+	if err := leader.r.reserved.pausing("hostile"); err != nil {
+		t.Errorf("after the pause: %v", err)
+	}
+	s := &scope{cluster: &clusterv1.Cluster{}, capstan: leader.cache["m-0"].DeepCopy()}
+	leader.r.placing.Lock() // The machine does not wait for the lock.
+	for name, err := range map[string]error{
+		"a new machine":   leader.r.choose(t.Context(), s, p.cluster, nil),
+		"another address": leader.r.assignOtherAddress(t.Context(), s),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "the next attempt follows") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

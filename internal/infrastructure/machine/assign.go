@@ -115,13 +115,16 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 // next machine must include the resources that were promised to this one. All namespaces wait for the lock, so nothing that takes the
 // longer the more objects a namespace has is read from the API server here.
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) error {
-	r.placing.Lock()
-	defer r.placing.Unlock()
 	spec := &s.capstan.Spec
 	addresses := claimed
 	if len(addresses) == 0 {
 		addresses = spec.Network.Addresses
 	}
+	if err := r.reserved.pausing(s.capstan.Namespace); len(addresses) == 0 && err != nil {
+		return err
+	}
+	r.placing.Lock()
+	defer r.placing.Unlock()
 	if err := checkLANAddresses(s, capstanCluster, addresses); err != nil {
 		return err
 	}

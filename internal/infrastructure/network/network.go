@@ -65,25 +65,32 @@ func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() 
 
 // ChooseAddress returns the first address of the network behind after that is not taken; the search wraps
 // around and ends with after itself, and the zero Addr starts at the beginning. The network's own
-// address, the gateway and the broadcast address are never chosen.
-func ChooseAddress(cidr netip.Prefix, after netip.Addr, taken func(netip.Addr) bool) (netip.Addr, error) {
+// address, the gateway and the broadcast address are never chosen. The search ends after a number of taken addresses, of which it returns
+// the last: the next search continues there.
+func ChooseAddress(cidr netip.Prefix, after netip.Addr, most int, taken func(netip.Addr) bool) (address netip.Addr, free bool) {
 	first, last := Gateway(cidr).Next(), netipx.PrefixLastIP(cidr).Prev()
 	if !after.IsValid() || after.Less(first) || last.Less(after) {
 		after = last
 	}
-	for a := after; ; {
+	for a := after; ; most-- {
 		if a == last {
 			a = first
 		} else {
 			a = a.Next()
 		}
 		if !taken(a) {
-			return a, nil
+			return a, true
 		}
-		if a == after {
-			return netip.Addr{}, fmt.Errorf("no address is free in %s: delete machines, or use a larger machineCIDR for the next cluster", cidr)
+		if a == after || most == 1 {
+			return a, false
 		}
 	}
+}
+
+// IsFull reports whether a network has no more addresses than a number of taken ones, which are different.
+func IsFull(cidr netip.Prefix, taken int) bool {
+	bits := cidr.Addr().BitLen() - cidr.Bits()
+	return bits < 62 && taken >= 1<<bits-3 // without those that are never chosen
 }
 
 // Besides returns the IPv6 address that goes with an IPv4 address: it has the same offset in six as addr has in four,

@@ -73,11 +73,43 @@ func TestChooseAddress(t *testing.T) {
 			if tc.after != "" {
 				after = netip.MustParseAddr(tc.after)
 			}
-			got, err := network.ChooseAddress(cidr, after, func(a netip.Addr) bool { return slices.Contains(tc.taken, a.String()) })
-			if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
-				t.Errorf("ChooseAddress: got %v, %v; want %q", got, err, tc.want)
+			got, free := network.ChooseAddress(cidr, after, 10, func(a netip.Addr) bool { return slices.Contains(tc.taken, a.String()) })
+			if free != (tc.want != "") || free && got.String() != tc.want {
+				t.Errorf("ChooseAddress: got %v, %v; want %q", got, free, tc.want)
 			}
 		})
+	}
+}
+
+// A search continues behind the last address of the one before, and finds the only free address. A full network has none.
+func TestChooseAddressInParts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cidr, free string
+		most       int
+		want       []string
+	}{
+		"the last one":   {"10.200.8.0/29", "10.200.8.6", 2, []string{"10.200.8.3", "10.200.8.5", "10.200.8.6"}},
+		"none":           {"10.200.8.0/29", "", 2, []string{"10.200.8.3", "10.200.8.5", "10.200.8.2"}},
+		"one at a time":  {"10.200.8.0/29", "10.200.8.3", 1, []string{"10.200.8.2", "10.200.8.3"}},
+		"a huge network": {"fd00::/64", "fd00::5", 2, []string{"fd00::3", "fd00::5"}},
+	} {
+		cidr, after, taken, got, found := netip.MustParsePrefix(tc.cidr), netip.Addr{}, 0, []string{}, false
+		for !found && len(got) < len(tc.want) {
+			after, found = network.ChooseAddress(cidr, after, tc.most, func(a netip.Addr) bool {
+				if a.String() == tc.free {
+					return false
+				}
+				taken++
+				return true
+			})
+			got = append(got, after.String())
+			if !found && network.IsFull(cidr, taken) != (tc.free == "" && len(got) == len(tc.want)) {
+				t.Errorf("%s: after %d taken addresses, full: %v", name, taken, network.IsFull(cidr, taken))
+			}
+		}
+		if !slices.Equal(got, tc.want) || found != (tc.free != "") {
+			t.Errorf("%s: %v, found: %v", name, got, found)
+		}
 	}
 }
 
