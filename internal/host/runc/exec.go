@@ -50,7 +50,7 @@ func (c Command) ExecArgs(id string, options ...string) []string {
 type Session struct {
 	// Stdin is the standard input, and Stdout the output. With a terminal they are one file, and Stderr is nil.
 	Stdin          io.WriteCloser
-	Stdout, Stderr io.Reader
+	Stdout, Stderr io.ReadCloser
 
 	cmd    *exec.Cmd
 	tty    *os.File
@@ -60,7 +60,7 @@ type Session struct {
 // killDelay is the time in which the end of a killed command must reach runc.
 const killDelay = 5 * time.Second
 
-// Session starts a command. When ctx ends, the command is killed.
+// Session starts a command. When ctx ends, the command is killed, and its output ends.
 func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, error) {
 	if err := os.MkdirAll(r.Sessions, 0o700); err != nil {
 		return nil, err
@@ -82,7 +82,16 @@ func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, erro
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
+	context.AfterFunc(ctx, func() { time.AfterFunc(killDelay, s.closeOutput) })
 	return s, nil
+}
+
+// closeOutput ends the reads of the output. A process that the command has left can hold it open without end.
+func (s *Session) closeOutput() {
+	_ = s.Stdout.Close()
+	if s.Stderr != nil {
+		_ = s.Stderr.Close()
+	}
 }
 
 // killRecorded kills the command of a runc. runc reaps it when it ends, and then waits for processes that it has left: another process can

@@ -1,12 +1,19 @@
 package runc
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/testenv"
 )
 
 // TestKillRecorded: when the command of runc has ended, another process that has its number is not killed.
@@ -55,4 +62,53 @@ func TestSessionFolder(t *testing.T) {
 	if entries, err := os.ReadDir(r.Sessions); err != nil || len(entries) != 0 {
 		t.Errorf("after the session: %v, %v", entries, err)
 	}
+}
+
+// TestOutputEnds: the output ends with the session, although a process that the command has left holds it open.
+func TestOutputEnds(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	program, left := filepath.Join(dir, "runc"), filepath.Join(dir, "left")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nsleep 3600 &\necho $! > "+left+"\necho started\necho started >&2\nexec true\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s, err := Runc{Binary: program, Root: dir, Sessions: filepath.Join(dir, "exec")}.Session(ctx, "m-1", Command{Args: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, output := range []io.Reader{s.Stdout, s.Stderr} {
+		if _, err := io.ReadFull(output, make([]byte, len("started\n"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+	cancel()
+	ended := make(chan error, 2)
+	for _, output := range []io.Reader{s.Stdout, s.Stderr} {
+		go func() {
+			_, err := io.Copy(io.Discard, output)
+			ended <- err
+		}()
+	}
+	for range 2 {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, os.ErrClosed) {
+				t.Errorf("the output ended with %v, want %v", err, os.ErrClosed)
+			}
+		case <-time.After(testenv.Patience):
+			t.Fatal("the output has no end")
+		}
+	}
+	_, _ = s.Wait()
 }
