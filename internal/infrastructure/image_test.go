@@ -3,6 +3,7 @@ package infrastructure_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +53,28 @@ func TestContainerImagesOfAHost(t *testing.T) {
 	b.Expect(len(stored)).To(BeNumerically("<", 60_000))
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.ContainerArchives = nil })
 	b.Eventually(status).Should(BeEmpty())
+}
+
+// Values that the API does not accept, from a hostile host or a newer capstand, prevent no other part of the status.
+func TestOddReportOfAHost(t *testing.T) {
+	t.Parallel()
+	b, long := newBox(t), strings.Repeat("x", 100)
+	b.fake.SetInfo(func(i *hostpb.HostInfo) {
+		i.KubernetesVersions = append([]string{"", long}, slices.Repeat([]string{"v1.36.3"}, 101)...)
+		i.Architecture, i.OperatingSystem, i.BoxId, i.OverlayPublicKey = long, long, long, "no key"
+		i.Machines, i.DiskBackend, i.LocalVolumeSizes = -1, "Newer", "Newer"
+		i.MemoryBytes = 5 << 30
+	})
+	b.Eventually(func() int64 {
+		b.get(b.host)
+		return b.host.Status.Capacity.Memory().Value()
+	}).Should(BeEquivalentTo(5 << 30))
+	got, word := b.host.Status, long[:64]
+	b.Expect(got.Versions).To(Equal(slices.Repeat([]string{"v1.36.3"}, 100)))
+	b.Expect(got.NodeInfo).To(Equal(infrav1.NodeInfo{Architecture: word, OperatingSystem: word}))
+	b.Expect(got.BoxID).To(Equal(word))
+	b.Expect(got.Machines).To(HaveValue(BeZero()))
+	b.Expect([]string{string(got.DiskBackend), string(got.LocalVolumeSizes), got.OverlayPublicKey}).To(HaveEach(BeEmpty()))
 }
 
 // A machine waits until a host has its image. The status of the host lists the images that the API accepts.

@@ -43,7 +43,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
 		showTunnel(host, info)
-		if err := r.setOverlayKey(ctx, host, info.GetOverlayPublicKey()); err != nil {
+		if err := r.setOverlayKey(ctx, host, overlayKey(info)); err != nil {
 			return 0, err
 		}
 	}

@@ -69,7 +69,15 @@ func bootOf(conn *connections.Host) *boot {
 	if conn == nil || conn.ConnectionError() != nil {
 		return nil
 	}
-	return &boot{conn.Info().GetBootId(), conn.Info().GetBootedAt().AsTime()}
+	return &boot{bootID(conn), conn.Info().GetBootedAt().AsTime()}
+}
+
+// bootID returns the boot that a host reports, or "" if it is too long for the status.
+func bootID(conn *connections.Host) string {
+	if id := conn.Info().GetBootId(); len(id) <= maxWord {
+		return id
+	}
+	return ""
 }
 
 // reconcileReboot takes a step and shows it. draining is true while machines are left. It returns whether to look again soon.
@@ -100,7 +108,7 @@ func (r *Reconciler) reconcileReboot(ctx context.Context, host *infrav1.CapstanH
 		return true, sendReboot(ctx, host, conn)
 	case rebootComplete:
 		host.Status.Reboot = infrav1.HostReboot{
-			RequestedAt: host.Spec.RebootRequestedAt, CompletedAt: metav1.Now(), BootID: cmp.Or(host.Status.Reboot.BootID, conn.Info().GetBootId()),
+			RequestedAt: host.Spec.RebootRequestedAt, CompletedAt: metav1.Now(), BootID: cmp.Or(host.Status.Reboot.BootID, bootID(conn)),
 		}
 		reconciling.SetCondition(host, infrav1.HostRebootedCondition, metav1.ConditionTrue, infrav1.HostRebootedReason, "")
 		r.recorder.Eventf(host, nil, corev1.EventTypeNormal, infrav1.HostRebootedReason, "Reboot", "The host has rebooted and accepts machines")
@@ -132,7 +140,7 @@ func (r *Reconciler) prepareReboot(ctx context.Context, host *infrav1.CapstanHos
 			"CapstanHost %s is on the same box and has machines: set its spec.drain until the reboot is complete", hosts.Items[i].Name))
 		return nil
 	}
-	host.Status.Reboot = infrav1.HostReboot{RequestedAt: host.Spec.RebootRequestedAt, BootID: conn.Info().GetBootId()}
+	host.Status.Reboot = infrav1.HostReboot{RequestedAt: host.Spec.RebootRequestedAt, BootID: bootID(conn)}
 	showReboot(host, infrav1.HostRebootingReason, "The host is asked to reboot")
 	r.recorder.Eventf(host, nil, corev1.EventTypeNormal, infrav1.HostRebootingReason, "Reboot", "The host has no machines and is rebooted")
 	return nil // The change of the status is the event.

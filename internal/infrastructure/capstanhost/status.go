@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,20 +36,55 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.Allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, disk-info.GetAllocatedDiskBytes()), resource.BinarySI)
 	}
 	setDevices(s, info)
-	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
-	s.LocalVolumeSizes = infrav1.LocalVolumeSizes(info.GetLocalVolumeSizes())
-	s.Machines = ptr.To(info.GetMachines())
-	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
+	s.DiskBackend = known(infrav1.DiskBackend(info.GetDiskBackend()), infrav1.DiskBackendImage, infrav1.DiskBackendNone)
+	s.LocalVolumeSizes = known(infrav1.LocalVolumeSizes(info.GetLocalVolumeSizes()), infrav1.LocalVolumeSizesEnforced, infrav1.LocalVolumeSizesNotEnforced)
+	s.Machines = ptr.To(max(0, info.GetMachines()))
+	s.Versions, s.Images = versions(info), images(info)
 	s.ContainerImages = containerImages(info)
-	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+	s.NodeInfo = infrav1.NodeInfo{Architecture: shorten.To(info.GetArchitecture(), maxWord), OperatingSystem: shorten.To(info.GetOperatingSystem(), maxWord)}
 	s.System = infrav1.HostSystem{
 		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
 	}
 	if v := info.GetCgroupVersion(); v == 1 || v == 2 {
 		s.System.CgroupVersion = ptr.To(v)
 	}
-	s.BoxID = info.GetBoxId()
+	s.BoxID = shorten.To(info.GetBoxId(), maxWord)
 	s.TunnelAddress = tunnelAddress(info)
+}
+
+// Limits of the API.
+const (
+	maxVersions = 100
+	maxWord     = 64
+)
+
+// known returns a value that the API knows. A newer capstand can report another one, which is left out.
+func known[T comparable](value T, all ...T) (none T) {
+	if slices.Contains(all, value) {
+		return value
+	}
+	return none
+}
+
+// versions returns the Kubernetes versions of a host that the API accepts.
+func versions(info *hostpb.HostInfo) (out []string) {
+	for _, v := range info.GetKubernetesVersions() {
+		if v != "" && len(v) <= maxWord && len(out) < maxVersions {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// wireGuardKey matches the keys that the API accepts.
+var wireGuardKey = regexp.MustCompile(`^[A-Za-z0-9+/]{43}=$`)
+
+// overlayKey returns the WireGuard key that a host reports, or "".
+func overlayKey(info *hostpb.HostInfo) string {
+	if key := info.GetOverlayPublicKey(); wireGuardKey.MatchString(key) {
+		return key
+	}
+	return ""
 }
 
 // setOverlayKey copies the WireGuard key that a host reports, unless another host has it.

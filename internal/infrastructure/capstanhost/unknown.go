@@ -5,13 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,6 +22,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // A management cluster whose etcd was restored from an old snapshot has machines without objects. A host can have machines of
@@ -35,21 +37,40 @@ func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.Capstan
 	if err != nil {
 		return err
 	}
-	var unknown []*hostpb.Machine
-	for _, m := range candidates {
-		if len(unknown) == infrav1.MaxUnknownMachines {
-			break
-		}
-		gone, err := r.hasNoObject(ctx, m.GetSpec())
-		if err != nil {
-			return err
-		}
-		if gone {
-			unknown = append(unknown, m)
-		}
+	unknown, err := r.gone(ctx, candidates)
+	if err != nil {
+		return err
 	}
 	host.Status.UnknownMachines = unknownMachines(host.Status.UnknownMachines, unknown, time.Now())
 	return r.prune(ctx, host, conn, unknown, clusters)
+}
+
+// maxLookups bounds the requests of one reconcile. A host can report any number of machines, whose objects exist with other ids.
+const maxLookups = 2 * infrav1.MaxUnknownMachines
+
+// gone returns the first machines that have no object. It reads at most maxLookups objects from the API server, because the cache may be
+// stale, and another manager may be responsible for the namespace.
+func (r *Reconciler) gone(ctx context.Context, candidates []*hostpb.Machine) (out []*hostpb.Machine, _ error) {
+	objects := map[client.ObjectKey]*infrav1.CapstanMachine{}
+	for _, m := range candidates {
+		key := client.ObjectKey{Namespace: m.GetSpec().GetNamespace(), Name: m.GetSpec().GetName()}
+		object, read := objects[key]
+		if len(out) == infrav1.MaxUnknownMachines || !read && len(objects) == maxLookups {
+			break
+		}
+		if !read {
+			object = &infrav1.CapstanMachine{}
+			if err := r.LiveClient.Get(ctx, key, object); client.IgnoreNotFound(err) != nil {
+				return nil, err
+			}
+			objects[key] = object
+		}
+		// An object without an id may be about to get that of the machine.
+		if object.Name == "" || object.Spec.ID != "" && object.Spec.ID != m.GetSpec().GetId() {
+			out = append(out, m)
+		}
+	}
+	return out, nil
 }
 
 // candidates are the machines of this management cluster on a host of which the cache has no CapstanMachine there. Those of a paused
@@ -68,7 +89,7 @@ func (r *Reconciler) candidates(ctx context.Context, host string, machines []*ho
 	}
 	self, err := connections.ManagementCluster(ctx, r.Client)
 	out = slices.DeleteFunc(ours(out, clusters, self), func(m *hostpb.Machine) bool {
-		return r.WatchNamespace != "" && m.GetSpec().GetNamespace() != r.WatchNamespace // of another manager here
+		return !storable(m) || r.WatchNamespace != "" && m.GetSpec().GetNamespace() != r.WatchNamespace // of another manager here
 	})
 	return out, clusters, err
 }
@@ -136,15 +157,11 @@ func ours(machines []*hostpb.Machine, clusters map[scopedID]bool, self string) (
 	return out
 }
 
-// hasNoObject reads from the API server, because the cache may be stale, and another manager may be responsible for the
-// namespace.
-func (r *Reconciler) hasNoObject(ctx context.Context, spec *hostpb.MachineSpec) (bool, error) {
-	m := &infrav1.CapstanMachine{}
-	err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: spec.GetNamespace(), Name: spec.GetName()}, m)
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	return err == nil && m.Spec.ID != "" && m.Spec.ID != spec.GetId(), err
+// storable reports whether the status can name a machine. No object can have other names.
+func storable(m *hostpb.Machine) bool {
+	spec := m.GetSpec()
+	return spec.GetId() != "" && len(spec.GetId()) <= validation.DNS1123LabelMaxLength &&
+		len(validation.IsDNS1123Label(spec.GetNamespace())) == 0 && len(validation.IsDNS1123Subdomain(spec.GetName())) == 0
 }
 
 // unknownMachines keeps since when each of them has been unknown. One that is being removed is not listed any more.
@@ -155,10 +172,12 @@ func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.Machine, at 
 		}
 		spec := m.GetSpec()
 		u := infrav1.UnknownMachine{
-			ID: spec.GetId(), Namespace: spec.GetNamespace(), Name: spec.GetName(), Cluster: spec.GetCluster(), Since: metav1.NewTime(at.Truncate(time.Second)),
+			ID: spec.GetId(), Namespace: spec.GetNamespace(), Name: spec.GetName(), Cluster: shorten.To(spec.GetCluster(), validation.DNS1123SubdomainMaxLength), Since: metav1.NewTime(at.Truncate(time.Second)),
 		}
 		for _, a := range spec.GetAddresses() {
-			u.Addresses = append(u.Addresses, a.GetAddress())
+			if address, err := netip.ParseAddr(a.GetAddress()); err == nil && address.Zone() == "" {
+				u.Addresses = append(u.Addresses, address.String())
+			}
 		}
 		if i := slices.IndexFunc(before, func(b infrav1.UnknownMachine) bool { return b.ID == u.ID }); i >= 0 {
 			u.Since = before[i].Since
