@@ -13,9 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/api/resource"
 
-	"capstan.dev/capstan/internal/host"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -36,11 +34,10 @@ healthy. It runs no containers. Control planes need a real host: set spec.contro
 simulated host to false.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			quantity, err := resource.ParseQuantity(memory)
-			if err != nil {
-				return fmt.Errorf("--memory %q: %w", memory, err)
+			var err error
+			if c.MemoryBytes, err = size("memory", memory); err != nil {
+				return err
 			}
-			c.MemoryBytes = quantity.Value()
 			return runHollow(cmd.Context(), c, o, slog.Default())
 		},
 	}
@@ -78,14 +75,9 @@ func runHollow(ctx context.Context, c hollow.Config, o options, log *slog.Logger
 		return err
 	}
 	c.Root = root
-	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
-	if socket.Path == "" {
-		socket.Path = filepath.Join(root, "capstand.sock")
-	}
-	if o.socketGroup != "" {
-		if socket.GID, err = groupID(o.socketGroup); err != nil {
-			return fmt.Errorf("--socket-group: %w", err)
-		}
+	socket, err := o.hostSocket(root)
+	if err != nil {
+		return err
 	}
 	if _, err := statelock.Lock(root); err != nil {
 		return err
