@@ -1,5 +1,5 @@
 // Package cidr defines the networks that machines can have. The infrastructure provider checks them at admission, and
-// capstand checks them again, because a host must protect its own loopback.
+// capstand checks them again, because a host must protect its own loopback. It also defines the network that counts as one peer.
 //
 // Layer: library. Allowed imports: api.
 package cidr

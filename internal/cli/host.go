@@ -64,7 +64,7 @@ A second run creates new certificates, signed by the same authority. capstand us
 	f := c.Flags()
 	f.StringVar(&o.address, "address", "", "address of capstand for managers, host:port")
 	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
-	f.StringVar(&o.secretNamespace, "secret-namespace", "capstan-infrastructure-system", "namespace of the Secret; clusterctl move needs it in the namespace of the infrastructure provider")
+	f.StringVar(&o.secretNamespace, "secret-namespace", joining.DefaultNamespace, "namespace of the Secret; clusterctl move needs it in the namespace of the infrastructure provider")
 	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: its name)")
 	f.StringSliceVar(&o.allowed, "allow-namespace", nil, "namespace whose clusters can use the host; repeatable (default: all)")
 	f.DurationVar(&o.validity, "valid-for", credentials.DefaultValidity, "validity of the certificates")

@@ -31,13 +31,12 @@ import (
 
 func (a *app) hostTokenCommand() *cobra.Command {
 	c := group("token", "Create, list and revoke the tokens with which hosts join", a.hostTokenCreateCommand(), a.hostTokenListCommand(), a.hostTokenRevokeCommand())
-	c.PersistentFlags().String(namespaceFlag, defaultProviderNamespace, "namespace of the infrastructure provider")
+	c.PersistentFlags().String(namespaceFlag, joining.DefaultNamespace, "namespace of the infrastructure provider")
 	return c
 }
 
 const (
-	namespaceFlag            = "provider-namespace"
-	defaultProviderNamespace = "capstan-infrastructure-system"
+	namespaceFlag = "provider-namespace"
 	// kubernetesMinTTL is the shortest life of a token that Kubernetes issues. Its Secret is deleted earlier.
 	kubernetesMinTTL = 10 * time.Minute
 )

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"capstan.dev/capstan/internal/host/joining"
 )
 
 // The components of a management plane. Logs, folders and the status use these names.
@@ -51,7 +53,7 @@ var portNames = []string{
 const (
 	coreNamespace         = "capi-system"
 	coreServiceAccount    = "capi-manager"
-	managerNamespace      = "capstan-infrastructure-system"
+	managerNamespace      = joining.DefaultNamespace
 	managerServiceAccount = "capstan-manager"
 	adminGroup            = "capstan:administrators"
 	// frontProxyClient is the name of the API server when it forwards requests to the manager.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 // S3Bucket is the bucket of the test's S3 server.
@@ -26,14 +27,7 @@ func S3Server(t *testing.T, accessKeyID, secretAccessKey, region string, args ..
 	if err := os.MkdirAll(filepath.Join(dir, "data", S3Bucket), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address = listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address = ports.Address(t)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -305,7 +306,7 @@ func (b *Balancer) accept(listener net.Listener) {
 			time.Sleep(50 * time.Millisecond) // Files or memory are exhausted: an immediate retry fails too.
 			continue
 		}
-		leave := b.gate.enter(sourceOf(conn.RemoteAddr()))
+		leave := b.gate.enter(cidr.OfPeer(conn.RemoteAddr()))
 		if leave == nil {
 			b.complain(conn, refused, errShare)
 			_ = conn.Close()

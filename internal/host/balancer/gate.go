@@ -1,7 +1,6 @@
 package balancer
 
 import (
-	"net"
 	"net/netip"
 	"sync"
 
@@ -72,15 +71,4 @@ func (g *gate) load() (open, sources int, empty <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.open, len(g.sources), g.empty
-}
-
-// sourceOf returns the source that a connection counts for.
-func sourceOf(remote net.Addr) netip.Prefix {
-	address, _ := netip.ParseAddrPort(remote.String())
-	ip, bits := address.Addr().Unmap().WithZone(""), 32
-	if ip.Is6() {
-		bits = 64
-	}
-	prefix, _ := ip.Prefix(bits)
-	return prefix
 }

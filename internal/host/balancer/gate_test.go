@@ -47,20 +47,6 @@ func TestGate(t *testing.T) {
 	}
 }
 
-func TestSourceOf(t *testing.T) {
-	for address, want := range map[string]string{
-		"10.0.0.1:5": "10.0.0.1/32", "[::ffff:10.0.0.1]:5": "10.0.0.1/32", "[2001:db8::1]:5": "2001:db8::/64", "[fe80::1%lo]:5": "fe80::/64",
-	} {
-		at, err := netip.ParseAddrPort(address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := sourceOf(net.TCPAddrFromAddrPort(at)); got.String() != want {
-			t.Errorf("%s: %s, want %s", address, got, want)
-		}
-	}
-}
-
 // from connects from a loopback address.
 func from(t *testing.T, source, address string) net.Conn {
 	t.Helper()

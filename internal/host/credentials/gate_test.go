@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/netip"
 	"testing"
 	"time"
 )
@@ -64,20 +63,5 @@ func TestListenIsBounded(t *testing.T) {
 	_ = l.Close()
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("a closed listener: %v", err)
-	}
-}
-
-func TestSourceOf(t *testing.T) {
-	for address, want := range map[string]string{
-		"192.0.2.1:4000": "192.0.2.1/32", "[::ffff:192.0.2.1]:4000": "192.0.2.1/32",
-		"[2001:db8:0:1:2:3:4:5]:4000": "2001:db8:0:1::/64", "[fe80::1%eth0]:4000": "fe80::/64",
-	} {
-		found, err := netip.ParseAddrPort(address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := sourceOf(net.TCPAddrFromAddrPort(found)).String(); got != want {
-			t.Errorf("%s: found %s, want %s", address, got, want)
-		}
 	}
 }

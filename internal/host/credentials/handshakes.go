@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+
+	"capstan.dev/capstan/internal/cidr"
 )
 
 // handshakes are the peers that have not authenticated yet. The zero value is usable.
@@ -40,7 +42,7 @@ func (h *handshakes) begin(conn net.Conn) *handshake {
 	}
 	h.began++
 	h.current++
-	added := &handshake{conn, sourceOf(conn.RemoteAddr()), h.began, make(chan struct{})}
+	added := &handshake{conn, cidr.OfPeer(conn.RemoteAddr()), h.began, make(chan struct{})}
 	h.bySource[added.source] = append(h.bySource[added.source], added)
 	return added
 }
@@ -70,18 +72,4 @@ func (h *handshakes) end(ended *handshake) {
 		delete(h.bySource, ended.source)
 	}
 	close(ended.done)
-}
-
-// sourceOf returns the network that counts as one peer: an IPv4 address, or the 64 bits of an IPv6 address that a provider assigns.
-func sourceOf(address net.Addr) netip.Prefix {
-	found, err := netip.ParseAddrPort(address.String())
-	if err != nil {
-		return netip.Prefix{}
-	}
-	ip, bits := found.Addr().Unmap().WithZone(""), 32
-	if ip.Is6() {
-		bits = 64
-	}
-	source, _ := ip.Prefix(bits) // The number of bits is valid.
-	return source
 }

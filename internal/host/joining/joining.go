@@ -26,6 +26,10 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
+// DefaultNamespace is the namespace of the infrastructure provider, with the tokens and credentials of hosts, unless it was installed in
+// another one.
+const DefaultNamespace = "capstan-infrastructure-system"
+
 const (
 	// prefix of the tokens in this format.
 	prefix = "capstan1."

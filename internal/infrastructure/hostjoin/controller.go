@@ -43,9 +43,6 @@ import (
 
 const joinController = "CapstanHostJoin"
 
-// defaultNamespace is that of the provider outside of a pod.
-const defaultNamespace = "capstan-infrastructure-system"
-
 // Reconciler decides about CertificateSigningRequests of hosts, and deletes the Secrets of expired tokens.
 type Reconciler struct {
 	reconciling.Options
@@ -58,7 +55,7 @@ type Reconciler struct {
 
 // SetupWithManager adds the reconciler. CertificateSigningRequests have names without a namespace, and Secrets names with one.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	r.namespace = cmp.Or(os.Getenv("POD_NAMESPACE"), defaultNamespace)
+	r.namespace = cmp.Or(os.Getenv("POD_NAMESPACE"), joining.DefaultNamespace)
 	ofToken, err := labels.NewRequirement(infrav1.HostTokenLabel, selection.Exists, nil)
 	if err != nil {
 		return err
