@@ -12,6 +12,9 @@ import (
 	"golang.org/x/mod/semver"
 )
 
+// Default is the Kubernetes version of `make test` and of the benchmarks: that of the first minor in KUBE_MINORS of the Makefile.
+const Default = "v1.36.3"
+
 // FormerMinor returns the newest built version with an earlier minor than the given version. bin is the folder of the
 // built binaries.
 func FormerMinor(bin, version string) (string, error) {

@@ -18,9 +18,10 @@ import (
 	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 	"capstan.dev/capstan/test/bench/floor"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/versions"
 )
 
-const version = "v1.36.3"
+const version = versions.Default
 
 type options struct {
 	bin     string

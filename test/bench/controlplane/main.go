@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/versions"
 	"capstan.dev/capstan/test/writeload"
 )
 
 const (
-	version = "v1.36.3"
+	version = versions.Default
 	cluster = "bench"
 	// patience bounds each step. A step that takes longer fails.
 	patience = 10 * time.Minute

@@ -22,6 +22,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/versions"
 )
 
 type options struct {
@@ -37,7 +38,7 @@ func main() {
 	ctrl.SetLogger(logr.Discard())
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
-	flag.StringVar(&o.version, "version", "v1.36.3", "Kubernetes version of the machines")
+	flag.StringVar(&o.version, "version", versions.Default, "Kubernetes version of the machines")
 	flag.StringVar(&o.hosts, "hosts", "10,100", "numbers of hosts, separated by commas")
 	flag.IntVar(&o.machines, "machines", 50, "machines per host")
 	flag.IntVar(&o.clusters, "clusters", 2, "clusters per host")

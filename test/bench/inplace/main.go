@@ -16,11 +16,12 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/versions"
 	"capstan.dev/capstan/test/writeload"
 )
 
 const (
-	version = "v1.36.3"
+	version = versions.Default
 	// patience bounds each step. A step that takes longer fails.
 	patience = 20 * time.Minute
 	// writePatience is the time for which an ordinary client repeats one write.

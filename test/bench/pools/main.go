@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/versions"
 )
 
 type options struct {
@@ -31,7 +32,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
 	flag.StringVar(&o.root, "root", "", "state folder of the management plane; a temporary one when empty")
-	flag.StringVar(&o.version, "version", "v1.36.3", "Kubernetes version")
+	flag.StringVar(&o.version, "version", versions.Default, "Kubernetes version")
 	flag.IntVar(&o.real, "real", 10, "machines of the real pool; 0 omits this part")
 	flag.IntVar(&o.rolling, "rolling", 5, "machines of the rolling update; 0 omits this part")
 	flag.StringVar(&o.hollow, "hollow", "100,1000", "sizes of the hollow pool, separated by commas; empty omits this part")

@@ -60,15 +60,10 @@ func worker(t *testing.T, c *harness.Cluster) infrav1.CapstanMachine {
 	return found[0]
 }
 
-func inMachine(t *testing.T, c *harness.Cluster, machine, script string) string {
-	t.Helper()
-	return strings.TrimSpace(c.Plane.Must(t, "shell", "--namespace", c.Namespace, machine, "--", "sh", "-ec", script))
-}
-
 // writeData writes the file to the volume of the worker.
 func writeData(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	inMachine(t, c, worker(t, c).Name, "echo "+precious+" >"+dataFile+"; sync")
+	c.InMachine(t, worker(t, c).Name, "echo "+precious+" >"+dataFile+"; sync")
 }
 
 // checkData checks that the machine has the volume and its data.
@@ -77,7 +72,7 @@ func checkData(t *testing.T, c *harness.Cluster, machine string) {
 	if v := dataVolume(t, c); v.Spec.MachineName != machine {
 		t.Errorf("CapstanVolume %s belongs to machine %q, want %s", v.Name, v.Spec.MachineName, machine)
 	}
-	if got := inMachine(t, c, machine, "mountpoint -q /srv/data; cat "+dataFile); got != precious {
+	if got := c.InMachine(t, machine, "mountpoint -q /srv/data; cat "+dataFile); got != precious {
 		t.Errorf("%s of machine %s contains %q, want %q", dataFile, machine, got, precious)
 	}
 }

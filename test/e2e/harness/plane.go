@@ -32,10 +32,11 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/test/versions"
 )
 
 // KubernetesVersion is the version that the tests use: that in CAPSTAN_KUBERNETES_VERSION, or the one of make test.
-var KubernetesVersion = cmp.Or(os.Getenv("CAPSTAN_KUBERNETES_VERSION"), "v1.36.3")
+var KubernetesVersion = cmp.Or(os.Getenv("CAPSTAN_KUBERNETES_VERSION"), versions.Default)
 
 // Plane is a management plane below its own root folder.
 type Plane struct {

@@ -105,7 +105,7 @@ func wrongHolder(former, now string) string {
 func (v *Volumes) Write(t *testing.T, n int) {
 	t.Helper()
 	for id, machine := range v.held(t, n) {
-		v.cluster.inMachine(t, machine, "mountpoint -q /srv/data; echo "+id+" >"+volumeFile+"; sync")
+		v.cluster.InMachine(t, machine, "mountpoint -q /srv/data; echo "+id+" >"+volumeFile+"; sync")
 		v.written[id] = true
 	}
 }
@@ -118,7 +118,7 @@ func (v *Volumes) Inherited(t *testing.T, n int) {
 			t.Errorf("the volume %s of machine %s is new", id, machine)
 			continue
 		}
-		if got := v.cluster.inMachine(t, machine, "mountpoint -q /srv/data; cat "+volumeFile); got != id {
+		if got := v.cluster.InMachine(t, machine, "mountpoint -q /srv/data; cat "+volumeFile); got != id {
 			t.Errorf("the volume of machine %s has the data of %q, want %s", machine, got, id)
 		}
 	}
@@ -171,7 +171,8 @@ func (v *Volumes) Removed(t *testing.T) {
 	})
 }
 
-func (c *Cluster) inMachine(t *testing.T, machine, script string) string {
+// InMachine runs a script in a machine and returns its output.
+func (c *Cluster) InMachine(t *testing.T, machine, script string) string {
 	t.Helper()
 	return strings.TrimSpace(c.Plane.Must(t, "shell", "--namespace", c.Namespace, machine, "--", "sh", "-ec", script))
 }

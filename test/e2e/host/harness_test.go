@@ -30,9 +30,10 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
+	"capstan.dev/capstan/test/versions"
 )
 
-const version = "v1.36.3"
+const version = versions.Default
 
 // patience bounds every wait.
 const patience = 2 * time.Minute

@@ -19,10 +19,11 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/versions"
 )
 
 const (
-	version     = "v1.36.3"
+	version     = versions.Default
 	tokenID     = "e2etok"
 	tokenSecret = "q7zk3vx9w2m5p8rt"
 )

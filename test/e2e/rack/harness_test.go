@@ -22,9 +22,10 @@ import (
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/rack"
+	"capstan.dev/capstan/test/versions"
 )
 
-const version = "v1.36.3"
+const version = versions.Default
 
 var programs string // folder with testinit
 
