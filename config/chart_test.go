@@ -33,6 +33,7 @@ import (
 
 	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func helmChart(t *testing.T) *chart.Chart {
@@ -352,7 +353,7 @@ func TestInstallersAreAccepted(t *testing.T) {
 	for _, o := range objects {
 		// The API server serves a new kind after a moment.
 		var refused error
-		if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, testenv.Patience, true, func(ctx context.Context) (bool, error) {
+		if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, expect.Patience, true, func(ctx context.Context) (bool, error) {
 			refused = env.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner("installer"), client.ForceOwnership)
 			return !meta.IsNoMatchError(refused) && !apierrors.IsNotFound(refused), nil
 		}); err != nil || refused != nil {

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // foreignKinds are kinds in examples whose definitions this test does not install. make test-flux and make test-argocd apply the
@@ -143,7 +144,7 @@ func (w *environment) dryRun(e example) (err error) {
 			return err
 		}
 		return nil
-	}, testenv.Patience).Should(Succeed(), "%s", e)
+	}, expect.Patience).Should(Succeed(), "%s", e)
 	return err
 }
 

@@ -18,6 +18,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testlogs"
 )
 
@@ -36,7 +37,7 @@ func TestLastErrorIsJSON(t *testing.T) {
 // reconciles only the objects of that namespace with the label.
 func TestManagerAll_ALL07(t *testing.T) {
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	ctx := t.Context()
 	own, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
 	g.Expect(err).NotTo(HaveOccurred())

@@ -27,7 +27,7 @@ import (
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/stall"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func TestPlaneSteps(t *testing.T) {
@@ -317,7 +317,7 @@ func TestBoxFiles(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%v\n%s", r.err, diff)
 		}
-	case <-time.After(testenv.Patience):
+	case <-time.After(expect.Patience):
 		t.Fatal("the command waits for a pipe of a machine")
 	}
 }

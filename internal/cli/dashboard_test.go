@@ -24,6 +24,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/cli/dashboard"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // pageOf follows the page of `capstan dashboard` of a user in the background. Each value is the content of all sections.
@@ -67,7 +68,7 @@ func pageOf(t *testing.T, env *testenv.Env, user, namespace string, args ...stri
 	case err := <-ended:
 		ended <- nil
 		t.Fatalf("the command ends at once: %v", err)
-	case <-time.After(testenv.Patience):
+	case <-time.After(expect.Patience):
 		t.Fatal("the command prints no address")
 	}
 	return nil
@@ -120,7 +121,7 @@ func sections(ctx context.Context, t *testing.T, url string) <-chan map[string]j
 func wanted(t *testing.T, page <-chan map[string]json.RawMessage, names []string, access map[string]string) map[string]json.RawMessage {
 	t.Helper()
 	var got string
-	for end := time.After(testenv.Patience); ; {
+	for end := time.After(expect.Patience); ; {
 		select {
 		case <-end:
 			t.Fatalf("want %q and %v, found %s", names, access, got)

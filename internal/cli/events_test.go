@@ -17,7 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"capstan.dev/capstan/internal/embedded"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // testEvents: with --progress json, each line on standard error is an event, also those about blockers and errors.
@@ -62,7 +62,7 @@ func (s *site) testEvents() {
 				found := parseEvents(t, errOut.String())
 				g.Expect(code).To(Equal(test.code), "%s", errOut.String())
 				g.Expect(found).To(ContainElements(test.has))
-			}, testenv.Patience).Should(Succeed())
+			}, expect.Patience).Should(Succeed())
 		})
 	}
 }

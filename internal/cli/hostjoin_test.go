@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func TestWithOptions(t *testing.T) {
@@ -133,7 +133,7 @@ func TestJoinWaitsForCapstand(t *testing.T) {
 	listener, err := net.Listen("unix", socket)
 	b.must(err)
 	go func() { _ = server.Serve(listener) }()
-	later, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	later, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	if err := b.app.startJoined(later, o, joining.Request{Name: "rack-1"}); err != nil || !strings.Contains(b.out.String(), "capstand.service runs") {
 		t.Errorf("with an answer: %v, %s", err, b.out.String())

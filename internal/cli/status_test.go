@@ -19,7 +19,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/cli/diagnosis"
 	"capstan.dev/capstan/internal/manifest"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // remotePlane creates what `capstan status` shows of a management plane, in a namespace.
@@ -33,7 +33,7 @@ func (s *site) remotePlane(namespace string) {
 	for _, crd := range diagnosis.Typed[apiextensionsv1.CustomResourceDefinition](objects) {
 		crds = append(crds, &crd)
 	}
-	if _, err := envtest.InstallCRDs(s.env.Config, envtest.CRDInstallOptions{CRDs: crds, MaxTime: testenv.Patience}); err != nil {
+	if _, err := envtest.InstallCRDs(s.env.Config, envtest.CRDInstallOptions{CRDs: crds, MaxTime: expect.Patience}); err != nil {
 		s.t.Fatal(err)
 	}
 	provider := parseObject(s.t, "{apiVersion: clusterctl.cluster.x-k8s.io/v1alpha3, kind: Provider, providerName: capstan, type: InfrastructureProvider, version: v0.9.9, metadata: {name: infrastructure-capstan}}")

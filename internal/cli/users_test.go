@@ -36,7 +36,7 @@ import (
 	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func capstanMachine(namespace, name string, labels map[string]string) *infrav1.CapstanMachine {
@@ -131,7 +131,7 @@ func (s *site) testCompletion() {
 				for _, word := range test.not {
 					g.Expect(lines).NotTo(ContainElement(word))
 				}
-			}, testenv.Patience).Should(Succeed())
+			}, expect.Patience).Should(Succeed())
 		})
 	}
 }

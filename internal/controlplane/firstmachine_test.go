@@ -20,7 +20,6 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
 )
@@ -88,7 +87,7 @@ func newLeader(stopAt int, behind bool) *leader {
 func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
 	quiet := 0
-	for end := time.Now().Add(testenv.Patience); quiet < 3; {
+	for end := time.Now().Add(expect.Patience); quiet < 3; {
 		if time.Now().After(end) {
 			t.Error("a leader still has steps to do")
 			return

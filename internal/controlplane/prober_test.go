@@ -15,7 +15,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/pki"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestCorrectedKubeconfig (CP-09): a probe that cannot succeed ends when the authority of the kubeconfig is corrected, or when the user gets
@@ -61,7 +61,7 @@ func TestCorrectedKubeconfig(t *testing.T) {
 	}
 	select {
 	case <-p.events:
-	case <-time.After(testenv.Patience):
+	case <-time.After(expect.Patience):
 		t.Fatal("no answer")
 	}
 	if answered, err := p.answeredOrAsk(cp, &rest.Config{Host: server.URL, BearerToken: "right", TLSClientConfig: right}); !answered || err != nil {

@@ -109,7 +109,7 @@ func installKind(kind string, list client.ObjectList) error {
 	if err := env.Client.Create(context.Background(), crd); err != nil {
 		return err
 	}
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(expect.Patience); ; time.Sleep(50 * time.Millisecond) {
 		if err = env.Client.List(context.Background(), list); err == nil || time.Now().After(end) {
 			return err
 		}

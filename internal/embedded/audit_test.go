@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -80,7 +79,7 @@ func (p *plain) serve() kubernetes.Interface {
 	api := newProcess(apiServerComponent(p.layout, p.state), p.layout.Log(apiServer), owner, newSpawner(), func(ProcessStatus) {})
 	api.begin()
 	p.t.Cleanup(api.Stop)
-	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), expect.Patience)
 	defer cancel()
 	if err := api.waitReady(ctx); err != nil {
 		p.t.Fatalf("%v: %s", err, lastLineOf(p.layout.Log(apiServer)))

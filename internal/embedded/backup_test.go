@@ -83,7 +83,7 @@ func (p *plain) start() {
 	p.etcd = newProcess(database, p.layout.Log(etcd), owner, newSpawner(), func(ProcessStatus) {})
 	p.etcd.begin()
 	p.t.Cleanup(p.etcd.Stop)
-	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), expect.Patience)
 	defer cancel()
 	if err := p.etcd.waitReady(ctx); err != nil {
 		log, _ := os.ReadFile(p.layout.Log(etcd))
@@ -98,7 +98,7 @@ func (p *plain) do(use func(context.Context, *clientv3.Client)) {
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{loopback("https", p.state.port(portEtcd))}, TLS: config, Logger: zap.NewNop()})
 	expect.NoError(p.t, err)
 	defer func() { expect.NoError(p.t, c.Close()) }()
-	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), expect.Patience)
 	defer cancel()
 	use(ctx, c)
 }
@@ -787,7 +787,7 @@ func TestScheduledBackups(t *testing.T) {
 	daemon := func(until func(Status) bool) Status {
 		t.Helper()
 		d := &plane{layout: p.layout, state: p.state, board: newBoard(Status{Installed: true})}
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 		defer cancel()
 		done := make(chan struct{})
 		go func() { d.backUp(ctx); close(done) }()

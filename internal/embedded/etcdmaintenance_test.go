@@ -10,7 +10,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // The plane's etcd runs out of space. The plane reports the alarm and frees space, and etcd accepts writes again.
@@ -34,7 +34,7 @@ func TestEtcdOutOfSpace(t *testing.T) {
 		t.Fatal("etcd is not full: the test proves nothing")
 	}
 	d := &plane{layout: p.layout, state: p.state, board: newBoard(Status{Components: []ProcessStatus{{Name: etcdName}}})}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	done := make(chan struct{})
 	go func() { d.care(ctx); close(done) }()

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/tracing/collector"
 	"capstan.dev/capstan/internal/version"
@@ -304,7 +303,7 @@ func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
 // TestCommandLockOfRemovedRoot: `capstan down` removes the folder while `capstan up` and another `capstan down` wait for its lock.
 func TestCommandLockOfRemovedRoot(t *testing.T) {
 	l := Layout{Root: newRoot(t)}
-	patient, end := context.WithTimeout(t.Context(), testenv.Patience)
+	patient, end := context.WithTimeout(t.Context(), expect.Patience)
 	defer end()
 	first, err := lockRoot(patient, l)
 	expect.NoError(t, err)

@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // joinToken creates a token as `capstan host token create` does, and returns a client with it.
@@ -85,7 +85,7 @@ func joinAs(g *WithT, c client.Client, keyPEM []byte, r joining.Request) *certif
 		if csr.Status.Conditions[0].Type == certificatesv1.CertificateApproved {
 			g.Expect(csr.Status.Certificate).NotTo(BeEmpty())
 		}
-	}).WithTimeout(testenv.Patience).Should(Succeed())
+	}).WithTimeout(expect.Patience).Should(Succeed())
 	return csr
 }
 
@@ -164,11 +164,11 @@ func TestDeletedHostDoesNotReturn(t *testing.T) {
 		g.Expect(host.Finalizers).To(ContainElement(infrav1.HostFinalizer))
 		g.Expect(env.Client.Get(ctx, client.ObjectKey{Namespace: providerNamespace, Name: "leaves-credentials"}, secret)).To(Succeed())
 		g.Expect(secret.OwnerReferences).To(ContainElement(HaveField("UID", host.UID)))
-	}).WithTimeout(testenv.Patience).Should(Succeed())
+	}).WithTimeout(expect.Patience).Should(Succeed())
 	g.Expect(env.Client.Delete(ctx, host)).To(Succeed())
 	g.Eventually(func() bool {
 		return apierrors.IsNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(host), host))
-	}).WithTimeout(testenv.Patience).Should(BeTrue())
+	}).WithTimeout(expect.Patience).Should(BeTrue())
 	csr := joinAs(g, c, key, r)
 	g.Expect(csr.Status.Conditions[0].Message).To(ContainSubstring("was deleted"))
 	g.Expect(csr.Status.Certificate).To(BeEmpty())
@@ -194,5 +194,5 @@ func TestHostTokenExpires(t *testing.T) {
 	g.Expect(env.Client.Patch(ctx, secret, client.MergeFrom(before))).To(Succeed())
 	g.Eventually(func() bool {
 		return apierrors.IsNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(secret), &corev1.Secret{}))
-	}).WithTimeout(testenv.Patience).Should(BeTrue())
+	}).WithTimeout(expect.Patience).Should(BeTrue())
 }

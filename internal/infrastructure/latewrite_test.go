@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestLateWrite writes a status late, as after a slow answer of the API server. A later reconcile has read the object from
@@ -36,14 +36,14 @@ func TestLateWrite(t *testing.T) {
 				b.get(tc.object)
 				before = conditions.Get(tc.object, tc.condition)
 				return before
-			}, testenv.Patience).Should(HaveField("Status", metav1.ConditionTrue))
+			}, expect.Patience).Should(HaveField("Status", metav1.ConditionTrue))
 			stored := tc.object.DeepCopyObject().(client.Object)
 			conditions.Set(tc.object, metav1.Condition{Type: tc.condition, Status: metav1.ConditionUnknown, Reason: "HostUnreachable", Message: "late"})
 			g.Expect(env.Client.Status().Patch(ctx, tc.object, client.MergeFrom(stored))).To(Succeed())
 			g.Eventually(func() *metav1.Condition {
 				b.get(tc.object)
 				return conditions.Get(tc.object, tc.condition)
-			}, testenv.Patience).Should(HaveField("Status", metav1.ConditionTrue))
+			}, expect.Patience).Should(HaveField("Status", metav1.ConditionTrue))
 		})
 	}
 }

@@ -41,6 +41,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 
 	"capstan.dev/capstan/internal/infrastructure"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 var (
@@ -270,7 +271,7 @@ func unique(prefix string) string { return fmt.Sprintf("%s-%d", prefix, names.Ad
 func newNamespace(t *testing.T) *box {
 	t.Helper()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
 	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(3 * time.Second) // An object is reconciled at most once a second.
@@ -522,7 +523,7 @@ func eachVersion[T client.Object](b *box, list client.ObjectList) iter.Seq[T] {
 	b.Expect(err).NotTo(HaveOccurred())
 	b.t.Cleanup(watch.Stop)
 	return func(yield func(T) bool) {
-		timeout := time.After(testenv.Patience)
+		timeout := time.After(expect.Patience)
 		for {
 			select {
 			case e := <-watch.ResultChan():

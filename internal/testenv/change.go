@@ -6,6 +6,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // Change reads, modifies and writes an object, and repeats that after each conflict, because controllers write most
@@ -20,7 +22,7 @@ func ChangeStatus[T client.Object](ctx context.Context, c client.Client, obj T, 
 }
 
 func retry[T client.Object](ctx context.Context, c client.Client, obj T, change func(T), write func(client.Patch) error) error {
-	for end := time.Now().Add(Patience); ; {
+	for end := time.Now().Add(expect.Patience); ; {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}

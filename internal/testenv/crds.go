@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // readCRDs reads the CRDs of Cluster API and Capstan. Those of providers with webhooks are converted by the webhook server.
@@ -56,7 +58,7 @@ func conversion(server envtest.WebhookInstallOptions) *apiextensionsv1.CustomRes
 // storeCRDs writes CRDs to etcd as an API server stores them. An API server compiles all rules of a CRD that it installs, and
 // needs more processor time for that than for its own start. TestCRDs lets an API server check the CRDs.
 func storeCRDs(etcd string, crds []*apiextensionsv1.CustomResourceDefinition) error {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), expect.Patience)
 	defer cancel()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}})
 	if err != nil {

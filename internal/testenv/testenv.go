@@ -37,9 +37,6 @@ import (
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// Patience is the timeout of waits in tests.
-const Patience = expect.Patience
-
 // startTries is the number of attempts to start an API server. An attempt can fail because of a busy machine or a port
 // in use.
 const startTries = 3
@@ -154,7 +151,7 @@ func (e *Env) prepare(crds []*apiextensionsv1.CustomResourceDefinition) (err err
 	// The client's own rate limit must not delay tests.
 	e.Config.QPS, e.Config.Burst = 1000, 2000
 	e.Kubeconfig = e.env.KubeConfig
-	if err := envtest.WaitForCRDs(e.Config, crds, envtest.CRDInstallOptions{MaxTime: Patience, PollInterval: 100 * time.Millisecond}); err != nil {
+	if err := envtest.WaitForCRDs(e.Config, crds, envtest.CRDInstallOptions{MaxTime: expect.Patience, PollInterval: 100 * time.Millisecond}); err != nil {
 		return err
 	}
 	if len(e.Webhooks.Paths) > 0 {
@@ -171,8 +168,8 @@ func environment(assets string, scheme *k8sruntime.Scheme, crds []*apiextensions
 	env := &envtest.Environment{
 		Scheme:                   scheme,
 		BinaryAssetsDirectory:    assets,
-		ControlPlaneStartTimeout: Patience,
-		ControlPlaneStopTimeout:  Patience,
+		ControlPlaneStartTimeout: expect.Patience,
+		ControlPlaneStopTimeout:  expect.Patience,
 	}
 	server := env.ControlPlane.GetAPIServer()
 	server.SecureServing.Authn = &tokenAuthn{token: rand.Text(), beforeServer: func() error {
@@ -196,7 +193,7 @@ func webhooks(root string, folders []string) (out envtest.WebhookInstallOptions,
 	if err != nil {
 		return out, err
 	}
-	out = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: Patience}
+	out = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: expect.Patience}
 	for _, folder := range folders {
 		out.Paths = append(out.Paths, filepath.Join(root, folder))
 	}

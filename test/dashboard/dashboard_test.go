@@ -43,6 +43,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 var env *testenv.Env
@@ -142,7 +143,7 @@ func script(expression string) chromedp.Action[chromedp.Void] {
 
 func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, testenv.Patience)
+	ctx, cancel := context.WithTimeout(b.ctx, expect.Patience)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		b.Fatal(err)

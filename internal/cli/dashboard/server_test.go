@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -142,7 +141,7 @@ func next(t *testing.T, lines *bufio.Reader, end string) (names []string) {
 func TestStream(t *testing.T) {
 	s := served(t)
 	s.publish(map[string][]byte{"hosts": []byte("[1]"), "pools": []byte("[]")})
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	_, lines := get(ctx, t, s.url()+"stream")
 	if got := strings.Join(next(t, lines, "complete"), " "); got != "hosts pools complete" {

@@ -12,14 +12,14 @@ import (
 
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/dialing"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A listener keeps exactly one spare connection, and reads its certificates for each one.
 func TestOneSpareConnection(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	dir := t.TempDir()
 	files := credentials.In(dir)
 	manager, err := credentials.Make(dir, []string{"h"}, time.Hour, time.Now())
@@ -78,7 +78,7 @@ func (l *lines) Write(p []byte) (int, error) {
 func TestOneLineForOneReason(t *testing.T) {
 	t.Parallel()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	dir := t.TempDir()
 	_, err := credentials.Make(dir, []string{"h"}, time.Hour, time.Now())
 	g.Expect(err).NotTo(HaveOccurred())

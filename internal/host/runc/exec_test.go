@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestKillRecorded: when the command of runc has ended, another process that has its number is not killed.
@@ -106,7 +106,7 @@ func TestOutputEnds(t *testing.T) {
 			if !errors.Is(err, os.ErrClosed) {
 				t.Errorf("the output ended with %v, want %v", err, os.ErrClosed)
 			}
-		case <-time.After(testenv.Patience):
+		case <-time.After(expect.Patience):
 			t.Fatal("the output has no end")
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A host that reports the WireGuard key of another host has no key: the others would send the packets for the owner there.
@@ -35,7 +35,7 @@ func TestForgedOverlayKey(t *testing.T) {
 		b.WithObjects(host)
 		conn, err := pool.Connect(t.Context(), host)
 		if err == nil {
-			err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, testenv.Patience, true, func(context.Context) (bool, error) { return conn.ConnectionError() == nil, nil })
+			err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, expect.Patience, true, func(context.Context) (bool, error) { return conn.ConnectionError() == nil, nil })
 		}
 		if err != nil {
 			t.Fatal(err)

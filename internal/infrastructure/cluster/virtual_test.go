@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // ALL-18: the report of a host reserves an address for a new cluster only if the administrator has listed the address on this host. Root on
@@ -36,7 +36,7 @@ func TestReportedEndpoint_ALL18(t *testing.T) {
 	pool := connections.NewPool(t.Context(), nil)
 	conn, err := pool.Connect(t.Context(), &host)
 	if err == nil {
-		err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, testenv.Patience, true, func(context.Context) (bool, error) { return conn.LoadBalancer("net") != nil, nil })
+		err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, expect.Patience, true, func(context.Context) (bool, error) { return conn.LoadBalancer("net") != nil, nil })
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const gib = 1 << 30
@@ -39,7 +39,7 @@ const gib = 1 << 30
 func connect(t *testing.T, address string, setup ...func(*connections.Pool)) (*WithT, *connections.Pool, *connections.Host, chan connections.Event) {
 	t.Helper()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	pool := connections.NewPool(ctx, nil)
@@ -136,7 +136,7 @@ func TestPromisesCountOnce(t *testing.T) {
 // TCP is served with mutual TLS only, with the credentials of the host's Secret.
 func TestMutualTLS(t *testing.T) {
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	ca := newCA(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())

@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // plane is a manager that listens for hosts.
@@ -36,7 +36,7 @@ type plane struct {
 func newPlane(t *testing.T, secrets client.Client, address string) *plane {
 	t.Helper()
 	p := &plane{WithT: NewWithT(t), t: t, secrets: secrets}
-	p.SetDefaultEventuallyTimeout(testenv.Patience)
+	p.SetDefaultEventuallyTimeout(expect.Patience)
 	ctx, cancel := context.WithCancel(t.Context())
 	listener, err := net.Listen("tcp", address)
 	p.Expect(err).NotTo(HaveOccurred())
@@ -194,7 +194,7 @@ func firstByte(address string, config *tls.Config) error {
 		return err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(testenv.Patience))
+	_ = conn.SetDeadline(time.Now().Add(expect.Patience))
 	_, err = tls.Client(conn, config).Read(make([]byte, 1))
 	return err
 }

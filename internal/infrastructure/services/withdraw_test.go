@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A host can report any lists of Services. The manager sends requests only for networks of its own clusters, one for each, and a bounded number
@@ -60,7 +60,7 @@ func TestInventedServices_ALL18(t *testing.T) {
 			g := NewWithT(t)
 			server := fakehost.New(t)
 			r, host := withdrawing(t, self, server.Address(), clusters...)
-			g.Eventually(host.ConnectionError, testenv.Patience).Should(Succeed())
+			g.Eventually(host.ConnectionError, expect.Patience).Should(Succeed())
 			_, err := host.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{ManagementCluster: self, Spec: &hostpb.MachineSpec{
 				Id: "m-1", Namespace: "b", Name: "m-1", Image: "host", KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30,
 				Network:   &hostpb.Network{Id: "m", Namespace: "b", Name: "gone", Cidr: "10.200.0.0/21"},

@@ -340,7 +340,7 @@ func startEtcd(t *testing.T, dataDir, name, peer string) *database {
 	d.client, err = clientv3.New(clientv3.Config{Endpoints: []string{d.member.Endpoint}, Logger: zap.NewNop()})
 	expect.NoError(t, err)
 	t.Cleanup(func() { _ = d.client.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
 	_, err = d.client.Get(ctx, "x")
 	expect.NoError(t, err)

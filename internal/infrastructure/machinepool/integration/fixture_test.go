@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const (
@@ -62,7 +63,7 @@ func newWorld(t *testing.T, domains ...string) *world {
 func newWorldWith(t *testing.T, b hollow.Behaviour, domains ...string) *world {
 	t.Helper()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(testenv.Patience)
+	g.SetDefaultEventuallyTimeout(expect.Patience)
 	g.SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	g.SetDefaultConsistentlyPollingInterval(100 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(1500 * time.Millisecond)

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -161,7 +162,7 @@ func (p *process) start(flags ...string) error {
 // serving waits until the webhooks answer.
 func (p *process) serving() error {
 	w := env.Webhooks
-	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(expect.Patience); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", net.JoinHostPort(w.LocalServingHost, fmt.Sprint(w.LocalServingPort)))
 		if err == nil {
 			return c.Close()
