@@ -778,6 +778,17 @@ func TestNextScheduledBackup(t *testing.T) {
 	}
 }
 
+// An earlier build did not record the place of its backups. Its status stays after an upgrade.
+func TestBackupStatusOfEarlierBuild(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	place := BackupTarget{To: "/mnt/backups", Keep: 2}
+	expect.NoError(t, atomicfile.WriteJSON(l.backupStatus(), BackupStatus{Last: &Backup{Location: "/mnt/backups/one"}, Failures: 1}, 0o600))
+	got := lastStatus(l, place)
+	if got.Last == nil || got.Failures != 1 || got.Target.To != place.To {
+		t.Errorf("got %+v", got)
+	}
+}
+
 // The daemon creates backups and shows them. It shows the reason of a failure. A new daemon continues the schedule of
 // the previous one. A backup to a new place is due at once.
 func TestScheduledBackups(t *testing.T) {

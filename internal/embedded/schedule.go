@@ -133,6 +133,9 @@ func lastStatus(l Layout, target BackupTarget) BackupStatus {
 	if err := atomicfile.ReadJSON(l.backupStatus(), &last); err != nil && !errors.Is(err, os.ErrNotExist) {
 		slog.Error("Cannot read the status of backups", "error", err) // the next backup writes the file again
 	}
+	if last.Target == (BackupTarget{}) {
+		last.Target = target // An earlier build did not record the place.
+	}
 	if last.Target != target {
 		return BackupStatus{Target: target}
 	}
