@@ -1,6 +1,7 @@
 package update
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -56,12 +58,18 @@ func TestCommandOfSeveralLines(t *testing.T) {
 
 // TestGrace: a program that a command has started has time for its end, for example a package manager for its database.
 func TestGrace(t *testing.T) {
-	ended := filepath.Join(t.TempDir(), "ended")
-	script := "(trap 'sleep 0.5; touch " + ended + "; exit' TERM; sleep 1000 & wait) & sleep 1000"
-	if err := runAll(t.Context(), []cloudconfig.Command{{Shell: script}}, 300*time.Millisecond); err == nil {
+	dir := t.TempDir()
+	begun, ended := filepath.Join(dir, "begun"), filepath.Join(dir, "ended")
+	script := "(trap 'sleep 0.5; touch " + ended + "; exit' TERM; touch " + begun + "; sleep 1000 & wait) & sleep 1000"
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- runAll(ctx, []cloudconfig.Command{{Shell: script}}, time.Hour) }()
+	expect.True(t, "the program runs", func() bool { return atomicfile.Exists(begun) })
+	cancel()
+	if err := <-result; err == nil {
 		t.Error("the commands have not failed")
 	}
-	if _, err := os.Stat(ended); err != nil {
-		t.Errorf("the program was killed before its end: %v", err)
+	if !atomicfile.Exists(ended) {
+		t.Error("the program was killed before its end")
 	}
 }
