@@ -59,7 +59,7 @@ type reservations struct {
 	// last is the last search of each cluster. The next one continues there, so its duration does not grow with the number
 	// of machines, and a released address is not used again at once. The searches of deleted clusters stay until there are maxLast.
 	last map[client.ObjectKey]search
-	// pauses are the times until which namespaces pause after a search without a result.
+	// pauses are the times until which namespaces pause after a search that continues later.
 	pauses map[string]time.Time
 }
 
@@ -69,6 +69,8 @@ type search struct {
 	at netip.Addr
 	// taken is the number of addresses before it that are taken, since the last choice.
 	taken int
+	// full is the time until which a large network counts as full, after a search found it full.
+	full time.Time
 }
 
 const (
@@ -77,7 +79,8 @@ const (
 	// maxTaken bounds the taken addresses of one search. A host can report machines with all addresses of a network, and the machines of all
 	// namespaces wait for the search.
 	maxTaken = 4096
-	// searchPause is the time for which a namespace pauses after a search without a result that found at least manyTaken.
+	// searchPause is the time for which a namespace pauses after a search that continues later, and a cluster after one that found its
+	// network full with at least manyTaken addresses. A full network does not delay the other clusters of the namespace.
 	searchPause, manyTaken = time.Second, 256
 )
 
@@ -101,8 +104,10 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 	if len(r.last) >= maxLast {
 		clear(r.last) // The next search of each cluster begins with its first address.
 	}
-	before := r.last[cluster]
-	state := before
+	state := r.last[cluster]
+	if time.Now().Before(state.full) {
+		return netip.Addr{}, full(cidr)
+	}
 	address, free := network.ChooseAddress(cidr, state.at, maxTaken, func(a netip.Addr) bool {
 		if _, reserved := r.holders[reservation{cluster, a}]; !reserved && !taken(a) {
 			return false
@@ -111,10 +116,7 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 		return true
 	})
 	if !free {
-		if state.taken-before.taken >= manyTaken {
-			r.pause(cluster.Namespace)
-		}
-		return address, r.unsuccessful(cidr, cluster, search{address, state.taken})
+		return address, r.unsuccessful(cidr, cluster, search{at: address, taken: state.taken})
 	}
 	chosen := reservation{cluster, address}
 	r.holders[chosen], r.held[machine], r.last[cluster] = machine, chosen, search{at: address}
@@ -125,9 +127,19 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 func (r *reservations) unsuccessful(cidr netip.Prefix, cluster client.ObjectKey, state search) error {
 	if !network.IsFull(cidr, state.taken) {
 		r.last[cluster] = state
+		r.pause(cluster.Namespace)
 		return errSearching
 	}
-	r.last[cluster] = search{at: state.at}
+	next := search{at: state.at}
+	if state.taken >= manyTaken {
+		next.full = time.Now().Add(searchPause)
+	}
+	r.last[cluster] = next
+	return full(cidr)
+}
+
+// full is the error for a network without a free address.
+func full(cidr netip.Prefix) error {
 	return fmt.Errorf("no address is free in %s: delete machines, or use a larger machineCIDR for the next cluster", cidr)
 }
 
@@ -138,14 +150,18 @@ func (r *reservations) pause(namespace string) {
 	r.pauses[namespace] = now.Add(searchPause)
 }
 
-// pausing returns an error while a namespace pauses.
-func (r *reservations) pausing(namespace string) error {
+// pausing reports whether a namespace pauses.
+func (r *reservations) pausing(namespace string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.pauses[namespace]) {
-		return fmt.Errorf("another search for an address in namespace %s found many taken ones: the next attempt follows", namespace)
-	}
-	return nil
+	return time.Now().Before(r.pauses[namespace])
+}
+
+// searchLater ends a reconcile while the namespace pauses. An error would delay the next attempts more and more, and the pauses that a machine
+// meets are those of others.
+func searchLater(s *scope) error {
+	s.again = wait.Jitter(searchPause, 1)
+	return reconciling.ErrWaiting
 }
 
 // release deletes the reservation of a machine when the cache shows its address or the machine was deleted. There are
@@ -189,8 +205,7 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 		return nil, failed
 	}
 	if errors.Is(err, errSearching) {
-		s.again = wait.Jitter(searchPause, 1)
-		return nil, reconciling.ErrWaiting
+		return nil, searchLater(s)
 	}
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
@@ -299,8 +314,8 @@ func addressTaken(err error, m *infrav1.CapstanMachine) bool {
 // assignOtherAddress replaces an address that the machine cannot have. The change of spec is the event that
 // leads to the next attempt.
 func (r *Reconciler) assignOtherAddress(ctx context.Context, s *scope) error {
-	if err := r.reserved.pausing(s.capstan.Namespace); err != nil {
-		return err
+	if r.reserved.pausing(s.capstan.Namespace) {
+		return searchLater(s)
 	}
 	capstanCluster, err := r.capstanCluster(ctx, s)
 	if err != nil {

@@ -307,13 +307,14 @@ func TestSearchInParts_ALL18(t *testing.T) {
 		t.Errorf("found %v in %d searches, want %v in 16", got, searches, free)
 	}
 	for range 2 {
+		countAsFull(&r, cluster, time.Time{})
 		if got, searches := find("m-1"); got.IsValid() || searches != 16 {
 			t.Errorf("found %v in %d searches, want a full network after 16", got, searches)
 		}
 	}
 }
 
-// After a search with many taken addresses, the machines of its namespace wait before they search again, and those of others do not.
+// After a search that continues later, the machines of its namespace wait before they search again, and those of others do not.
 func TestPauseOfSearches_ALL18(t *testing.T) {
 	var r reservations
 	taken := func(netip.Addr) bool { return true }
@@ -322,23 +323,65 @@ func TestPauseOfSearches_ALL18(t *testing.T) {
 			t.Fatal("found an address")
 		}
 	}
-	if _, found := r.pauses["small"]; found || len(r.pauses) != 2 {
-		t.Errorf("found pauses %v, want those of hostile and full", r.pauses)
+	if _, found := r.pauses["hostile"]; !found || len(r.pauses) != 1 {
+		t.Errorf("found pauses %v, want that of hostile", r.pauses)
 	}
 	p := newPlane(t, 1, "10.0.0.0/26")
 	leader := p.start()
 	leader.r.reserved.pauses = map[string]time.Time{"ns": time.Now().Add(time.Hour), "hostile": time.Now().Add(-time.Hour)}
-	if err := leader.r.reserved.pausing("hostile"); err != nil {
-		t.Errorf("after the pause: %v", err)
+	if leader.r.reserved.pausing("hostile") {
+		t.Error("the namespace still pauses after the time of its pause")
 	}
-	s := &scope{cluster: &clusterv1.Cluster{}, capstan: leader.cache["m-0"].DeepCopy()}
 	leader.r.placing.Lock() // The machine does not wait for the lock.
-	for name, err := range map[string]error{
-		"a new machine":   leader.r.choose(t.Context(), s, p.cluster, nil),
-		"another address": leader.r.assignOtherAddress(t.Context(), s),
+	for name, search := range map[string]func(*scope) error{
+		"a new machine":   func(s *scope) error { return leader.r.choose(t.Context(), s, p.cluster, nil) },
+		"another address": func(s *scope) error { return leader.r.assignOtherAddress(t.Context(), s) },
 	} {
-		if err == nil || !strings.Contains(err.Error(), "the next attempt follows") {
-			t.Errorf("%s: %v", name, err)
+		s := &scope{cluster: &clusterv1.Cluster{}, capstan: leader.cache["m-0"].DeepCopy()}
+		if err := search(s); !errors.Is(err, reconciling.ErrWaiting) || s.again < searchPause || s.again > 2*searchPause {
+			t.Errorf("%s: got the error %v and the next attempt after %s, want a wait of one to two pauses", name, err, s.again)
 		}
 	}
+}
+
+// A large network that is full is searched once per pause. The other clusters of its namespace do not wait, and a small network is
+// searched at each attempt.
+func TestPauseOfAFullNetwork_ALL18(t *testing.T) {
+	var r reservations
+	large, small, other := client.ObjectKey{Namespace: "ns", Name: "large"}, client.ObjectKey{Namespace: "ns", Name: "small"}, client.ObjectKey{Namespace: "ns", Name: "other"}
+	search := func(cluster client.ObjectKey, bits int, taken bool) (looks int, err error) {
+		cidr := netip.PrefixFrom(netip.MustParseAddr("10.0.0.0"), bits)
+		_, err = r.choose(cidr, cluster, client.ObjectKey{}, func(netip.Addr) bool {
+			looks++
+			return taken
+		})
+		return looks, err
+	}
+	full := func(cluster client.ObjectKey, bits, want int) {
+		t.Helper()
+		if looks, err := search(cluster, bits, true); err == nil || errors.Is(err, errSearching) || looks != want {
+			t.Errorf("%s: looked at %d addresses and got the error %v, want %d and a full network", cluster.Name, looks, err, want)
+		}
+	}
+	full(large, 21, 1<<11-3)
+	full(small, 26, 1<<6-3)
+	if r.last[large].full.IsZero() || !r.last[small].full.IsZero() || r.pausing("ns") {
+		t.Errorf("found pauses %v of clusters and %v of namespaces, want that of the large network", r.last, r.pauses)
+	}
+	countAsFull(&r, large, time.Now().Add(time.Hour))
+	full(large, 21, 0)
+	if looks, err := search(other, 21, false); err != nil || looks != 1 {
+		t.Errorf("another cluster of the namespace: looked at %d addresses and got the error %v", looks, err)
+	}
+	countAsFull(&r, large, time.Now().Add(-time.Hour))
+	if _, err := search(large, 21, false); err != nil {
+		t.Errorf("after the pause, and with a free address: %v", err)
+	}
+}
+
+// countAsFull sets the time until which the network of a cluster counts as full.
+func countAsFull(r *reservations, cluster client.ObjectKey, until time.Time) {
+	state := r.last[cluster]
+	state.full = until
+	r.last[cluster] = state
 }

@@ -120,8 +120,8 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 	if len(addresses) == 0 {
 		addresses = spec.Network.Addresses
 	}
-	if err := r.reserved.pausing(s.capstan.Namespace); len(addresses) == 0 && err != nil {
-		return err
+	if len(addresses) == 0 && r.reserved.pausing(s.capstan.Namespace) {
+		return searchLater(s)
 	}
 	r.placing.Lock()
 	defer r.placing.Unlock()
