@@ -119,7 +119,8 @@ func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.C
 
 // hasEndpoint reports whether a host has the endpoint of a cluster as its virtual address, or takes part in the election of the host that
 // has it. The last report counts also while the host is away. Root on a host can report any address, so the report counts only if the host
-// lists the address, or for a cluster whose machines may boot: such a cluster keeps its endpoint when the list changes.
+// lists the address, or for a cluster whose machines may boot: such a cluster keeps its endpoint when the list changes. A move loses this
+// state with the rest of status, so the list decides alone until the machines of the moved cluster may boot.
 func (r *Reconciler) hasEndpoint(c *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) bool {
 	return slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool {
 		conn := r.Pool.Get(h.Name)
