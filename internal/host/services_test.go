@@ -161,6 +161,9 @@ func TestServicesAreWithdrawnOnAFullDisk(t *testing.T) {
 	_, err := s.host.SetServices(t.Context(), s.request)
 	expect.NoError(t, err)
 	s.listed(s.request)
+	s.published("after a later request", true)
+	s.reboot()
+	s.published("after a reboot with the new record", true)
 }
 
 // After a reboot of the box, capstand gives the box the addresses and rules of the recorded Services again, and also after another

@@ -104,7 +104,7 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"Address, for example :7444, on which the leader accepts the connections of hosts that dial it (CapstanHosts with connection FromHost), with mutual TLS. It does not listen when empty.")
 	f.endpointPorts = *utilnet.ParsePortRangeOrDie(network.DefaultPorts)
 	fs.Var(&f.endpointPorts, "endpoint-port-range",
-		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. Nothing else on the hosts may listen on them.")
+		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. No other program may listen on them at the tunnel address or at all addresses of a host.")
 }
 
 func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {

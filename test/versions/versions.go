@@ -1,4 +1,4 @@
-// Package versions finds the built versions of Kubernetes for tests and benchmarks.
+// Package versions finds the built versions of Kubernetes for tests and benchmarks, and has the default one.
 //
 // Layer: test. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package versions

@@ -125,7 +125,7 @@ func marshal(c cloudConfig) ([]byte, error) {
 // commands returns one shell script, as cloud-init runs it. `set -e` ends it at the first command that fails, so the
 // sentinel means success.
 func commands(spec bootstrapv1.CapstanConfigSpec) []string {
-	out := []string{"set -e"}
+	out := []string{nodeconfig.EndOnFailure}
 	out = append(out, spec.PreCommands...)
 	out = append(out, nodeconfig.UpCommand)
 	out = append(out, spec.PostCommands...)

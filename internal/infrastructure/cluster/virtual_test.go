@@ -1,12 +1,9 @@
 package cluster
 
 import (
-	"context"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -35,12 +32,8 @@ func TestReportedEndpoint_ALL18(t *testing.T) {
 	host := infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "h"}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}}
 	pool := connections.NewPool(t.Context(), nil)
 	conn, err := pool.Connect(t.Context(), &host)
-	if err == nil {
-		err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, expect.Patience, true, func(context.Context) (bool, error) { return conn.LoadBalancer("net") != nil, nil })
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.True(t, "the host has reported its load balancer", func() bool { return conn.LoadBalancer("net") != nil })
 	for name, tc := range map[string]struct {
 		namespace, listed string
 		boots, want       bool

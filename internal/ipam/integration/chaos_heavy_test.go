@@ -2,9 +2,7 @@
 
 package integration
 
-import (
-	"testing"
-)
+import "testing"
 
 // TestNoDuplicatesHeavy runs the test of duplicate addresses with thousands of claims and many more killed managers. It
 // takes some minutes of two processors, so only `make soak` runs it.

@@ -356,9 +356,6 @@ func (c *churn) someWork() bool {
 	return true
 }
 
-// patience is the time within which a claim must be served or removed.
-const patience = 4 * time.Minute
-
 // createAndDelete creates a claim, waits for its address and deletes it. The next claim of the same name is created at
 // once, or after the deletion.
 func (c *churn) createAndDelete(to target, name string, turn int) error {
@@ -373,7 +370,7 @@ func (c *churn) createAndDelete(to target, name string, turn int) error {
 		c.served.Add(1)
 	case <-p.gone:
 		return fmt.Errorf("claim %s of %s was removed although the test had not deleted it", name, to.pool.GetName())
-	case <-time.After(patience):
+	case <-time.After(expect.Patience):
 		_, err := get(claim)
 		return fmt.Errorf("claim %s of %s got no address: %v, %w", name, to.pool.GetName(), claim.Status.Conditions, err)
 	}
@@ -390,7 +387,7 @@ func (c *churn) createAndDelete(to target, name string, turn int) error {
 	select {
 	case <-p.gone:
 		return nil
-	case <-time.After(patience):
+	case <-time.After(expect.Patience):
 		_, err := get(claim)
 		return fmt.Errorf("claim %s of %s is not removed: %+v %+v, %w", name, to.pool.GetName(), claim.ObjectMeta, claim.Status, err)
 	}
@@ -408,7 +405,7 @@ func (c *churn) sentTwice(was bool) bool {
 // create creates a claim as soon as the previous claim of this name is removed.
 func (c *churn) create(claim *capiipamv1.IPAddressClaim) error {
 	turn := claim.Labels["turn"]
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(expect.Patience); ; {
 		err := env.Client.Create(ctx, claim)
 		if !apierrors.IsAlreadyExists(err) {
 			return err

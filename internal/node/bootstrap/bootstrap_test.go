@@ -14,6 +14,7 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/process/processtest"
 )
 
@@ -179,7 +180,7 @@ func TestGoesOnWithSetE(t *testing.T) {
 	f := newFixture(t)
 	data := f.expand(`
 runcmd:
-- set -e
+- ` + nodeconfig.EndOnFailure + `
 - '[ -e $DIR/mended ]'
 - "false\ntouch $DIR/next"
 ` + sentinel)

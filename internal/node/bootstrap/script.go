@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
 // script is the step that runs a list of commands. They run in one shell, as with cloud-init: one may change folder or
@@ -115,17 +116,14 @@ func (r *Runner) recordProgress(name string, lines *bufio.Scanner) error {
 	return nil
 }
 
-// endOnFailure as the first command applies to all lines of the later ones. Bootstrap data of Capstan begins with it.
-const endOnFailure = "set -e"
-
 // scriptText returns the shell's input from the command with the index first. It closes the descriptor of the script for the
 // commands. Each success is written to descriptor 4, and a failure ends the script.
 func scriptText(commands []cloudconfig.Command, first int) string {
 	var b strings.Builder
 	b.WriteString("exec 3<&-\n")
-	if first > 0 && commands[0].Shell == endOnFailure {
+	if first > 0 && commands[0].Shell == nodeconfig.EndOnFailure {
 		// A script that continues runs in a new shell.
-		b.WriteString(endOnFailure + "\n")
+		b.WriteString(nodeconfig.EndOnFailure + "\n")
 	}
 	for i := first; i < len(commands); i++ {
 		fmt.Fprintf(&b, "%s\n__status=$?; [ $__status = 0 ] || exit $__status; echo %d >&4\n", commands[i], i)
