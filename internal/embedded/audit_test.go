@@ -97,17 +97,18 @@ func (p *plain) audited(last string) (out map[string]auditv1.Event) {
 	expect.Eventually(p.t, "an entry "+last, func() error { // The API server writes the log asynchronously.
 		out = map[string]auditv1.Event{}
 		f, err := os.Open(p.layout.AuditLog())
-		if err == nil {
-			for lines := bufio.NewScanner(f); lines.Scan(); {
-				var e auditv1.Event
-				if json.Unmarshal(lines.Bytes(), &e) == nil && e.ObjectRef != nil && e.User.Username == "capstan-installer" {
-					out[e.Verb+" "+e.ObjectRef.Resource] = e
-				}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			var e auditv1.Event
+			if json.Unmarshal(lines.Bytes(), &e) == nil && e.ObjectRef != nil && e.User.Username == "capstan-installer" {
+				out[e.Verb+" "+e.ObjectRef.Resource] = e
 			}
-			f.Close()
 		}
 		if _, found := out[last]; !found {
-			return fmt.Errorf("found %v (%v)", out, err)
+			return fmt.Errorf("found %v", out)
 		}
 		return nil
 	})

@@ -69,10 +69,11 @@ func (f *fixture) await(what string, wanted func(Status) bool) {
 	f.t.Helper()
 	expect.Eventually(f.t, what, func() error {
 		var s Status
-		if err := atomicfile.ReadJSON(filepath.Join(f.dir, StatusFile), &s); err != nil || !wanted(s) {
-			return fmt.Errorf("the status is %+v (%v)", s, err)
+		err := atomicfile.ReadJSON(filepath.Join(f.dir, StatusFile), &s)
+		if err == nil && !wanted(s) {
+			err = fmt.Errorf("the status is %+v", s)
 		}
-		return nil
+		return err
 	})
 }
 
