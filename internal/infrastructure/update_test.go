@@ -349,6 +349,27 @@ func TestUpdateDataIsStale(t *testing.T) {
 	u.Expect(u.m.Status.Update.ConfigUpdateID).To(Equal("late"))
 }
 
+// The status follows the update that the host carries out, also while the data of the next one is missing. The owner waits for its end.
+func TestUpdateIsFollowed(t *testing.T) {
+	t.Parallel()
+	u := updatable(newBox(t).provisioned(), "CapstanControlPlane")
+	u.fake.Hold(true)
+	u.begin("one", "v1.36.3", nil)
+	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason)
+	one := u.m.Status.Update
+	update(u.box, u.config, func(c *bootstrapv1.CapstanConfig) { c.Spec.UpdateCommands = []string{"true"} })
+	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Spec.Version = "v1.36.4" })
+	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason)
+	u.fake.EndUpdate(u.m.Spec.ID, hostpb.UpdateStatus_SUCCEEDED, "")
+	u.Eventually(func() infrav1.UpdatePhase {
+		u.get(u.m)
+		return u.m.Status.Update.Phase
+	}).Should(Equal(infrav1.UpdateSucceeded))
+	u.Expect(u.m.Status.Update.ID).To(Equal(one.ID))
+	u.Expect(u.m.Status.Update.KubernetesVersion).To(Equal("v1.36.3"))
+	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason)
+}
+
 // call sends a request to a hook of the manager, over TLS, as Cluster API core does.
 func call[T any](b *box, path string, request any) (out T) {
 	b.t.Helper()

@@ -48,10 +48,12 @@ type updateRequest struct {
 
 // update drives an update in place and shows the host's report of it.
 func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Host, observed *hostpb.Machine) error {
-	m := s.capstan
+	m, report := s.capstan, observed.GetStatus().GetUpdate()
 	if _, wanted := m.Annotations[clusterv1.UpdateInProgressAnnotation]; !wanted {
-		return r.withoutUpdate(ctx, s, observed.GetStatus().GetUpdate())
+		return r.withoutUpdate(ctx, s, report)
 	}
+	before := m.Status.Update
+	mirrorUpdate(&m.Status.Update, report) // Perhaps an earlier update, whose end its owner waits for while the next one cannot begin.
 	if why := uncommitted(s.machine); why != "" {
 		updating(m, infrav1.WaitingForUpdateReason, "%s", why)
 		return nil // The change of the object is an event.
@@ -64,14 +66,13 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 		updating(m, infrav1.WaitingForUpdateReason, "%s", why)
 		return nil // The Secret is an event.
 	}
-	report := observed.GetStatus().GetUpdate()
 	if report.GetId() != request.id {
 		if report, err = r.beginUpdate(ctx, s, host, observed, request); err != nil || report == nil {
 			return err
 		}
 	}
 	r.unplaced.Delete(client.ObjectKeyFromObject(m))
-	r.showUpdate(m, request, report)
+	r.showUpdate(m, before, request, report)
 	return nil
 }
 
@@ -259,14 +260,13 @@ func notUpdating(m *infrav1.CapstanMachine, report *hostpb.UpdateStatus) {
 	reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
 }
 
-// showUpdate shows the host's report of the update that the specs ask for, with an event when the update ends.
-func (r *Reconciler) showUpdate(m *infrav1.CapstanMachine, request *updateRequest, report *hostpb.UpdateStatus) {
-	before := m.Status.Update
-	update := infrav1.MachineUpdateStatus{
-		KubernetesVersion: request.spec.GetKubernetesVersion(), ObservedGeneration: m.Generation,
-		ConfigUpdateID: request.data.Annotations[bootstrapv1.UpdateIDAnnotation],
-	}
+// showUpdate shows the host's report of the update that the specs ask for, with an event when the update ends. before is the report of the
+// last reconcile.
+func (r *Reconciler) showUpdate(m *infrav1.CapstanMachine, before infrav1.MachineUpdateStatus, request *updateRequest, report *hostpb.UpdateStatus) {
+	update := infrav1.MachineUpdateStatus{}
 	mirrorUpdate(&update, report)
+	update.KubernetesVersion, update.ObservedGeneration = request.spec.GetKubernetesVersion(), m.Generation
+	update.ConfigUpdateID = request.data.Annotations[bootstrapv1.UpdateIDAnnotation]
 	m.Status.Update = update
 	ended := before.ID != update.ID || before.Phase != update.Phase
 	switch update.Phase {
@@ -305,12 +305,16 @@ var phaseOf = map[hostpb.UpdateStatus_Phase]infrav1.UpdatePhase{
 	hostpb.UpdateStatus_ROLLED_BACK: infrav1.UpdateRolledBack,
 }
 
-// mirrorUpdate copies the report of a host within the limits of the API.
+// mirrorUpdate copies the report of a host within the limits of the API. What the object has about another update does not belong to it.
 func mirrorUpdate(out *infrav1.MachineUpdateStatus, report *hostpb.UpdateStatus) {
 	if report.GetId() == "" {
 		return
 	}
-	out.ID, out.Phase = shorten.To(report.GetId(), 128), phaseOf[report.GetPhase()]
+	id := shorten.To(report.GetId(), 128)
+	if out.ID != id {
+		*out = infrav1.MachineUpdateStatus{ID: id}
+	}
+	out.Phase = phaseOf[report.GetPhase()]
 	out.Step, out.Message = shorten.To(report.GetStep(), 128), shorten.To(report.GetMessage(), 1024)
 	out.StartTime, out.CompletionTime = metav1.Time{}, metav1.Time{}
 	if t := report.GetStartedAt(); t != nil {
