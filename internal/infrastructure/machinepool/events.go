@@ -99,7 +99,6 @@ func capstanMachineChanged() predicate.Predicate {
 			before.Spec.ProviderID != after.Spec.ProviderID ||
 			failure(before) != failure(after) || deletionBlocked(before) != deletionBlocked(after) ||
 			before.Status.FailureDomain != after.Status.FailureDomain ||
-			ptr.Deref(before.Status.Initialization.Provisioned, false) != ptr.Deref(after.Status.Initialization.Provisioned, false) ||
 			!equality.Semantic.DeepEqual(before.Status.Update, after.Status.Update) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -139,10 +138,9 @@ func (m member) domain() string {
 }
 
 // misplaced reports whether the machine is outside of the failure domains of the pool. The status of a machine is empty after a move or a
-// restore: until its host reports, its domain is unknown, and so no difference.
+// restore. Every host is in a domain, so without one the host has not reported yet: the domain is unknown, and no difference.
 func (d desired) misplaced(m member) bool {
-	reported := ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
-	unknown := m.domain() == "" && m.provisioned() && !reported
+	unknown := m.domain() == "" && m.provisioned()
 	return len(d.domains) > 0 && !unknown && !slices.Contains(d.domains, m.domain())
 }
 

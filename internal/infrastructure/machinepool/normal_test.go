@@ -38,7 +38,7 @@ func TestDecide(t *testing.T) {
 	behind := func(name string) member {
 		return made(name, time.Hour, func(m *member) {
 			m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former"
-			m.capstan.Spec.ProviderID, m.capstan.Status.Initialization.Provisioned = "capstan://"+name, ptr.To(true)
+			m.capstan.Spec.ProviderID = "capstan://" + name
 		})
 	}
 	replaced := made("a", time.Hour, func(m *member) { m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former" })

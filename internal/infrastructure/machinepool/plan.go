@@ -42,8 +42,11 @@ type instance struct {
 // unhealthy reports whether the machine has failed or must be remediated.
 func (i instance) unhealthy() bool { return i.failed || i.remediate }
 
-// interrupted reports whether the machine is updated in place, or drained for it. Its pods and its Node can stop at any moment.
-func (i instance) interrupted() bool { return i.update.busy() || i.update.drained }
+// interrupted reports whether the machine is updated in place, or drained for it. Its pods and its Node can stop at any moment. A machine
+// whose update was refused serves, perhaps for ever, so that it must not hold replacements back.
+func (i instance) interrupted() bool {
+	return i.update.busy() && !i.update.refused || i.update.drained
+}
 
 // desired is the desired state of the pool.
 type desired struct {
@@ -118,7 +121,7 @@ func (p plan) after(all []instance) []instance {
 //   - machines that are being deleted do not count as replicas, but they count for maxSurge: the pool never
 //     exceeds replicas + maxSurge, including machines that still drain. Machines whose deletion is stuck do not
 //     count, because a dead host would otherwise reduce the pool;
-//   - machines that are updated in place are not available: updates and replacements share one budget;
+//   - machines that are updated in place are not available: updates and replacements share one budget. Refused updates use none of it;
 //   - an available machine is deleted only if replicas - maxUnavailable others are available, unless it is
 //     surplus and marked for deletion;
 //   - except for replacements, only surplus machines are deleted;
@@ -270,11 +273,11 @@ func (s *state) remove(index int) {
 	s.active = slices.Delete(s.active, index, index+1)
 }
 
-// first returns the index of the first machine to delete, or -1 if none may be deleted. Among healthy, current machines
-// it is one in the fullest failure domain, so that the pool stays balanced.
+// first returns the index of the first machine to delete, or -1 if none may be deleted. Among healthy machines that are not replaced
+// anyway, it is one in the fullest failure domain, so that the pool stays balanced.
 func (s *state) first(may func(instance) bool) int {
 	first := slices.IndexFunc(s.active, may)
-	if first < 0 || rank(s.active[first]) < rankNotAvailable || len(s.domains) < 2 {
+	if first < 0 || rank(s.active[first]) < rankOutdatedNotAvailable || s.active[first].outdated || len(s.domains) < 2 {
 		return first
 	}
 	fullest := 0

@@ -19,7 +19,8 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pool parses machines: a name, and after a colon one letter for each property: a available, o outdated and replaced,
 // b outdated and waiting for an update in place, l leaving, s leaving and stuck, f failed, r to be remediated, m marked for
-// deletion, u updated in place, c drained for an update; after a slash the failure domain. Each machine is older than the next.
+// deletion, u updated in place, w its update in place was refused, c drained for an update; after a slash the failure domain. Each machine
+// is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {
@@ -28,8 +29,8 @@ func pool(machines ...string) []instance {
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
 		out = append(out, instance{
 			name: name, created: epoch.Add(time.Duration(n) * time.Minute), domain: domain,
-			available: has("a"), outdated: has("o"), behind: strings.ContainsAny(flags, "obu"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
-			update: updateState{begun: has("u"), current: has("u"), drained: has("c")},
+			available: has("a"), outdated: has("o"), behind: strings.ContainsAny(flags, "obuw"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
+			update: updateState{begun: has("u") || has("w"), current: has("u") || has("w"), refused: has("w"), drained: has("c")},
 		})
 	}
 	return out
@@ -68,6 +69,9 @@ func TestMakePlan(t *testing.T) {
 		{name: "outdated machines do not count for the spread", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:ao/x", "b:ao/y", "c:l/x"), create: 0},
 		{name: "the replacement goes where nobody up to date is", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:a/x", "b:ao/x"), create: 1, in: []string{"y"}},
 		{name: "the fullest domain shrinks first", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:a/x", "b:a/y", "c:a/y"), remove: []string{"b"}},
+		{name: "the fullest domain shrinks first, also before updates in place", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:ab/x", "b:ab/x", "c:ab/y", "d:ab/y"), remove: []string{"a", "c"}},
+		{name: "the same while none of them is available", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:b/x", "b:b/x", "c:b/y", "d:b/y"), remove: []string{"a", "c"}},
+		{name: "what is replaced anyway goes by age alone", replicas: 2, budget: budget{maxUnavailable: 1}, domains: []string{"x", "y"}, pool: pool("a:ao/x", "b:ao/y", "c:ao/y"), remove: []string{"a", "b"}},
 
 		// Fewer replicas: the machines that are removed.
 		{name: "to zero", replicas: 0, budget: surge, pool: pool("a:a", "b", "c:f"), remove: []string{"c", "b", "a"}, why: "3 more than replicas"},
@@ -106,6 +110,8 @@ func TestMakePlan(t *testing.T) {
 		{name: "blind, with the new one on its way", replicas: 3, budget: surge, pool: pool("a:o", "b:o", "c:o", "d")},
 		{name: "an update in place takes the place of a replacement", replicas: 4, budget: inPlace, pool: pool("a:ao", "b:au", "c:a", "d:a")},
 		{name: "a drain takes the place of a replacement", replicas: 4, budget: inPlace, pool: pool("a:ao", "b:ac", "c:a", "d:a")},
+		{name: "a refused update holds no replacement back", replicas: 3, budget: surge, pool: pool("a:aw", "b:ao", "c:a", "d:a"), remove: []string{"b"}},
+		{name: "a refused update of a drained machine does", replicas: 3, budget: surge, pool: pool("a:awc", "b:ao", "c:a", "d:a")},
 		{name: "the old ones stay until the update in place has ended", replicas: 3, budget: surge, pool: pool("a:ao", "b:au", "c:a", "d:a")},
 		{name: "update and scale up at once", replicas: 5, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), create: 3},
 		{name: "update and scale down at once", replicas: 1, budget: surge, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}, create: 0, why: "1 more than replicas, 1 outdated"},
@@ -234,7 +240,7 @@ func (w *world) disturb() {
 			m.leaving = m.leaving || w.r.IntN(4) == 0 // deleted by a user
 		case 11:
 			begun := w.r.IntN(2) == 0
-			m.update = updateState{begun: begun, current: begun, drained: w.r.IntN(4) == 0}
+			m.update = updateState{begun: begun, current: begun, refused: begun && w.r.IntN(2) == 0, drained: w.r.IntN(4) == 0}
 		case 9, 10:
 			if m.leaving || w.r.IntN(20) == 0 { // drained; or lost with its object
 				w.gone(m)

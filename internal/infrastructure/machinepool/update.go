@@ -153,10 +153,10 @@ type updateState struct {
 	// drained: its Node was cordoned for the update.
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
-	// earlier one.
-	begun, current, runs bool
-	phase                infrav1.UpdatePhase
-	text                 string
+	// earlier one. refused: the update cannot begin now, and none runs.
+	begun, current, runs, refused bool
+	phase                         infrav1.UpdatePhase
+	text                          string
 }
 
 // updateOf describes a machine for the plan.
@@ -175,7 +175,8 @@ func (d desired) updateOf(m member) updateState {
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
 		out.phase = report.Phase
 	}
-	out.runs = out.begun && (report.Phase == infrav1.UpdateRunning || report.Phase == infrav1.UpdatePending)
+	out.runs = out.begun && runs(m.capstan)
+	out.refused = out.begun && !out.runs && refused(m.capstan)
 	out.text = strings.Trim(report.Step+": "+report.Message, ": ")
 	if out.phase == "" { // The report is about an earlier update.
 		out.text = obstacle(m.capstan)
@@ -183,13 +184,39 @@ func (d desired) updateOf(m member) updateState {
 	return out
 }
 
+// runs reports whether the host of a machine carries out an update, perhaps an earlier one. status.update is the last report of the host,
+// and it is empty after a move or a restore. Until a condition shows that the host has none either, an update can run. The host of a machine
+// that is lost or has failed carries out none.
+func runs(m *infrav1.CapstanMachine) bool {
+	switch m.Status.Update.Phase {
+	case infrav1.UpdateRunning, infrav1.UpdatePending:
+		return failure(m) == ""
+	case "":
+		return failure(m) == "" && updatingNow(m) == nil
+	}
+	return false
+}
+
+// refused reports whether an update was refused, by the host or before a request to it.
+func refused(m *infrav1.CapstanMachine) bool {
+	c := updatingNow(m)
+	return c != nil && (c.Reason == infrav1.NoCapacityReason || c.Reason == infrav1.UpdateRefusedReason)
+}
+
 // obstacle returns why the host has not begun the update of a machine, or "".
 func obstacle(m *infrav1.CapstanMachine) string {
-	c := conditions.Get(m, infrav1.UpdatingCondition)
-	if c == nil || c.ObservedGeneration != m.Generation {
-		return ""
+	if c := updatingNow(m); c != nil {
+		return c.Message
 	}
-	return c.Message
+	return ""
+}
+
+// updatingNow returns the condition Updating of a machine, or nil if there is none about its present spec.
+func updatingNow(m *infrav1.CapstanMachine) *metav1.Condition {
+	if c := conditions.Get(m, infrav1.UpdatingCondition); c != nil && c.ObservedGeneration == m.Generation {
+		return c
+	}
+	return nil
 }
 
 func (u updateState) failed() bool {
@@ -201,7 +228,7 @@ func (u updateState) busy() bool {
 	if !u.begun {
 		return false
 	}
-	return u.phase == infrav1.UpdateRunning || u.phase == infrav1.UpdatePending || u.current && u.phase == ""
+	return u.runs || u.phase == infrav1.UpdateRunning || u.phase == infrav1.UpdatePending || u.current && u.phase == ""
 }
 
 // replace reports whether an outdated machine is replaced. A machine that has never run is always replaced: nothing is lost. Without a policy

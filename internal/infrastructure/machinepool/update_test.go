@@ -19,14 +19,15 @@ import (
 )
 
 // updatable parses machines like pool: a available, b behind and updatable, n behind and not updatable, l leaving,
-// q behind and undecided, p begun, u running, d done, f rolled back; x begun for a former spec; c its Node is drained.
+// q behind and undecided, p begun, u running, d done, f rolled back, r running a former update; x begun for a former spec; c its Node is
+// drained.
 func updatable(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {
 		name, flags, _ := strings.Cut(m, ":")
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
-		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqpudf")}
-		i.update = updateState{drained: has("c"), can: !has("n") && !has("q"), undecided: has("q"), begun: strings.ContainsAny(flags, "pudf"), current: !has("x"), text: "kubelet: busy"}
+		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqpudfr")}
+		i.update = updateState{drained: has("c"), can: !has("n") && !has("q"), undecided: has("q"), begun: strings.ContainsAny(flags, "pudfr"), runs: strings.ContainsAny(flags, "ur"), current: !has("x"), text: "kubelet: busy"}
 		if has("n") {
 			i.update.why = "preCommands: needs another machine"
 		}
@@ -83,6 +84,9 @@ func TestPlanUpdates(t *testing.T) {
 		{name: "one was rolled back", replicas: 3, unavailable: 3, policy: only, pool: updatable("a:ab", "b:af", "c:ab"), why: "machine b in place ended as RolledBack: kubelet: busy"},
 		{name: "one was rolled back from a former spec", replicas: 3, policy: only, pool: updatable("a:a", "b:abfx", "c:a"), start: []string{"b"}},
 		{name: "one runs for a former spec", replicas: 3, policy: only, pool: updatable("a:ab", "b:aux", "c:a")},
+		{name: "one runs a former update", replicas: 3, policy: only, pool: updatable("a:ab", "b:anrx", "c:a")},
+		{name: "one runs a former update, no longer allowed", replicas: 3, policy: infrav1.InPlaceNever, pool: updatable("a:a", "b:anrx", "c:a")},
+		{name: "a drained one runs a former update", replicas: 2, policy: only, pool: updatable("a:arxc", "b:a")},
 		{name: "a change needs another machine", replicas: 3, policy: only, pool: updatable("a:ab", "b:an", "c:ab"), why: "machine b cannot be updated in place, and rollingUpdate.inPlace is Only: preCommands"},
 		{name: "the CapstanConfig is not known", replicas: 3, policy: only, pool: updatable("a:ab", "b:aq", "c:ab"), waits: "machine b waits until the bootstrap provider has rendered"},
 		{name: "a drained one when the CapstanConfig is not known", replicas: 2, policy: only, pool: updatable("a:aqc", "b:a"), release: []string{"a"}, waits: "machine a waits"},
@@ -105,7 +109,6 @@ func aMember(change func(*infrav1.CapstanMachine)) member {
 		infrav1.MachineConfigAnnotation: inplace.Fixed{"preCommands": "a"}.String(),
 	}}}
 	m.Spec.ProviderID, m.Spec.ID, m.Spec.CPUs = "capstan://x", "x", 2
-	m.Status.Initialization.Provisioned = ptr.To(true)
 	change(m)
 	return member{capstan: m}
 }
@@ -119,6 +122,11 @@ func TestMemberUpdates(t *testing.T) {
 		change(&out)
 		return out
 	}
+	now := func(reason string) func(*infrav1.CapstanMachine) {
+		return func(m *infrav1.CapstanMachine) {
+			reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, reason, "no")
+		}
+	}
 	begun := func(phase infrav1.UpdatePhase) func(*infrav1.CapstanMachine) {
 		return func(m *infrav1.CapstanMachine) {
 			m.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
@@ -127,6 +135,14 @@ func TestMemberUpdates(t *testing.T) {
 			m.Annotations[infrav1.MachineBootstrapSecretAnnotation] = "new"
 			m.Spec.CPUs = 4
 			m.Status.Update = infrav1.MachineUpdateStatus{Phase: phase, ObservedGeneration: 4, KubernetesVersion: "v1.36.3", ConfigUpdateID: "u"}
+		}
+	}
+	moved := func(m *infrav1.CapstanMachine) { m.Status = infrav1.CapstanMachineStatus{} }
+	and := func(changes ...func(*infrav1.CapstanMachine)) func(*infrav1.CapstanMachine) {
+		return func(m *infrav1.CapstanMachine) {
+			for _, change := range changes {
+				change(m)
+			}
 		}
 	}
 	same := func(*desired) {}
@@ -141,6 +157,7 @@ func TestMemberUpdates(t *testing.T) {
 		why       string
 		undecided bool
 		phase     infrav1.UpdatePhase
+		refused   bool
 		replace   bool
 	}{
 		"in place":                                {want: same, machine: func(*infrav1.CapstanMachine) {}},
@@ -149,7 +166,7 @@ func TestMemberUpdates(t *testing.T) {
 		"two minor versions":                      {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
 		"another image":                           {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
 		"another image, only":                     {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
-		"another domain":                          {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
+		"another domain":                          {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "b" }, why: "failureDomains", replace: true},
 		"other commands":                          {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
 		"the config is not known":                 {want: unknown, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
 		"not known, only":                         {want: func(d *desired) { unknown(d); d.updating.policy = infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, undecided: true},
@@ -160,7 +177,19 @@ func TestMemberUpdates(t *testing.T) {
 		"the machine recorded no config":          {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
 		"a machine that has never run":            {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
 		"begun":                                   {want: same, machine: begun("")},
-		"begun, no longer allowed":                {want: never, machine: begun(""), replace: true},
+		"begun, no longer allowed":                {want: never, machine: and(begun(""), now(infrav1.NoCapacityReason)), refused: true, replace: true},
+		"begun, no longer allowed, no data yet":   {want: never, machine: and(begun(""), now(infrav1.WaitingForUpdateReason)), replace: true},
+		"begun after a former one, no longer":     {want: never, machine: and(begun(infrav1.UpdateSucceeded), func(m *infrav1.CapstanMachine) { m.Status.Update.ObservedGeneration = 3 }), replace: true},
+		"runs a former one, the next is refused":  {want: never, machine: and(begun(infrav1.UpdateRunning), now(infrav1.NoCapacityReason), func(m *infrav1.CapstanMachine) { m.Status.Update.ConfigUpdateID = "t" })},
+		"moved, no longer allowed":                {want: never, machine: and(begun(""), moved)},
+		"moved, its condition is out of date":     {want: never, machine: and(begun(""), moved, now(infrav1.NoCapacityReason), func(m *infrav1.CapstanMachine) { m.Generation++ })},
+		"moved, and needs another machine":        {want: func(d *desired) { d.hash, d.updating.spec.Image = "newer", "x" }, machine: and(begun(""), moved), why: "image"},
+		"moved and lost, no longer allowed":       {want: never, machine: and(begun(""), moved, failed), replace: true},
+		"running and lost, no longer allowed":     {want: never, machine: and(begun(infrav1.UpdateRunning), failed), phase: infrav1.UpdateRunning, replace: true},
+		"refused by its host":                     {want: same, machine: and(begun(""), now(infrav1.UpdateRefusedReason)), refused: true},
+		"refused for a former spec":               {want: same, machine: and(begun(""), now(infrav1.UpdateRefusedReason), func(m *infrav1.CapstanMachine) { m.Generation++ })},
+		"begun, and not looked at":                {want: same, machine: and(begun(""), now(infrav1.UpdateSucceededReason))},
+		"refused, and not begun":                  {want: same, machine: now(infrav1.NoCapacityReason)},
 		"runs with other data, no longer allowed": {want: func(d *desired) { never(d); d.updating.id = "v" }, machine: begun(infrav1.UpdateRunning)},
 		"no CapstanConfig":                        {want: func(d *desired) { unknown(d); d.updating.foreign, d.secret = true, "old" }, machine: func(*infrav1.CapstanMachine) {}, why: "only a CapstanConfig has", replace: true},
 		"no CapstanConfig, only":                  {want: func(d *desired) { unknown(d); d.updating.foreign, d.updating.policy = true, infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "only a CapstanConfig has"},
@@ -173,8 +202,8 @@ func TestMemberUpdates(t *testing.T) {
 	} {
 		d, m := want(test.want), aMember(test.machine)
 		u := d.updateOf(m)
-		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.phase != test.phase || d.replace(m, u) != test.replace {
-			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, %q, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.phase, test.replace)
+		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.phase != test.phase || u.refused != test.refused || d.replace(m, u) != test.replace {
+			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, %q, refused %v, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.phase, test.refused, test.replace)
 		}
 	}
 }
@@ -186,14 +215,18 @@ func TestMovedMachine(t *testing.T) {
 		machine            func(*infrav1.CapstanMachine)
 		outdated, replaced bool
 	}{
-		"before its host reports": {machine: moved},
+		"directly after the move": {machine: moved},
+		"before its host reports": {machine: func(m *infrav1.CapstanMachine) {
+			moved(m)
+			m.Status.Initialization.Provisioned = ptr.To(true) // From the spec alone.
+		}},
+		"it has never run": {func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, true, true},
 		"it was made for another domain": {func(m *infrav1.CapstanMachine) {
 			moved(m)
 			m.Annotations[infrav1.MachineFailureDomainAnnotation] = "b"
 		}, true, true},
 		"its host is in the domain":     {machine: func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "a" }},
 		"its host is in another domain": {func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "b" }, true, true},
-		"its host is in no domain":      {func(*infrav1.CapstanMachine) {}, true, true},
 		"it differs otherwise":          {func(m *infrav1.CapstanMachine) { moved(m); m.Annotations[infrav1.MachineSpecHashAnnotation] = "older" }, true, false},
 	} {
 		d := desired{version: "v1.35.4", secret: "old", hash: "old", domains: []string{"a"}, updating: updating{policy: infrav1.InPlacePrefer, spec: infrav1.CapstanMachineSpec{CPUs: 2}}}
