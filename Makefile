@@ -467,7 +467,7 @@ test-times: gotestsum ## Show the slowest tests and packages of the last run, an
 # Fuzz tests as PACKAGE:NAME. Go runs one fuzz test at a time. FUZZTIME is a number of inputs by default, because a time
 # limit can end an input on a busy machine, and Go counts that as a failure. FUZZTIME=10m runs each test for ten minutes.
 FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse \
-	kubeconfig:FuzzLoad infrastructure/capstanhost:FuzzParseNetworks
+	kubeconfig:FuzzLoad infrastructure/networklist:FuzzParse
 FUZZTIME := 10000x
 
 .PHONY: test-fuzz

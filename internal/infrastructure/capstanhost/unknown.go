@@ -22,6 +22,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/networklist"
 	"capstan.dev/capstan/internal/shorten"
 )
 
@@ -199,12 +200,15 @@ func (r *Reconciler) prune(ctx context.Context, host *infrav1.CapstanHost, conn 
 	ids := strings.Split(value, ",")
 	named := slices.DeleteFunc(unknown, func(m *hostpb.Machine) bool { return !slices.Contains(ids, m.GetSpec().GetId()) })
 	recorded := host.Annotations[infrav1.HostPruneNetworksAnnotation]
-	networks, ignored := parseNetworks(recorded)
+	networks, ignored := networklist.Parse(recorded)
 	if ignored > 0 {
 		ctrl.LoggerFrom(ctx).Info("Ignored entries of an annotation: expected namespace/name/id", "annotation", infrav1.HostPruneNetworksAnnotation, "ignored", ignored)
 	}
-	networks = withLost(networks, named, clusters)
-	if all := formatNetworks(networks); all != recorded {
+	networks = networklist.WithLost(networks, named, func(n *hostpb.Network) bool {
+		_, found := clusters[scopedID{n.GetNamespace(), n.GetId()}]
+		return found
+	})
+	if all := networklist.Format(networks); all != recorded {
 		metav1.SetMetaDataAnnotation(&host.ObjectMeta, infrav1.HostPruneNetworksAnnotation, all)
 		return nil // The event of this write leads to the next reconcile, which removes the machines.
 	}

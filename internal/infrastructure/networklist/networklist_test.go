@@ -1,4 +1,4 @@
-package capstanhost
+package networklist
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-func TestParseNetworks(t *testing.T) {
-	many := make([]string, maxPruneNetworks+2)
+func TestParse(t *testing.T) {
+	many := make([]string, most+2)
 	for i := range many {
 		many[i] = fmt.Sprintf("default/demo/id-%d", i)
 	}
@@ -34,11 +34,11 @@ func TestParseNetworks(t *testing.T) {
 		"a namespace with a dot":    {value: "a.b/demo/id-1", ignored: 1},
 		"a long id":                 {value: "default/demo/" + strings.Repeat("x", 64), ignored: 1},
 		"a long name":               {value: "default/" + strings.Repeat("x", 254) + "/id-1", ignored: 1},
-		"more than can be recorded": {value: strings.Join(many, ","), want: strings.Join(many[:maxPruneNetworks], ","), ignored: 2},
+		"more than can be recorded": {value: strings.Join(many, ","), want: strings.Join(many[:most], ","), ignored: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			networks, ignored := parseNetworks(test.value)
-			if got := formatNetworks(networks); got != test.want || ignored != test.ignored {
+			networks, ignored := Parse(test.value)
+			if got := Format(networks); got != test.want || ignored != test.ignored {
 				t.Errorf("%.500q, %d ignored; expected %.500q, %d ignored", got, ignored, test.want, test.ignored)
 			}
 		})
@@ -49,29 +49,31 @@ func TestWithLost(t *testing.T) {
 	machine := func(namespace, name, id string) *hostpb.Machine {
 		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Network: &hostpb.Network{Namespace: namespace, Name: name, Id: id, Cidr: "10.1.0.0/24"}}}
 	}
-	recorded, _ := parseNetworks("default/before/id-0")
-	got := formatNetworks(withLost(recorded, []*hostpb.Machine{
+	recorded, _ := Parse("default/before/id-0")
+	got := Format(WithLost(recorded, []*hostpb.Machine{
 		machine("default", "lost", "id-1"), machine("default", "lost", "id-1"), // two machines of one cluster
-		machine("default", "before", "id-0"), machine("default", "known", "id-2"), machine("default", "paused", "id-3"), machine("copied", "lost", "id-2"),
+		machine("default", "before", "id-0"), machine("default", "known", "id-2"), machine("default", "known", "id-3"), machine("copied", "lost", "id-2"),
 		machine("default", "a,default/known/id-2", "id-4"), {},
-	}, map[scopedID]bool{{"default", "id-2"}: true, {"default", "id-3"}: false}))
+	}, func(n *hostpb.Network) bool {
+		return n.GetNamespace() == "default" && (n.GetId() == "id-2" || n.GetId() == "id-3")
+	}))
 	if want := "default/before/id-0,default/lost/id-1,copied/lost/id-2"; got != want {
 		t.Errorf("%q, expected %q", got, want)
 	}
 }
 
-func FuzzParseNetworks(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "default/demo/id-1", "default/demo/id-1,x", ",/,//,///", "default/demo/../x"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
-		networks, _ := parseNetworks(value)
-		if len(networks) > maxPruneNetworks {
+		networks, _ := Parse(value)
+		if len(networks) > most {
 			t.Errorf("%d networks", len(networks))
 		}
-		written := formatNetworks(networks)
-		if again, ignored := parseNetworks(written); ignored != 0 || formatNetworks(again) != written {
-			t.Errorf("%q: written as %q, read as %q", value, written, formatNetworks(again))
+		written := Format(networks)
+		if again, ignored := Parse(written); ignored != 0 || Format(again) != written {
+			t.Errorf("%q: written as %q, read as %q", value, written, Format(again))
 		}
 	})
 }
