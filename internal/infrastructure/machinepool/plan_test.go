@@ -36,7 +36,7 @@ func pool(machines ...string) []instance {
 	return out
 }
 
-func TestMakePlan(t *testing.T) {
+func TestMakePlan(t *testing.T) { //nolint:funlen // one line for each case
 	surge := budget{maxSurge: 1}
 	inPlace := budget{maxUnavailable: 1}
 	for _, tc := range []struct {
