@@ -40,10 +40,8 @@ func TestScaleUpAndDown(t *testing.T) {
 		ids = append(ids, m.Spec.ProviderID)
 		providerID[m.Name] = m.Spec.ProviderID
 	}
-	for _, m := range w.machines() {
-		w.Expect(m.Spec.Version).To(Equal(newVersion))
-		w.Expect(m.Status.NodeRef.Name).NotTo(BeEmpty())
-	}
+	// Core copies the version of a Machine from its Node, in a later reconcile of the MachinePool.
+	w.Eventually(w.machines).Should(HaveEach(And(HaveField("Spec.Version", newVersion), HaveField("Status.NodeRef.Name", Not(BeEmpty())))))
 	// MP-04
 	slices.Sort(ids)
 	w.Expect(w.pool.Spec.ProviderIDList).To(Equal(ids))
