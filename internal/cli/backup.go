@@ -15,12 +15,13 @@ import (
 	"capstan.dev/capstan/internal/embedded"
 )
 
-// s3Flags are the flags for the connection to a bucket. The credentials are never arguments, which other users can read.
-func s3Flags(f *pflag.FlagSet, s *embedded.S3, prefix string) {
-	f.StringVar(&s.Endpoint, prefix+"s3-endpoint", "", "URL of the S3-compatible store (default: AWS)")
-	f.StringVar(&s.Region, prefix+"s3-region", "", "region of the bucket (default: requested from the store)")
+// s3Flags are the flags for the connection to a bucket. The credentials are never arguments, which other users can read. before is the part
+// of the usage in front of a default.
+func s3Flags(f *pflag.FlagSet, s *embedded.S3, prefix, before string) {
+	f.StringVar(&s.Endpoint, prefix+"s3-endpoint", "", "URL of the S3-compatible store (default: "+before+"AWS)")
+	f.StringVar(&s.Region, prefix+"s3-region", "", "region of the bucket (default: "+before+"requested from the store)")
 	f.StringVar(&s.CredentialsFile, prefix+"s3-credentials", "", "file in the format of ~/.aws/credentials with the profile default, mode 0600 (default: the environment variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)")
-	f.StringVar(&s.CAFile, prefix+"s3-ca", "", "PEM file with the certificate authorities of the store (default: those of this box)")
+	f.StringVar(&s.CAFile, prefix+"s3-ca", "", "PEM file with the certificate authorities of the store (default: "+before+"those of this box)")
 }
 
 // scheduleFlags are the flags of `capstan up` for scheduled backups.
@@ -28,11 +29,7 @@ func scheduleFlags(f *pflag.FlagSet, s *embedded.BackupSchedule) {
 	f.StringVar(&s.To, "backup-to", "", "folder, or s3://BUCKET/PREFIX, for scheduled backups of this management plane; none ends the schedule (default: unchanged)")
 	f.DurationVar(&s.Every.Duration, "backup-every", 0, "interval between backups, for example 6h (default: unchanged)")
 	f.IntVar(&s.Keep, "backup-keep", 0, fmt.Sprintf("number of backups of this plane to keep (default: unchanged, at first %d)", embedded.DefaultBackupKeep))
-	s3Flags(f, &s.S3, "backup-")
-	for _, name := range []string{"endpoint", "region", "ca"} {
-		flag := f.Lookup("backup-s3-" + name)
-		flag.Usage = strings.Replace(flag.Usage, "(default: ", "(default: unchanged, also with another --backup-to; at first ", 1)
-	}
+	s3Flags(f, &s.S3, "backup-", "unchanged, also with another --backup-to; at first ")
 	f.Lookup("backup-s3-credentials").Usage = "file in the format of ~/.aws/credentials with the profile default, mode 0600; required for S3 (default: unchanged)"
 }
 
@@ -75,7 +72,7 @@ Without --to and --file, the backup goes to the place of the scheduled backups (
 	c.Flags().StringVar(&file, "file", "", "path of the file; it must not exist")
 	c.Flags().IntVar(&target.Keep, "keep", 0, "number of backups of this plane to keep in --to (default: all)")
 	c.Flags().DurationVar(&timeout, "timeout", time.Hour, "time limit; 0 for none")
-	s3Flags(c.Flags(), &target.S3, "")
+	s3Flags(c.Flags(), &target.S3, "", "")
 	c.MarkFlagsMutuallyExclusive("to", "file")
 	c.MarkFlagsMutuallyExclusive("keep", "file")
 	return c
@@ -141,7 +138,7 @@ Never run the original plane and the restored plane at the same time: both would
 	}
 	c.Flags().BoolVar(&o.Replace, "replace", false, "replace the data of an existing installation; its machines stay, and its data is moved to a folder beside it")
 	c.Flags().DurationVar(&timeout, "timeout", time.Hour, "time limit; 0 for none")
-	s3Flags(c.Flags(), &o.Archive.S3, "")
+	s3Flags(c.Flags(), &o.Archive.S3, "", "")
 	return c
 }
 

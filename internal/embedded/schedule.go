@@ -125,8 +125,8 @@ func (p *plane) backUp(ctx context.Context) {
 	}
 }
 
-// lastStatus returns the status of the backups to a place, which is empty if the last attempt was for another place: a backup there is due
-// at once. The number of backups to keep is no part of the place.
+// lastStatus returns the status of the backups to a place. It is empty if the last attempt was for another place, so that a backup is due at
+// once. The place does not include the number of backups to keep.
 func lastStatus(l Layout, target BackupTarget) BackupStatus {
 	target.Keep = 0
 	var last BackupStatus

@@ -1,6 +1,6 @@
 // Package reconciling contains the common parts of all reconcilers: their options, their controllers, and the first and
-// the last steps of each reconcile, and the answers of webhooks. The four providers use it. The manager runs the providers that are described with
-// it.
+// the last steps of each reconcile, and the answers of webhooks. The four providers use it. The manager runs the providers
+// that are described with it.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package reconciling

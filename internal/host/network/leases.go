@@ -162,7 +162,8 @@ func (b Box) UnleaseAll(machineID string) error {
 	})
 }
 
-// LeaseOf finds an address of a machine of this capstand, and its network. The network's id is empty if there is none.
+// LeaseOf finds an address that a machine of this capstand has, and the network of the address. The id of the network is empty if the machine
+// has no address.
 func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
 	_ = b.locked(func() error {
 		networks, err := b.list()

@@ -116,7 +116,7 @@ func TestChooseRedirect(t *testing.T) {
 	}
 }
 
-// The subject of a conflict tells the manager whether another capstand of the box has the network with another tunnel address.
+// From the subject of a conflict, the manager sees if another capstand of the box uses another tunnel address for the network.
 func TestSubjectOfOverlays(t *testing.T) {
 	with := func(address string, mtu int) *Overlay {
 		return &Overlay{VNI: 5000, Address: netip.MustParseAddr(address), MTU: mtu}

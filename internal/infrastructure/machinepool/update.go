@@ -40,7 +40,7 @@ const updateRetry = 10 * time.Second
 // updating is the part of the desired state that updates in place need.
 type updating struct {
 	policy infrav1.InPlacePolicy
-	// foreign: the bootstrap configuration of the MachinePool is no CapstanConfig, so there is no data of an update.
+	// foreign: the MachinePool has another kind of bootstrap configuration than CapstanConfig. Only a CapstanConfig has the data of an update.
 	foreign bool
 	// config are the parts of the CapstanConfig that belong to the bootstrap data; nil while they are not known.
 	config inplace.Fixed
@@ -211,7 +211,7 @@ func obstacle(m *infrav1.CapstanMachine) string {
 	return ""
 }
 
-// updatingNow returns the condition Updating of a machine, or nil if there is none about its present spec.
+// updatingNow returns the condition Updating that a machine has for its present spec, or nil.
 func updatingNow(m *infrav1.CapstanMachine) *metav1.Condition {
 	if c := conditions.Get(m, infrav1.UpdatingCondition); c != nil && c.ObservedGeneration == m.Generation {
 		return c

@@ -120,11 +120,12 @@ func (w withdrawal) end(ctx context.Context, conn *connections.Host, list *hostp
 	if err != nil {
 		return false, err
 	}
-	if len(clusters.Items) > 0 && slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
-		conn.SetPulses(network, true) // Also while the Cluster is paused. The other reconciler ends them.
-	}
-	if len(clusters.Items) == 0 && !machines[network] {
+	found := len(clusters.Items) > 0
+	if !found && !machines[network] {
 		return false, nil
+	}
+	if found && slices.ContainsFunc(list.GetServices(), func(s *hostpb.PublishedService) bool { return !s.GetHostPorts() }) {
+		conn.SetPulses(network, true) // Also while the Cluster is paused. The other reconciler ends them.
 	}
 	return w.withdrawFrom(ctx, conn, list)
 }

@@ -30,8 +30,8 @@ const (
 const (
 	// UpCommand is the command of the bootstrap data that makes the machine a node of its cluster.
 	UpCommand = machineapi.InitPath + " node up"
-	// EndOnFailure as the first command applies to all lines of the later ones. Bootstrap data begins with it, and a bootstrap that
-	// continues after a restart repeats it.
+	// EndOnFailure as the first command applies to all lines of the later ones. Bootstrap data begins with it. A bootstrap that continues
+	// after a restart repeats it, and each update command begins with it.
 	EndOnFailure = "set -e"
 	// UpdateCommand is the command of the update data that brings a node to the configuration of that data. It marks the place in the
 	// commands of the data at which the engine provisions the machine.

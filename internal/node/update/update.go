@@ -334,7 +334,7 @@ func shell(ctx context.Context, script string) error {
 	}
 	defer func() { _ = out.Close() }()
 	go func() {
-		_, _ = in.WriteString("exec 3<&-\nset -e\n" + script + "\n")
+		_, _ = in.WriteString("exec 3<&-\n" + nodeconfig.EndOnFailure + "\n" + script + "\n")
 		_ = in.Close()
 	}()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "/dev/fd/3")

@@ -46,11 +46,11 @@ func True(t testing.TB, what string, holds func() bool) {
 }
 
 // Rest waits until the result of a function has not changed for two seconds, and returns it.
-func Rest(t testing.TB, tell func() string) string {
+func Rest(t testing.TB, read func() string) string {
 	t.Helper()
-	last, since := tell(), time.Now()
+	last, since := read(), time.Now()
 	True(t, "rest", func() bool {
-		if now := tell(); now != last {
+		if now := read(); now != last {
 			last, since = now, time.Now()
 		}
 		return time.Since(since) > 2*time.Second
