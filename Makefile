@@ -515,7 +515,7 @@ bench-ipam: setup build ## Measure the IPAM provider: 100 to 50 000 claims, and 
 ##@ Release
 
 .PHONY: release
-release: build build-kube-$(NEXT_KUBE_MINOR) ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
+release: setup build build-kube-$(NEXT_KUBE_MINOR) ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
 	@for part in programs manifests images host plane cli packages sbom checksums; do \
 		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$part '$(VERSION)'; \
 	done

@@ -233,13 +233,15 @@ func TestDashboards(t *testing.T) {
 	}
 }
 
-// built returns the objects of a copy of config/prometheus whose placeholder for the address of the runbooks is replaced.
+// built returns the objects of the release's config/prometheus. The placeholder for the address of the runbooks is replaced.
 func built(t *testing.T, address string) []*unstructured.Unstructured {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(filepath.Join(testenv.Root(), "config", "prometheus"))); err != nil {
-		t.Fatal(err)
+	release := t.TempDir()
+	archive := filepath.Join(dist, "assets", releaseVersion, "capstan-prometheus.tar.gz")
+	if out, err := exec.Command("tar", "-C", release, "-xzf", archive).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
+	folder := filepath.Join(release, "config", "prometheus")
 	file := filepath.Join(folder, "kustomization.yaml")
 	text := strings.Replace(readText(t, "config", "prometheus", "kustomization.yaml"), runbooks, address, 1)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -260,8 +262,8 @@ func built(t *testing.T, address string) []*unstructured.Unstructured {
 	return objects
 }
 
-// TestPrometheusKustomization: `kubectl apply --kustomize config/prometheus` gives each alert the address of the runbooks that the
-// kustomization contains, and the PodMonitor selects the pods and the port of each manager.
+// TestPrometheusKustomization: with the files of a release, `kubectl apply --kustomize config/prometheus` gives each alert the address of
+// the runbooks that the kustomization contains, and the PodMonitor selects the pods and the port of each manager.
 func TestPrometheusKustomization(t *testing.T) {
 	const address = "https://wiki.example.org/capstan"
 	kinds := map[string]*unstructured.Unstructured{}

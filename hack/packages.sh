@@ -31,12 +31,14 @@ work=$(mktemp -d "$out/.packages-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 lib=usr/lib/capstan
 
-# stage copies files of bin/ into /usr/lib/capstan of a package. They are no hard links, because pack sets their times.
+source hack/shipped.sh
+
+# stage PACKAGE PATH... copies files of bin/ into /usr/lib/capstan of a package. They are no hard links, because pack sets their times.
 stage() {
 	local package=$1
 	shift
 	mkdir -p "$work/$package/$lib"
-	cp -a "$@" "$work/$package/$lib/"
+	shipped_files "$@" | tar -C bin --no-recursion -T - -cf - | tar -C "$work/$package/$lib" -xpf -
 }
 
 # settings fills in the control files of a package from config/packages/TEMPLATE.
@@ -63,7 +65,7 @@ pack() {
 
 cli() {
 	local share=$work/capstan-cli/usr/share
-	stage capstan-cli bin/capstan
+	stage capstan-cli "${SHIPPED_COMMAND[@]}"
 	mkdir -p "$work/capstan-cli/usr/bin"
 	local name
 	for name in capstan kubectl-capstan kubectl_complete-capstan; do
@@ -75,17 +77,17 @@ cli() {
 	bin/capstan completion bash >"$share/bash-completion/completions/capstan"
 	bin/capstan completion zsh >"$share/zsh/vendor-completions/_capstan"
 	bin/capstan completion fish >"$share/fish/vendor_completions.d/capstan.fish"
-	# The command names sections of the documents.
+	# The command names sections of the documents. The other files are those to which the documents lead.
 	mkdir -p "$share/doc/capstan-cli"
-	cp -a README.md CHANGELOG.md docs "$share/doc/capstan-cli/"
-	find "$share/doc/capstan-cli" -name '*.go' -delete
+	cp -a --parents ./*.md LICENSE docs config/prometheus internal/node/provision/audit-policy.yaml "$share/doc/capstan-cli/"
+	find "$share/doc/capstan-cli" \( -name '*.go' -o -name rules_test.yaml \) -delete
 	settings capstan-cli capstan-cli
 	pack capstan-cli
 }
 
 host() {
 	local root=$work/capstan
-	stage capstan bin/{manager,capstand,capstan-init,clusterctl,node,images,capi}
+	stage capstan "${SHIPPED_HOST[@]}" "${SHIPPED_PLANE[@]}"
 	mkdir -p "$root/usr/lib/systemd/system" "$root/etc/default" "$root/usr/share/man/man8"
 	cp config/systemd/*.service "$root/usr/lib/systemd/system/"
 	cp config/systemd/capstand.default "$root/etc/default/capstand"
@@ -96,11 +98,10 @@ host() {
 }
 
 versions=
-for folder in $(printf '%s\n' bin/kubernetes/v* | sort -rV); do
+for folder in "${SHIPPED_KUBERNETES[@]}"; do
 	kubernetes=${folder##*/v}
 	versions+=${versions:+ | }capstan-kubernetes-$kubernetes
-	mkdir -p "$work/capstan-kubernetes-$kubernetes/$lib/kubernetes"
-	cp -a "$folder" "$work/capstan-kubernetes-$kubernetes/$lib/kubernetes/"
+	stage "capstan-kubernetes-$kubernetes" "$folder"
 	settings "capstan-kubernetes-$kubernetes" capstan-kubernetes
 	pack "capstan-kubernetes-$kubernetes"
 done

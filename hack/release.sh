@@ -2,7 +2,7 @@
 # Creates a release in a folder from the files in bin/. It needs neither Docker nor a registry.
 #
 #   hack/release.sh programs VERSION             fails unless bin/ was built for VERSION
-#   hack/release.sh manifests VERSION [FOLDER]   the files for clusterctl
+#   hack/release.sh manifests VERSION [FOLDER]   the files for clusterctl, Helm, Cluster API Operator and Prometheus
 #   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
 #   hack/release.sh host VERSION [FOLDER]        the programs of a host
 #   hack/release.sh plane VERSION [FOLDER]       the same, with those of a management plane
@@ -32,6 +32,8 @@ if [[ ! $version =~ ^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Z
 	exit 2
 fi
 assets=$out/assets/$version
+
+source hack/shipped.sh
 
 core_version() { basename bin/capi/repository/cluster-api/v*; }
 
@@ -78,6 +80,7 @@ manifests() {
 	cp "$assets"/cluster-template*.yaml "$assets"/clusterclass-*.yaml "$out/repository/infrastructure-capstan/$version/"
 	chart
 	operator >"$assets/operator-providers.yaml"
+	"${TAR[@]}" --exclude=rules_test.yaml config/prometheus | gzip -1n >"$assets/capstan-prometheus.tar.gz"
 	core
 	configuration >"$out/clusterctl.yaml"
 }
@@ -180,18 +183,25 @@ images() {
 
 # archive packs files for /usr/lib/capstan. It can be unpacked over an older release: tar replaces each file, and other Kubernetes
 # versions stay.
+#
+# archive NAME 'UNIT...' PATH...
 archive() {
-	local name=$1
-	shift
+	local name=$1 units=$2
+	shift 2
 	mkdir -p "$assets"
-	"${TAR[@]}" "$@" | gzip -1n >"$assets/$name-linux-$(go env GOARCH).tar.gz"
+	# shellcheck disable=SC2086 # a list on purpose
+	shipped_files "$@" | "${TAR[@]}" -C bin --no-recursion -T - -C ../config systemd systemd/capstand.default $units |
+		gzip -1n >"$assets/$name-linux-$(go env GOARCH).tar.gz"
 }
 
-HOST=(-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service systemd/capstand.default)
+host() {
+	archive capstan-host systemd/capstand.service "${SHIPPED_COMMAND[@]}" "${SHIPPED_KUBERNETES[@]}" "${SHIPPED_HOST[@]}"
+}
 
-host() { archive capstan-host "${HOST[@]}"; }
-
-plane() { archive capstan "${HOST[@]}" systemd/capstan.service -C ../bin manager clusterctl capi; }
+plane() {
+	archive capstan 'systemd/capstand.service systemd/capstan.service' \
+		"${SHIPPED_COMMAND[@]}" "${SHIPPED_KUBERNETES[@]}" "${SHIPPED_HOST[@]}" "${SHIPPED_PLANE[@]}"
+}
 
 # cli builds the command for workstations.
 cli() {
@@ -209,14 +219,17 @@ packages() {
 	hack/packages.sh "$version" "$assets"
 }
 
-# sbom lists the modules of every Go program of the release, whatever else was built for tests. Only runc contains C code, the libseccomp of Debian.
+# sbom lists the modules of every Go program of the release. Only runc contains C code, the libseccomp of Debian.
 sbom() {
 	mkdir -p "$assets"
 	: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
 	export SOURCE_DATE_EPOCH
-	local programs
-	mapfile -t programs < <(find bin \( -path bin/tools -o -path bin/conformance \) -prune -o -type f -perm /111 ! -path '*/.*' -print | LC_ALL=C sort)
-	(cd tools/sbom && go run . -name "capstan-$version" -namespace "https://capstan.dev/sbom/$version/$(go env GOARCH)" "${programs[@]/#/$PWD/../../}") >"$assets/capstan-$version-linux-$(go env GOARCH).spdx.json"
+	local files file programs=()
+	files=$(shipped_files "${SHIPPED_COMMAND[@]}" "${SHIPPED_KUBERNETES[@]}" "${SHIPPED_HOST[@]}" "${SHIPPED_PLANE[@]}")
+	while read -r file; do
+		if [[ -f bin/$file && ! -L bin/$file && -x bin/$file ]]; then programs+=("$PWD/bin/$file"); fi
+	done <<<"$files"
+	(cd tools/sbom && go run . -name "capstan-$version" -namespace "https://capstan.dev/sbom/$version/$(go env GOARCH)" "${programs[@]}") >"$assets/capstan-$version-linux-$(go env GOARCH).spdx.json"
 }
 
 checksums() {
