@@ -256,7 +256,11 @@ func TestPackages(t *testing.T) {
 		t.Errorf("kubectl_complete-capstan: %s", out)
 	}
 	b.run("test $(grep -lx RequiresMountsFor=/var/lib/capstan /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
-	b.run("systemd-analyze verify /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
+	b.run("systemd-analyze verify --man=no /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
+	for unit, page := range map[string]string{"capstan": "capstan-plane.1", "capstand": "capstand.8"} {
+		name, section, _ := strings.Cut(page, ".")
+		b.run("grep -qFx 'Documentation=man:" + name + "(" + section + ")' /usr/lib/systemd/system/" + unit + ".service; test -e /usr/share/man/man" + section + "/" + page + ".gz")
+	}
 
 	// An upgrade keeps the settings, and the Kubernetes version that another package contains.
 	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
@@ -335,4 +339,24 @@ func TestPackages(t *testing.T) {
 	if found := b.leftovers(); len(found) > 0 {
 		t.Errorf("files remain after the purge: %v", found)
 	}
+}
+
+// TestPurgeThroughLink: a purge removes the keys and keeps the data of users also if the folder of the state is a link.
+func TestPurgeThroughLink(t *testing.T) {
+	script, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "packages", "capstan", "postrm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBox(t)
+	b.write("/postrm", string(script))
+	b.write("/srv/state/host/tls/ca.key", "a key")
+	b.write("/srv/state/backups/plane.tar.gz", "data of a user")
+	b.run("rm -rf /var/lib/capstan; ln -s /srv/state /var/lib/capstan")
+	out := b.run("sh /postrm purge 2>&1")
+	for _, kept := range []string{"/var/lib/capstan/backups", "the link /var/lib/capstan"} {
+		if !strings.Contains(out, "capstan: "+kept+" remains\n") {
+			t.Errorf("the purge does not name %s:\n%s", kept, out)
+		}
+	}
+	b.run("test ! -e /srv/state/host; test -e /srv/state/backups/plane.tar.gz")
 }
