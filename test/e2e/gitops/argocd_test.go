@@ -222,9 +222,9 @@ func values(t *testing.T, workers, controlPlanes string) map[string]string {
 func (f *fleet) newApplication(url string) *unstructured.Unstructured {
 	f.t.Helper()
 	app := f.documented("kind: Application")
-	spec, _ := app.Object["spec"].(map[string]any)
-	spec["project"], spec["source"] = "default", map[string]any{"repoURL": url, "targetRevision": "main", "path": "clusters"}
-	spec["destination"] = map[string]any{"server": "https://kubernetes.default.svc", "namespace": "default"}
+	if err := unstructured.SetNestedField(app.Object, url, "spec", "source", "repoURL"); err != nil {
+		f.t.Fatal(err)
+	}
 	return app
 }
 
