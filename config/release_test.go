@@ -117,10 +117,20 @@ func process(t *testing.T, data []byte, given map[string]string) []*unstructured
 	return objects
 }
 
-// components returns the objects of a provider, with the defaults of all variables.
+// parsed contains the objects of each provider after their first use: most of them are CRDs, and to parse these is slow.
+var parsed = map[string][]*unstructured.Unstructured{}
+
+// components returns the objects of a provider, with the defaults of all variables. The caller may change them.
 func components(t *testing.T, provider string) []*unstructured.Unstructured {
 	t.Helper()
-	return process(t, asset(t, provider+"-components.yaml"), nil)
+	if parsed[provider] == nil {
+		parsed[provider] = process(t, asset(t, provider+"-components.yaml"), nil)
+	}
+	objects := make([]*unstructured.Unstructured, len(parsed[provider]))
+	for i, o := range parsed[provider] {
+		objects[i] = o.DeepCopy()
+	}
+	return objects
 }
 
 func typed[T any](t *testing.T, o *unstructured.Unstructured) T {
