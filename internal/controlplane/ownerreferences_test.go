@@ -30,7 +30,7 @@ func TestOwnerReferencesEnforcement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = strict.Stop() }()
+	t.Cleanup(func() { _ = strict.Stop() })
 	config, err := testcluster.Restricted(strict, Provider.Name)
 	if err != nil {
 		t.Fatal(err)

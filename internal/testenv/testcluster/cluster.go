@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -30,7 +31,7 @@ type Cluster struct {
 }
 
 // New creates the Cluster `demo` in a new namespace, and its CapstanCluster. change may modify the Cluster before it is
-// created.
+// created. The Cluster is paused at the end of the test: the manager of the other tests would read its state every few seconds.
 func New(t *testing.T, env *testenv.Env, change func(*clusterv1.Cluster)) *Cluster {
 	t.Helper()
 	out := &Cluster{t: t, c: env.Client, Cluster: &clusterv1.Cluster{
@@ -44,11 +45,19 @@ func New(t *testing.T, env *testenv.Env, change func(*clusterv1.Cluster)) *Clust
 		change(out.Cluster)
 	}
 	out.Create(out.Cluster)
+	t.Cleanup(out.pause)
 	infra := &infrav1.CapstanCluster{ObjectMeta: out.Meta("demo")}
 	infra.OwnerReferences = []metav1.OwnerReference{out.OwnerRef()}
 	out.Create(infra)
 	out.MachineTemplate("demo")
 	return out
+}
+
+func (c *Cluster) pause() {
+	paused := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"paused":true}}`))
+	if err := c.c.Patch(context.Background(), c.Cluster, paused); client.IgnoreNotFound(err) != nil {
+		c.t.Errorf("cannot pause the Cluster at the end of the test: %v", err)
+	}
 }
 
 // MachineTemplate creates a template of infrastructure machines.
