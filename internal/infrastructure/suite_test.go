@@ -272,7 +272,7 @@ func newNamespace(t *testing.T) *box {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(expect.Patience)
-	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
+	g.SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
 	g.SetDefaultConsistentlyPollingInterval(50 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(3 * time.Second) // An object is reconciled at most once a second.
 	return &box{WithT: g, t: t, namespace: env.Namespace(t)}
