@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// interval is the pause between two writes. Gaps in the writes last for seconds, and more writes load the processors of the
+	// Interval is the pause between two writes. Gaps in the writes last for seconds, and more writes load the processors of the
 	// test.
-	interval = 50 * time.Millisecond
+	Interval = 100 * time.Millisecond
 	// retryInterval is the pause between two attempts of one write.
 	retryInterval = 50 * time.Millisecond
 )
@@ -85,7 +85,7 @@ func (w *Writer) write(ctx context.Context, name string) {
 		_, err = w.client.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		if err == nil || apierrors.IsAlreadyExists(err) {
 			w.acknowledge(name)
-			pause(ctx, interval)
+			pause(ctx, Interval)
 			return
 		}
 	}

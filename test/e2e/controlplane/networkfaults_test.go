@@ -26,6 +26,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/thread"
 	"capstan.dev/capstan/test/e2e/harness"
+	"capstan.dev/capstan/test/writeload"
 )
 
 // cutOff drops all packets of the machine of etcd's leader. The other members elect a leader and continue. When the
@@ -92,7 +93,7 @@ func slowMembers(t *testing.T, s *subject) {
 	s.progress(t, 2)
 	start := time.Now()
 	s.progress(t, writes)
-	if took := time.Since(start); took < (writes-1)*2*delay {
+	if took := time.Since(start); took < (writes-1)*(writeload.Interval+2*delay) {
 		t.Errorf("%d writes took %s: they were not delayed", writes, took)
 	}
 	for time.Since(begin) < unhealthyTimeout+15*time.Second {
