@@ -64,7 +64,7 @@ func signer(t *testing.T, kubeconfig string, c client.Client) {
 	t.Cleanup(func() { cancel(); <-done })
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(500 * time.Millisecond)
+		tick := time.NewTicker(2 * time.Second) // Each look lists all CRDs.
 		defer tick.Stop()
 		looked := map[string]bool{}
 		for {
