@@ -11,7 +11,7 @@ git ls-files -z --cached --others --exclude-standard |
 	tar --null -T - -cf - | tar -xf - -C "$copy"
 cp -r "$copy" "$copy.before"
 trap 'rm -rf "$copy" "$copy.before"' EXIT
-ln -s "$PWD/bin" "$copy/bin" # the tools
+ln -s "$PWD/bin" "$copy/bin" # the tools, and the programs that the build needs as well
 
 failed=0
 make -s -C "$copy" generate
