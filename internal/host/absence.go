@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -110,6 +111,27 @@ func (c *contacts) note(managementCluster string) (first bool) {
 		c.log.Error("Cannot record the contact with a manager", "error", err)
 	}
 	return !known
+}
+
+// unconfirmedFile is the file in the folder of a machine that may have been replaced. The first contact with a manager ends the absence
+// from which capstand concluded this, so the next capstand reads the file.
+const unconfirmedFile = "unconfirmed"
+
+func (m *machine) unconfirmedPath() string { return filepath.Join(m.dir, unconfirmedFile) }
+
+// loadDoubt returns whether the machine may have been replaced and no manager has confirmed it since. It records this before a manager can
+// connect.
+func (m *machine) loadDoubt() bool {
+	if m.fenced || atomicfile.Exists(m.unconfirmedPath()) {
+		return true
+	}
+	if !m.host.contacts.mayBeReplaced(m.state.ManagementCluster) {
+		return false
+	}
+	if err := atomicfile.WriteFile(m.unconfirmedPath(), nil, 0o600); err != nil {
+		m.log.Error("Cannot record that the machine may have been replaced: the next capstand can start it without a confirmation", "error", err)
+	}
+	return true
 }
 
 // doubt has the reasons why a machine may run on another host, and whether it runs on this one.

@@ -120,6 +120,41 @@ func TestUnconfirmedMachine(t *testing.T) {
 	})
 }
 
+// A machine that may have been replaced still waits after a restart of capstand, although a manager was connected meanwhile. Its
+// confirmation ends this.
+func TestUnconfirmedAfterRestart(t *testing.T) {
+	h := recorded(t)
+	h.runc = runc.Runc{Binary: "/bin/false", Root: t.TempDir()}
+	h.contacts = afterAbsence(t, time.Now().Add(-time.Hour), time.Hour)
+	m := onDisk(t, h)
+	m.state.ManagementCluster = "plane"
+	if err := m.save(); err != nil {
+		t.Fatal(err)
+	}
+	restart := func() *machine {
+		t.Helper()
+		h.contacts = openContacts(h.contacts.path, time.Minute, time.Hour, h.log)
+		clear(h.machines.byID)
+		if err := h.loadAll(); err != nil {
+			t.Fatal(err)
+		}
+		return h.machines.byID["m-1"]
+	}
+	restart()
+	h.contacts.note("plane")
+	m = restart()
+	if pause := m.awaitConfirmation(t.Context()); pause < 59*time.Minute || !m.status.Unconfirmed {
+		t.Errorf("after a restart the machine waits %s: %v", pause, m.status)
+	}
+	if err := m.claim("plane"); err != nil {
+		t.Fatal(err)
+	}
+	m = restart()
+	if pause := m.awaitConfirmation(t.Context()); pause != 0 {
+		t.Errorf("after its confirmation and a restart the machine waits %s: %v", pause, m.status)
+	}
+}
+
 // A machine that runs continues, and one with a doubt waits as long as the doubt demands.
 func TestConfirmation(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -246,7 +246,7 @@ func (h *Host) loadAll() error {
 	}
 	for _, spec := range machines {
 		m := h.machines.add(spec)
-		m.unconfirmed = m.fenced || h.contacts.mayBeReplaced(m.state.ManagementCluster)
+		m.unconfirmed = m.loadDoubt()
 		if m.state.bootstrapped() {
 			m.eraseBootstrapData()
 		}

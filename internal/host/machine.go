@@ -65,7 +65,7 @@ type machine struct {
 
 	mu    sync.Mutex
 	state machineState
-	// unconfirmed: the machine may have been replaced before this capstand started. See contacts.
+	// unconfirmed: the machine may have been replaced before a capstand started. See contacts and loadDoubt.
 	unconfirmed bool
 	// fenced: the machine was stopped, or must stop, because the host had no contact. It is unconfirmed too. See package fencing.
 	fenced bool
@@ -299,7 +299,7 @@ func (m *machine) hasProcess(life context.Context) (bool, error) {
 // confirm lets the machine start; m.mu is held.
 func (m *machine) confirm() {
 	if m.unconfirmed {
-		if err := m.host.fence.Unmark(m.spec.Id); err != nil {
+		if err := errors.Join(m.host.fence.Unmark(m.spec.Id), atomicfile.Remove(m.unconfirmedPath())); err != nil {
 			m.log.Error("The next capstand asks again before it starts the machine", "error", err)
 		}
 		m.unconfirmed, m.fenced = false, false
