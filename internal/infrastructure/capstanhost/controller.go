@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,8 @@ type Reconciler struct {
 	recorder events.EventRecorder
 	// secrets reads the metadata of Secrets that have an owner; see addSecrets.
 	secrets client.Reader
+	// draining is held from the list of a cluster's Machines until those that may go are deleted.
+	draining sync.Mutex
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package.

@@ -89,12 +89,15 @@ func drainMessage(left int, delays []string) string {
 }
 
 // drainCluster deletes the Machines of one cluster that may go now. names are those of its CapstanMachines on the host. It
-// reads the Machines live, because a decision on outdated ones could remove too many.
+// reads the Machines live, because a decision on outdated ones could remove too many. For the same reason, it waits for the decisions on
+// other hosts. Managers share no cluster, so each of them drains its own ones.
 func (r *Reconciler) drainCluster(ctx context.Context, key client.ObjectKey, names map[string]bool) (delays []string, err error) {
 	cluster := &clusterv1.Cluster{}
 	if err := r.Client.Get(ctx, key, cluster); err != nil {
 		return nil, err
 	}
+	r.draining.Lock()
+	defer r.draining.Unlock()
 	machines := &clusterv1.MachineList{}
 	if err := r.LiveClient.List(ctx, machines, reconciling.OfCluster(key)); err != nil {
 		return nil, err

@@ -1,15 +1,25 @@
 package capstanhost
 
 import (
+	"context"
+	"fmt"
 	"maps"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // drained returns an Available Machine with an owner.
@@ -73,5 +83,55 @@ func TestPlanDrain(t *testing.T) {
 				t.Errorf("%q, because %q; want %q, because %q", got, why, tc.want, tc.why)
 			}
 		})
+	}
+}
+
+// Drains of several hosts delete one Machine of a group at a time, also if they decide at the same time.
+func TestDrainsOfSeveralHosts(t *testing.T) {
+	scheme := kruntime.NewScheme()
+	if err := clusterv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	const hosts = 8
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo", Namespace: "default"}}
+	cluster.Status.Workers = &clusterv1.WorkersStatus{DesiredReplicas: ptr.To[int32](hosts)}
+	b := fake.NewClientBuilder().WithScheme(scheme).WithObjects(cluster)
+	for i := range hosts {
+		m := drained(fmt.Sprint(i))
+		m.Labels[clusterv1.ClusterNameLabel], m.Finalizers = cluster.Name, []string{"stays"}
+		b.WithObjects(&m)
+	}
+	c := b.WithInterceptorFuncs(interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := c.List(ctx, list, opts...)
+			runtime.Gosched() // Without an order of the decisions, another one lists the same Machines now.
+			return err
+		},
+	}).Build()
+	r := &Reconciler{Options: reconciling.Options{LiveClient: reconciling.Live(c)}, Client: c}
+	var started, all sync.WaitGroup
+	started.Add(hosts)
+	for i := range hosts {
+		all.Go(func() {
+			started.Done()
+			started.Wait()
+			if _, err := r.drainCluster(t.Context(), client.ObjectKeyFromObject(cluster), map[string]bool{fmt.Sprint(i): true}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	machines := &clusterv1.MachineList{}
+	if err := c.List(t.Context(), machines); err != nil {
+		t.Fatal(err)
+	}
+	var leaving []string
+	for _, m := range machines.Items {
+		if !m.DeletionTimestamp.IsZero() {
+			leaving = append(leaving, m.Name)
+		}
+	}
+	if len(leaving) != 1 {
+		t.Errorf("expected one Machine that is being deleted, found %v", leaving)
 	}
 }
