@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -19,10 +20,14 @@ import (
 )
 
 // balancerHost returns the connection to the load balancer's host. Without one, it returns the reason and the message of a condition.
-func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.Host, reason, why string) {
+func (r *Reconciler) balancerHost(ctx context.Context, c *infrav1.CapstanCluster) (host *connections.Host, reason, why string) {
 	lb := c.Spec.LoadBalancer
 	host = r.Pool.Connected(lb.HostName)
 	if host == nil {
+		if _, err := r.capstanHost(ctx, lb.HostName); apierrors.IsNotFound(err) {
+			return nil, infrav1.NoHostConnectedReason, fmt.Sprintf(
+				"CapstanHost %s of spec.loadBalancer.hostName does not exist: name another host, and remove spec.loadBalancer.hostID", lb.HostName)
+		}
 		return nil, infrav1.NoHostConnectedReason, fmt.Sprintf("Host %s is not connected", lb.HostName)
 	}
 	if why := hostselection.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
@@ -71,7 +76,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 	if external(s.capstan) {
 		return externalEndpoint(s)
 	}
-	host, reason, why := r.balancerHost(s.capstan)
+	host, reason, why := r.balancerHost(ctx, s.capstan)
 	if host == nil {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return reconciling.ErrWaiting

@@ -124,7 +124,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope) error {
 		reconciling.SetCondition(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
 	}
-	host, reason, why := r.balancerHost(s.capstan)
+	host, reason, why := r.balancerHost(ctx, s.capstan)
 	if host == nil {
 		r.showWithoutBalancerHost(s, reason, why)
 		return reconciling.ErrWaiting // The connection is the event.

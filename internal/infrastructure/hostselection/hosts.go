@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -184,20 +185,39 @@ func (o KeyOwners) Admit(h *infrav1.CapstanHost, key string) string {
 }
 
 // Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
-// and the tunnel address of its load balancer's host. Both are empty without a load balancer, in a LAN, and if the host does not
-// exist.
+// and the tunnel address of the host that networkHost returns. Both are empty without such a host and in a LAN: then no host has the
+// network of a cluster across hosts, and each host can have one on a box.
 func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluster *infrav1.CapstanCluster) (placement.Request, error) {
 	req := placement.Request{Overlay: cluster.Spec.Network.Overlay.VNI != 0, Namespace: cluster.Namespace, LAN: placement.LANOf(cluster, nil)}
-	name := cluster.Spec.LoadBalancer.HostName
-	if name == "" || req.LAN.Name != "" {
+	if cluster.Spec.LoadBalancer.HostName == "" || req.LAN.Name != "" {
 		return req, nil
 	}
-	h := &infrav1.CapstanHost{}
-	if err := c.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
-		return req, client.IgnoreNotFound(err)
+	h, err := networkHost(ctx, c, cluster)
+	if h == nil || err != nil {
+		return req, err
 	}
 	req.Box, req.Tunnel, req.Encrypted = Box(h, pool), h.Spec.TunnelAddress, OverlayKey(h, pool) != ""
 	return req, nil
+}
+
+// networkHost returns the load balancer's host. If its CapstanHost was deleted, another host with a part of the network across hosts
+// takes its place: all of them have the same IP family and encryption. It returns nil if none exists.
+func networkHost(ctx context.Context, c client.Reader, cluster *infrav1.CapstanCluster) (*infrav1.CapstanHost, error) {
+	names := BalancerHosts(cluster)
+	if cluster.Spec.Network.Overlay.VNI == 0 {
+		names = names[:1]
+	}
+	for _, name := range names {
+		h := &infrav1.CapstanHost{}
+		err := c.Get(ctx, client.ObjectKey{Name: name}, h)
+		if err == nil {
+			return h, nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 // Reached is the part of a list that the network of a cluster reaches; see Within.

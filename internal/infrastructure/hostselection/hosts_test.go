@@ -1,6 +1,7 @@
 package hostselection
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 
@@ -11,6 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
 // TestUsable_ALL18: a list of hosts, and the question for one host, have the same answer.
@@ -52,6 +55,49 @@ func TestUsable_ALL18(t *testing.T) {
 		one, err := UsableHost(t.Context(), c, name, "team", selectors...)
 		if err != nil || len(one) == 1 != slices.Contains(names, name) || len(one) == 1 && one[0].Name != name {
 			t.Errorf("host %s: got %v, %v", name, one, err)
+		}
+	}
+}
+
+// The machines of a cluster across hosts still have hosts after the CapstanHost of its load balancer was deleted: another host of the
+// cluster tells the IP family and the encryption of the network.
+func TestWithin(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := infrav1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	host := func(name, tunnel, key string) *infrav1.CapstanHost {
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{TunnelAddress: tunnel}}
+		h.Status.BoxID, h.Status.OverlayPublicKey = "box-"+name, key
+		return h
+	}
+	second := host("second", "2001:db8::2", "key")
+	for name, tc := range map[string]struct {
+		hosts []*infrav1.CapstanHost
+		vni   int32
+		want  placement.Request
+	}{
+		"the load balancer's host decides": {
+			[]*infrav1.CapstanHost{host("first", "192.0.2.1", ""), second}, 5000,
+			placement.Request{Overlay: true, Box: "box-first", Tunnel: "192.0.2.1"},
+		},
+		"it does not exist": {
+			[]*infrav1.CapstanHost{second}, 5000, placement.Request{Overlay: true, Box: "box-second", Tunnel: "2001:db8::2", Encrypted: true},
+		},
+		"no host of the cluster exists":                {[]*infrav1.CapstanHost{host("other", "192.0.2.3", "")}, 5000, placement.Request{Overlay: true}},
+		"the network of one box does not leave it":     {[]*infrav1.CapstanHost{host("first", "", ""), second}, 0, placement.Request{Box: "box-first"}},
+		"one box, the load balancer's host is missing": {[]*infrav1.CapstanHost{second}, 0, placement.Request{}},
+	} {
+		b := fake.NewClientBuilder().WithScheme(scheme)
+		for _, h := range tc.hosts {
+			b.WithObjects(h.DeepCopy())
+		}
+		c := &infrav1.CapstanCluster{}
+		c.Spec.LoadBalancer.HostName, c.Spec.Network.Overlay.VNI = "first", tc.vni
+		c.Spec.LoadBalancerHosts = []infrav1.LoadBalancerHost{{Name: "first"}, {Name: "gone"}, {Name: "second"}}
+		got, err := Within(t.Context(), b.Build(), connections.NewPool(t.Context(), nil), c)
+		if err != nil || !reflect.DeepEqual(got, tc.want) {
+			t.Errorf("%s: got %+v, %v, want %+v", name, got, err, tc.want)
 		}
 	}
 }

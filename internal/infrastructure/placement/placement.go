@@ -72,7 +72,8 @@ type Request struct {
 	// Box that the machine must be on, which the network of its cluster does not leave; any when empty.
 	Box string
 	// Overlay is true if the network of its cluster spans boxes. The machine must then be on a host whose tunnel address has
-	// the IP family of Tunnel, the tunnel address of the load balancer's host, and which encrypts its overlays if that host does.
+	// the IP family of Tunnel, the tunnel address of the load balancer's host, and which encrypts its overlays if that host does. Tunnel is
+	// empty if this host does not exist or has no tunnel address.
 	Overlay   bool
 	Tunnel    string
 	Encrypted bool
@@ -185,6 +186,8 @@ func refusal(h *Host, req Request) (Reason, string) {
 		return Domain, fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
 	case !Reaches(h, req) && !req.Overlay:
 		return Network, "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
+	case !Reaches(h, req) && req.Tunnel == "":
+		return Network, "does not reach the cluster's network: the CapstanHost of spec.loadBalancer.hostName in the CapstanCluster does not exist or has no spec.tunnelAddress: name a host that has one"
 	case !Reaches(h, req) && h.Encrypted != req.Encrypted && overlay.SameFamily(h.Tunnel, req.Tunnel):
 		return Network, "does not reach the cluster's network: " + overlay.Disagreement(h.Encrypted)
 	case !Reaches(h, req):

@@ -175,7 +175,7 @@ func TestRequirements_IM02(t *testing.T) {
 			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1"}, why: "of one IP family",
 		},
 		"the load balancer's host is missing": {
-			hosts: []placement.Host{host("a", tunnel("192.0.2.2"))}, req: placement.Request{Overlay: true}, why: "a does not reach",
+			hosts: []placement.Host{host("a", tunnel("192.0.2.2"))}, req: placement.Request{Overlay: true}, why: "a does not reach the cluster's network: the CapstanHost of spec.loadBalancer.hostName",
 		},
 		"without an overlay a tunnel address does not matter": {
 			hosts: []placement.Host{host("a", box("other"), tunnel("192.0.2.2"))},
