@@ -22,13 +22,26 @@ import (
 
 // virtualAddress returns the part of a host in the endpoint's virtual address.
 func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *connections.Host) *hostpb.VirtualAddress {
-	// The last report counts also while the load balancer's host is away.
-	var first *hostpb.LoadBalancer
-	if host := r.Pool.Get(s.capstan.Spec.LoadBalancer.HostName); host != nil {
-		first = host.LoadBalancer(s.capstan.Spec.ID)
+	// The last reports count also while their hosts are away.
+	var reports []*hostpb.LoadBalancer
+	for _, name := range hostselection.BalancerHosts(s.capstan) {
+		reports = append(reports, r.lastBalancer(s, name))
 	}
 	initialized := ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false)
-	return loadbalancer.VirtualAddress(s.capstan, h, initialized, conn.LoadBalancer(s.capstan.Spec.ID), first)
+	return loadbalancer.VirtualAddress(s.capstan, h, initialized, conn.LoadBalancer(s.capstan.Spec.ID), reports[0], reports[1:])
+}
+
+// lastBalancer returns the load balancer of the cluster in the last report of a host; nil if there is none.
+func (r *Reconciler) lastBalancer(s *scope, host string) *hostpb.LoadBalancer {
+	conn := r.Pool.Get(host)
+	if conn == nil {
+		return nil
+	}
+	lb := conn.LoadBalancer(s.capstan.Spec.ID)
+	if !owner.Same(lb, s.cluster) {
+		return nil
+	}
+	return lb
 }
 
 // endpointHolder returns the connected host that has the endpoint's virtual address and serves it. It returns "" if no host does.

@@ -6,6 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -54,6 +56,42 @@ func TestReportedEndpoint_ALL18(t *testing.T) {
 		}
 		if got := (&Reconciler{Pool: pool}).hasEndpoint(c, []infrav1.CapstanHost{host}); got != tc.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// A new host takes part in the election of the virtual address while the load balancer's host is unknown to the manager, because another
+// host of the cluster reports that it takes part.
+func TestElectionWithoutFirstHost(t *testing.T) {
+	const address = "203.0.113.64"
+	server := fakehost.New(t)
+	n := &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.8.0/21"}
+	lb := &hostpb.LoadBalancer{
+		Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"},
+		Endpoint: address + ":6443", VirtualAddress: &hostpb.VirtualAddress{Address: address},
+	}
+	if _, err := server.EnsureNetwork(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.EnsureLoadBalancer(t.Context(), lb); err != nil {
+		t.Fatal(err)
+	}
+	pool := connections.NewPool(t.Context(), nil)
+	conn, err := pool.Connect(t.Context(), &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}})
+	expect.NoError(t, err)
+	expect.True(t, "the host has reported its load balancer", func() bool { return conn.LoadBalancer("net") != nil })
+	third := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "third"}, Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{address + "/32"}}}
+	added, err := pool.Connect(t.Context(), &infrav1.CapstanHost{ObjectMeta: third.ObjectMeta, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}})
+	expect.NoError(t, err)
+	for name, want := range map[string]bool{"c": true, "copy": false} {
+		s := &scope{cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}, capstan: &infrav1.CapstanCluster{}}
+		s.cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+		spec := &s.capstan.Spec
+		spec.ID, spec.ControlPlaneEndpoint.Host, spec.LoadBalancer.HostName = "net", address, "lost"
+		spec.Network.MachineCIDR, spec.Network.Overlay.VNI = n.Cidr, 5000
+		spec.LoadBalancerHosts = []infrav1.LoadBalancerHost{{Name: "lost"}, {Name: "second"}, {Name: "third"}}
+		if v := (&Reconciler{Pool: pool}).virtualAddress(s, third, added); (v.GetAddress() == address) != want || v.GetFirst() {
+			t.Errorf("cluster %s: found %v, want a part in the election: %v", name, v, want)
 		}
 	}
 }

@@ -150,8 +150,10 @@ func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost, held b
 // VirtualAddress returns the part of a host in the virtual endpoint of a cluster; nil if the host must not have it. Before the API
 // server has answered, only the load balancer's host has the address. Then it moves by election, which begins on that host: as
 // long as it may have the address without an election, no other host may take part. initialized: the API server has answered.
-// current is the load balancer of the host, first that of the load balancer's host, as last reported; nil if unknown.
-func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, initialized bool, current, first *hostpb.LoadBalancer) *hostpb.VirtualAddress {
+// current is the load balancer of the host, first that of the load balancer's host, as last reported; nil if unknown. others are the last
+// reports of other hosts. One that takes part proves that the load balancer's host took part before, if that host is lost or no longer
+// has the address.
+func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, initialized bool, current, first *hostpb.LoadBalancer, others []*hostpb.LoadBalancer) *hostpb.VirtualAddress {
 	if !IsVirtual(c, h.Spec.VirtualAddresses) {
 		return nil
 	}
@@ -160,8 +162,11 @@ func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, initializ
 		v.First = !initialized && (current.GetVirtualAddress() == nil || current.GetVirtualAddress().GetFirst())
 		return v
 	}
-	takesPart := current.GetVirtualAddress() != nil && !current.GetVirtualAddress().GetFirst()
-	if !takesPart && (first.GetVirtualAddress() == nil || first.GetVirtualAddress().GetFirst()) {
+	takesPart := func(lb *hostpb.LoadBalancer) bool {
+		return lb.GetVirtualAddress().GetAddress() == v.Address && !lb.GetVirtualAddress().GetFirst()
+	}
+	proven := takesPart(first) || initialized && first.GetVirtualAddress() == nil && slices.ContainsFunc(others, takesPart)
+	if !takesPart(current) && !proven {
 		return nil
 	}
 	return v
