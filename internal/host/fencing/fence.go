@@ -209,24 +209,41 @@ func (f *Fence) SetNetworks(networks []Network) {
 	}
 }
 
-// listen keeps the socket of a network open. Another capstand of the box may have it.
+// listen keeps the socket of a network open. While another capstand of the box has the port, this one sends its probes from another port,
+// and that one answers the other hosts.
 func (f *Fence) listen(n Network) {
 	p := f.probers[n.ID]
-	if p == nil {
-		var err error
-		probed := func(host netip.Addr, s Settings) bool { return f.probed(n.ID, host, s) }
-		p, err = newProber(n.Own, probed, func(sent time.Duration) { f.reached(n.ID, sent) })
-		if err != nil {
-			if why := err.Error(); f.failed[n.ID] != why {
-				f.failed[n.ID] = why
-				f.log.Warn("Other hosts cannot probe this one", "network", n.ID, "error", err)
-			}
-			return
-		}
-		f.probers[n.ID] = p
-		delete(f.failed, n.ID)
+	if p == nil || !p.answers() {
+		p = f.open(n, p)
 	}
+	if p == nil {
+		return
+	}
+	f.probers[n.ID] = p
 	p.setHosts(n.Hosts)
+}
+
+// open returns a prober that answers in place of old, which does not and may be nil. If that is impossible, it returns old, or a new prober
+// that does not answer; nil if there can be none.
+func (f *Fence) open(n Network, old *prober) *prober {
+	probed := func(host netip.Addr, s Settings) bool { return f.probed(n.ID, host, s) }
+	reached := func(sent time.Duration) { f.reached(n.ID, sent) }
+	p, err := newProber(netip.AddrPortFrom(n.Own, Port), probed, reached)
+	if err == nil {
+		delete(f.failed, n.ID)
+		if old != nil {
+			old.close()
+		}
+		return p
+	}
+	if why := err.Error(); f.failed[n.ID] != why {
+		f.failed[n.ID] = why
+		f.log.Warn("Cannot answer the probes of other hosts; another capstand of the box does if it has the port", "network", n.ID, "error", err)
+	}
+	if old == nil {
+		old, _ = newProber(netip.AddrPortFrom(n.Own, 0), nil, reached)
+	}
+	return old
 }
 
 // probed records the probe of another host. It returns false if the record may be lost: then the host gets no answer.

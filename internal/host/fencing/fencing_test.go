@@ -167,6 +167,58 @@ func probeEachOther(t *testing.T, a, b netip.Addr) {
 	}
 }
 
+// Two capstands of a box have one address in the overlay. Both reach other hosts, so neither stops machines when only the management plane
+// is lost. One of them answers other hosts: the second one as soon as the first one has ended.
+func TestTwoCapstandsOnOneBox(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, other := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
+	tunnel := netip.MustParseAddr("192.0.2.1")
+	first, second, far := open(t, t.TempDir()), open(t, t.TempDir()), open(t, t.TempDir())
+	toOther := []Network{{"n", box, map[netip.Addr]netip.Addr{other: netip.MustParseAddr("192.0.2.2")}}}
+	toBox := []Network{{"n", other, map[netip.Addr]netip.Addr{box: tunnel}}}
+	m := Machine{ID: "m", Network: "n", ManagementCluster: "plane"}
+	for _, f := range []*Fence{first, second, far} {
+		if _, err := f.Set("plane", 60); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.SetNetworks(toOther)
+	second.SetNetworks(toOther)
+	far.SetNetworks(toBox)
+	extended := func(f *Fence) func() bool {
+		before, _ := f.Deadline(m)
+		return func() bool {
+			f.Step([]Machine{m})
+			now, _ := f.Deadline(m)
+			return now > before
+		}
+	}
+	expect.True(t, "the first capstand reaches the other host", extended(first))
+	expect.True(t, "the second capstand reaches the other host", extended(second))
+	expect.True(t, "the other host reaches the box", extended(far))
+	answered := func() bool {
+		contacts, _ := second.Contacts("n", &toOther[0])
+		return len(contacts) == 1 && contacts[0].Settings["plane"] == 60
+	}
+	second.probers["n"].handle(message{Nonce: strings.Repeat("n", 26), Settings: Settings{"plane": 60}}, netip.AddrPortFrom(other, Port))
+	if answered() {
+		t.Error("the second capstand accepts probes at a port that no firewall protects")
+	}
+	first.Close()
+	second.SetNetworks(toOther)
+	expect.True(t, "the second capstand answers after the end of the first one", func() bool { far.Step([]Machine{m}); return answered() })
+	expect.True(t, "the second capstand still reaches the other host", extended(second))
+}
+
 // waitFor returns whether f becomes true in time.
 func waitFor(d time.Duration, f func() bool) bool {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {

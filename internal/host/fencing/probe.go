@@ -57,7 +57,7 @@ type pending struct {
 // prober sends the probes of one network, and answers those of the other hosts.
 type prober struct {
 	conn *net.UDPConn
-	// probed returns whether the probe was recorded, so that it may be answered; reached records an answer.
+	// probed returns whether the probe was recorded, so that it may be answered; nil answers none. reached records an answer.
 	probed  func(host netip.Addr, s Settings) bool
 	reached func(sent time.Duration)
 
@@ -67,9 +67,10 @@ type prober struct {
 	sent  map[netip.Addr][]pending
 }
 
-// newProber listens at the address of this host in the overlay, until it is closed.
-func newProber(address netip.Addr, probed func(netip.Addr, Settings) bool, reached func(time.Duration)) (*prober, error) {
-	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, Port)))
+// newProber listens at the address of this host in the overlay, until it is closed. It must answer no probes at another port than Port: the
+// firewall protects only this one from probes of machines.
+func newProber(at netip.AddrPort, probed func(netip.Addr, Settings) bool, reached func(time.Duration)) (*prober, error) {
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +78,9 @@ func newProber(address netip.Addr, probed func(netip.Addr, Settings) bool, reach
 	go p.receive()
 	return p, nil
 }
+
+// answers reports whether the prober answers the probes of other hosts.
+func (p *prober) answers() bool { return p.probed != nil }
 
 func (p *prober) close() { _ = p.conn.Close() }
 
@@ -134,7 +138,7 @@ func (p *prober) handle(m message, from netip.AddrPort) {
 	case !known:
 	case m.Answer:
 		p.answered(m, from.Addr().Unmap())
-	case p.probed(host, m.Settings):
+	case p.answers() && p.probed(host, m.Settings):
 		if data, err := json.Marshal(message{Nonce: m.Nonce, Answer: true}); err == nil {
 			_, _ = p.conn.WriteToUDPAddrPort(data, from)
 		}
