@@ -62,8 +62,8 @@ type Facts struct {
 	OpenFiles int64
 	// Tools maps the name of a program to its path; empty when it is missing.
 	Tools map[string]string
-	// ForwardDrop names the firewall chains that drop or reject forwarded packets by default.
-	ForwardDrop []string
+	// Refusing are the chains of the firewall that drop or reject packets by default.
+	Refusing []Chain
 	// MemoryTotal, MemoryAvailable and DiskFree (below the root folder) in bytes.
 	MemoryTotal, MemoryAvailable, DiskFree int64
 	// DiskType is the file system of the root folder.
@@ -104,7 +104,7 @@ func Check(f Facts) []Result {
 	var results []Result
 	for _, check := range []func(Facts) []Result{
 		checkRoot, checkCapabilities, checkFeatures, checkSeccomp, checkCgroups, checkLimits, checkSysctls,
-		checkTools, checkForward, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates, checkPlane,
+		checkTools, checkFirewall, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates, checkPlane,
 	} {
 		results = append(results, check(f)...)
 	}
@@ -306,18 +306,6 @@ func checkTools(f Facts) []Result {
 		results = append(results, Result{"tool " + t.name, Fail, "not found: " + t.purpose, "install the package with " + t.name + " (Debian: `apt-get install " + t.apt + "`)"})
 	}
 	return results
-}
-
-func checkForward(f Facts) []Result {
-	if len(f.ForwardDrop) == 0 {
-		return []Result{ok("forwarding", "no firewall drops or rejects forwarded packets by default")}
-	}
-	chains := strings.Join(f.ForwardDrop, ", ")
-	mend := "allow the networks of the clusters there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and the same with `-d` (with Docker, use its chain DOCKER-USER)"
-	if strings.Contains(chains, " firewalld ") {
-		mend = "allow the networks of the clusters: `firewall-cmd --permanent --zone=trusted --add-source=10.200.0.0/13` and `firewall-cmd --reload`"
-	}
-	return []Result{{"forwarding", Warn, chains + " drops or rejects forwarded packets by default: machines may not reach other networks", mend}}
 }
 
 func checkMemory(f Facts) []Result {

@@ -28,7 +28,7 @@ func Gather(root string) Facts {
 	f := Facts{
 		Root: os.Geteuid() == 0, Architecture: runtime.GOARCH, Kernel: kernel(), Capabilities: effective(),
 		Probes: map[string]string{}, Seccomp: readable("/proc/sys/kernel/seccomp/actions_avail"),
-		Sysctls: sysctls(), OpenFiles: openFiles(), Tools: map[string]string{}, ForwardDrop: forwardDrop(context.Background()),
+		Sysctls: sysctls(), OpenFiles: openFiles(), Tools: map[string]string{}, Refusing: refusingChains(context.Background()),
 	}
 	f.CgroupVersion, f.Controllers = cgroups("/sys/fs/cgroup", "/proc/cgroups")
 	for _, t := range tools {
