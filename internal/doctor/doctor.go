@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"capstan.dev/capstan/internal/version"
 )
 
 // Level of a finding.
@@ -353,12 +355,12 @@ func checkPorts(f Facts) []Result {
 }
 
 func checkAssets(f Facts) []Result {
-	purpose, mend := "", "run `make build`, or set --assets to the folder with the programs"
+	purpose := ""
 	if f.Host {
-		purpose, mend = ", of a host only (the management plane is remote)", "unpack the capstan-host archive of the release again, or set --assets to its folder"
+		purpose = ", of a host only (the management plane is remote)"
 	}
 	if len(f.MissingAssets) > 0 {
-		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", ") + purpose, mend}}
+		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", ") + purpose, version.InstallPrograms}}
 	}
 	return []Result{ok("binaries", "Kubernetes "+strings.Join(f.Versions, ", ")+" for "+f.Architecture+purpose)}
 }

@@ -79,8 +79,8 @@ func TestCheck(t *testing.T) {
 		"tmpfs":                {func(f *Facts) { f.DiskType = "tmpfs" }, "file system", Warn, "tmpfs", "real disk"},
 		"ports":                {func(f *Facts) { f.FreePorts = 3 }, "ports", Fail, "3 free", "ss -ltnp"},
 		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
-		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "make build"},
-		"binaries of a host":   {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "capstan-host archive"},
+		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "install the packages"},
+		"binaries of a host":   {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "--assets"},
 		"build of a host":      {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
 		"versions are printed": {func(*Facts) {}, "binaries", OK, "v1.36.3 for amd64", ""},
 	} {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/version"
 )
 
 const (
@@ -139,7 +140,7 @@ func purgeAssets(recorded, other string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("expected capstand, which removes the machines, in %s (the programs of this installation) or in %s, and found it in neither folder: "+
-		"run `make build`, or set --assets to the folder of another build", recorded, other)
+		"%s", recorded, other, version.InstallPrograms)
 }
 
 // withCapstand calls a function while a capstand runs. It is an error if capstand fails repeatedly or does not answer.

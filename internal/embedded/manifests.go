@@ -19,6 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/manifest"
+	"capstan.dev/capstan/internal/version"
 )
 
 // provider is a provider as in clusterctl's inventory, with its objects.
@@ -65,7 +66,7 @@ func loadCore(a Assets) (provider, error) {
 		}
 	}
 	if len(versions) == 0 {
-		return provider{}, fmt.Errorf("expected the manifests of Cluster API below %s, found none: run `make build`, or set --assets to the folder with the programs", a.CoreComponents())
+		return provider{}, fmt.Errorf("expected the manifests of Cluster API below %s, found none: %s", a.CoreComponents(), version.InstallPrograms)
 	}
 	slices.SortFunc(versions, semver.Compare)
 	version := versions[len(versions)-1]

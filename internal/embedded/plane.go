@@ -329,7 +329,7 @@ func stage(l Layout, s State) error {
 	}
 	for name, source := range staged(s) {
 		if err := stageOne(source, filepath.Join(l.Bin(), name)); err != nil {
-			return fmt.Errorf("expected the program %s: %w; run `make build`, or set --assets to the folder with the programs", source, err)
+			return fmt.Errorf("expected the program %s: %w; %s", source, err, version.InstallPrograms)
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/versions"
 	"capstan.dev/capstan/internal/tracing/collector"
+	"capstan.dev/capstan/internal/version"
 )
 
 // Settings are what the options of `capstan up` set. They are stored in the state, and a running plane shows those that it was started with.
@@ -143,7 +144,7 @@ func newestKubernetes(a Assets) (string, error) {
 		return "", err
 	}
 	if len(names) == 0 {
-		return "", fmt.Errorf("expected a Kubernetes version below %s, found none: run `make build`, or set --assets to the folder with the programs", a.Kubernetes())
+		return "", fmt.Errorf("expected a Kubernetes version below %s, found none: %s", a.Kubernetes(), version.InstallPrograms)
 	}
 	return names[len(names)-1], nil
 }
