@@ -172,6 +172,23 @@ func TestAssetsOfHost(t *testing.T) {
 	}
 }
 
+// With --host, the box is a host also if its folder of programs has those of a management plane, as the packages do.
+func TestDoctorOfHost(t *testing.T) {
+	assets := t.TempDir()
+	for _, name := range []string{"capstand", "manager"} {
+		if err := os.WriteFile(filepath.Join(assets, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for flag, want := range map[string]bool{"--host": true, "--host=false": false} {
+		var out bytes.Buffer
+		code := (&app{out: &out, errOut: io.Discard}).run(t.Context(), []string{"doctor", flag, "--assets", assets, "--root", filepath.Join(assets, "root")})
+		if code != exitUnfit || strings.Contains(out.String(), "of a host only") != want || strings.Contains(out.String(), "capi-core-manager") == want {
+			t.Errorf("%s: exit code %d: %s", flag, code, out.String())
+		}
+	}
+}
+
 // TestPlaneRanks: a component that reaches a later state makes progress. A component that restarts makes no progress.
 func TestPlaneRanks(t *testing.T) {
 	plane := func(installed bool, etcd, api embedded.ProcessState) embedded.Status {

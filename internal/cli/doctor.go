@@ -19,11 +19,12 @@ import (
 
 func (a *app) doctorCommand() *cobra.Command {
 	var peers []string
+	var host bool
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check whether this box can run clusters", Args: cobra.NoArgs,
 		Long: `Check whether this box can run clusters, and print a solution for each problem.
-If the folder of this program contains the programs of a host only, the box is checked as a host of a remote
-management plane.`,
+With --host, the box is checked as a host of a remote management plane, which needs less. This is the default if the folder of this
+program contains the programs of a host only.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			addresses, err := doctor.ParsePeers(peers)
 			if err != nil {
@@ -33,7 +34,7 @@ management plane.`,
 			if err != nil {
 				return err
 			}
-			results, err := a.examine(c.Context(), onlyHost(assets))
+			results, err := a.examine(c.Context(), host || onlyHost(assets))
 			if err != nil {
 				return err
 			}
@@ -49,6 +50,7 @@ management plane.`,
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&host, "host", false, "check a host of a remote management plane")
 	cmd.Flags().StringSliceVar(&peers, "peer", nil, "tunnel addresses of other hosts: also measure the largest packet on the path to each of them (needs root)")
 	return cmd
 }

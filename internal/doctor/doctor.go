@@ -94,11 +94,17 @@ const WantedPorts = 10
 
 const (
 	gib = int64(1) << 30
-	// A management plane needs about 1 GiB, the first control plane and two workers about 2.
-	leastMemory   = 2 * gib
-	comfortMemory = 4 * gib
-	leastDisk     = 2 * gib
-	comfortDisk   = 10 * gib
+	// A management plane needs about 1 GiB, the first control plane and two workers about 1.
+	leastMemory = 2 * gib
+	// The limits of the machines of `capstan quickstart` are 4 GiB, and 1 GiB is reserved for the management plane.
+	comfortMemory = 5 * gib
+	// A host without a management plane also reserves 1 GiB for itself. The rest is for machines: the smallest one has 512 MiB, and a
+	// control plane machine of the templates 2 GiB.
+	reservedMemory    = 1 * gib
+	leastHostMemory   = gib / 2
+	comfortHostMemory = 2 * gib
+	leastDisk         = 2 * gib
+	comfortDisk       = 10 * gib
 )
 
 // Check evaluates the facts.
@@ -130,7 +136,7 @@ func checkCertificates(f Facts) []Result {
 // checkPlane finds a plane that does not start. It is no reason to refuse the box: the plane tries again, and `capstan up` of another
 // build can start it.
 func checkPlane(f Facts) []Result {
-	if f.PlaneProblem == "" {
+	if f.Host || f.PlaneProblem == "" {
 		return nil
 	}
 	return []Result{{"management plane", Warn, "does not start: " + f.PlaneProblem, "remove the cause; the plane then starts by itself within a minute. `capstan status` shows its components"}}
@@ -284,6 +290,9 @@ func checkSysctls(f Facts) []Result {
 	return append(results, Result{Name: "net.bridge.bridge-nf-call-iptables", Level: Info, Found: bridgeNF + "; Capstan works with both"})
 }
 
+// useradd is the only tool that a host without a management plane does not need.
+const useradd = "useradd"
+
 // tools are programs of the distribution, with their packages of Debian and their purpose. Machines use those of their host. docs/install.md
 // lists them.
 var tools = []struct{ name, apt, purpose string }{
@@ -295,12 +304,15 @@ var tools = []struct{ name, apt, purpose string }{
 	{"e2fsck", "e2fsprogs", "capstand checks the disks of machines with it"},
 	{"resize2fs", "e2fsprogs", "capstand enlarges the disks of machines with it"},
 	{"modprobe", "kmod", "the kernel loads modules with it"},
-	{"useradd", "passwd", "the management plane runs as its own user, which this program creates"},
+	{useradd, "passwd", "the management plane runs as its own user, which this program creates"},
 }
 
 func checkTools(f Facts) []Result {
 	var results []Result
 	for _, t := range tools {
+		if f.Host && t.name == useradd {
+			continue
+		}
 		if path := f.Tools[t.name]; path != "" {
 			results = append(results, ok("tool "+t.name, path))
 			continue
@@ -312,6 +324,10 @@ func checkTools(f Facts) []Result {
 
 func checkMemory(f Facts) []Result {
 	found := fmt.Sprintf("%s of %s available", size(f.MemoryAvailable), size(f.MemoryTotal))
+	if f.Host {
+		mend := fmt.Sprintf("stop other programs, or add memory; the host keeps %s free of machines, and the smallest machine needs %s", size(reservedMemory), size(leastHostMemory))
+		return sized(f, "memory", min(f.MemoryAvailable, f.MemoryTotal-reservedMemory), leastHostMemory, comfortHostMemory, found, mend)
+	}
 	mend := fmt.Sprintf("stop other programs; a management plane and a small cluster need about %s", size(leastMemory))
 	return sized(f, "memory", f.MemoryAvailable, leastMemory, comfortMemory, found, mend)
 }

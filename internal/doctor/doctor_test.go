@@ -72,6 +72,10 @@ func TestCheck(t *testing.T) {
 		"memory":               {func(f *Facts) { f.MemoryAvailable = gib }, "memory", Fail, "1.0 GiB of 16.0 GiB", "stop other programs"},
 		"memory in use":        {func(f *Facts) { f.MemoryAvailable, f.Running, f.Machines = gib, true, true }, "memory", Warn, "the box is in use", "stop other programs"},
 		"memory of a plane":    {func(f *Facts) { f.MemoryAvailable, f.Running = gib, true }, "memory", Fail, "1.0 GiB", "stop other programs"},
+		"memory of a host":     {func(f *Facts) { f.Host, f.MemoryTotal, f.MemoryAvailable = true, 2*gib, 7*gib/4 }, "memory", Warn, "1.8 GiB of 2.0 GiB", "1.0 GiB free of machines"},
+		"no room on a host":    {func(f *Facts) { f.Host, f.MemoryTotal, f.MemoryAvailable = true, 3*gib/2-1, gib }, "memory", Fail, "1.0 GiB of 1.5 GiB", "add memory"},
+		"a host in use":        {func(f *Facts) { f.Host, f.MemoryAvailable = true, gib/4 }, "memory", Fail, "0.2 GiB of 16.0 GiB", "stop other programs"},
+		"quickstart needs 5":   {func(f *Facts) { f.MemoryAvailable = 5*gib - 1 }, "memory", Warn, "small cluster", "stop other programs"},
 		"disk in use":          {func(f *Facts) { f.DiskFree, f.Machines, f.Host = gib, true, true }, "disk", Warn, "the box is in use", "--root"},
 		"little memory":        {func(f *Facts) { f.MemoryAvailable = 3 * gib }, "memory", Warn, "small cluster", "stop other programs"},
 		"disk":                 {func(f *Facts) { f.DiskFree = gib }, "disk", Fail, "1.0 GiB free (ext4)", "--root"},
@@ -104,6 +108,18 @@ func TestCheck(t *testing.T) {
 			}
 			t.Errorf("no result named %s", test.check)
 		})
+	}
+}
+
+// A host of a remote management plane is not judged as a plane.
+func TestCheckHost(t *testing.T) {
+	facts := fit()
+	facts.Host, facts.FreePorts, facts.PlaneProblem, facts.CertificatesExpiring = true, 0, "no space left", []string{"a.crt"}
+	facts.Tools["useradd"] = ""
+	for _, r := range Check(facts) {
+		if r.Level == Warn || r.Level == Fail {
+			t.Errorf("%+v", r)
+		}
 	}
 }
 
