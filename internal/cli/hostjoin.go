@@ -330,7 +330,11 @@ func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request)
 	}
 	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, %s.", o.server, r.Name, where)
 	if !atomicfile.Exists(o.systemd) {
-		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s\n", next, filepath.Dir(o.dir), strings.Join(arguments(o.unitOptions()), " "))
+		assets, err := a.assetsDir()
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\n%s --assets %s --root %s %s\n", next, assets.Capstand(), assets.Dir, filepath.Dir(o.dir), strings.Join(arguments(o.unitOptions()), " "))
 		return err
 	}
 	if err := configure(o.dir, o.defaults, o.unitOptions()); err != nil {

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -106,6 +107,20 @@ func TestJoinChecksDefaultsFirst(t *testing.T) {
 	}
 	if atomicfile.Exists(o.dir) {
 		t.Error("the join has begun")
+	}
+}
+
+// Without systemd, the join prints a command that works: no folder of PATH contains capstand.
+func TestJoinWithoutSystemd(t *testing.T) {
+	var out bytes.Buffer
+	a := &app{out: &out, assets: t.TempDir()}
+	o := joinOptions{server: "https://plane", name: "rack-1", listen: ":7443", dir: "/var/lib/capstan/host/tls", systemd: filepath.Join(a.assets, "missing")}
+	if err := a.startJoined(t.Context(), o, joining.Request{Name: "rack-1"}); err != nil {
+		t.Fatal(err)
+	}
+	want := a.assets + "/capstand --assets " + a.assets + " --root /var/lib/capstan/host --listen :7443 --name rack-1\n"
+	if !strings.HasSuffix(out.String(), "\n"+want) {
+		t.Errorf("expected the command %q, found %q", want, out.String())
 	}
 }
 
