@@ -1,19 +1,14 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 // lateClient answers after the time of the command has ended.
@@ -75,37 +70,13 @@ func summarizeParts(p parts) string {
 	return strings.Join(out, " ")
 }
 
-// TestRoom: the warning of new machines counts those that are added, and the memory of all hosts.
-func TestRoom(t *testing.T) {
+// TestMachines: the machines of a cluster are those of its control plane and of its workers.
+func TestMachines(t *testing.T) {
 	plain := parts{cluster: parseObject(t, plainCluster), controlPlane: parseObject(t, controlPlaneA), workers: []*unstructured.Unstructured{parseObject(t, workersNamed("a"))}}
 	shaped := parts{cluster: parseObject(t, topologyCluster)}
 	for want, p := range map[int]parts{2: plain, 4: shaped, 0: {cluster: parseObject(t, plainCluster)}} {
 		if got := p.machines(); got != want {
 			t.Errorf("%d machines, want %d", got, want)
-		}
-	}
-	host := func(memory string) (h infrav1.CapstanHost) {
-		if memory != "" {
-			h.Status.Allocatable = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(memory)}
-		}
-		return h
-	}
-	const warned = "7 new machines do not fit: the hosts have memory for 6 of the smallest ones, with 512 MiB each. The other machines wait for more hosts\n"
-	for name, test := range map[string]struct {
-		machines int
-		hosts    []infrav1.CapstanHost
-		want     string
-	}{
-		"they fit":         {6, []infrav1.CapstanHost{host("1023Mi"), host("2560Mi")}, ""},
-		"too many":         {7, []infrav1.CapstanHost{host("1023Mi"), host("2560Mi")}, warned},
-		"an unknown host":  {7, []infrav1.CapstanHost{host("512Mi"), host("")}, ""},
-		"no hosts":         {7, nil, ""},
-		"fewer than today": {-1, []infrav1.CapstanHost{host("0")}, ""},
-	} {
-		var out bytes.Buffer
-		(&app{errOut: &out}).warnOfMemory(test.machines, test.hosts)
-		if out.String() != test.want {
-			t.Errorf("%s: %q", name, out.String())
 		}
 	}
 }

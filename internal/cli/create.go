@@ -90,10 +90,11 @@ func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait 
 	if err != nil {
 		return err
 	}
-	objects, err := a.render(ctx, m, &o, template)
+	objects, hosts, err := a.render(ctx, m, &o, template)
 	if err != nil {
 		return err
 	}
+	a.warnOfMemory(memoryLimits(objects), hosts)
 	class, err := o.class(templates.FS, objects)
 	if err != nil {
 		return err
@@ -140,18 +141,19 @@ func (a *app) managementUnlessDry(dry bool) (*management, error) {
 	return a.management()
 }
 
-// render returns the objects of a cluster from a template. It completes the options.
-func (a *app) render(ctx context.Context, m *management, o *clusterOptions, template []byte) ([]*unstructured.Unstructured, error) {
+// render returns the objects of a cluster from a template, and the hosts of the management cluster, if there is one. It completes the options.
+func (a *app) render(ctx context.Context, m *management, o *clusterOptions, template []byte) (objects []*unstructured.Unstructured, hosts []infrav1.CapstanHost, err error) {
 	if m != nil {
-		if err := a.setVersion(ctx, m, o); err != nil {
-			return nil, err
+		if hosts, err = a.setVersion(ctx, m, o); err != nil {
+			return nil, nil, err
 		}
 	}
-	return o.process(template, os.LookupEnv)
+	objects, err = o.process(template, os.LookupEnv)
+	return objects, hosts, err
 }
 
-// setVersion sets the Kubernetes version, or checks the one that the command line sets, with the versions of the hosts.
-func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) error {
+// setVersion sets the Kubernetes version, or checks the one that the command line sets, with the versions of the hosts. It returns the hosts.
+func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) ([]infrav1.CapstanHost, error) {
 	list := m.hosts
 	if o.kubernetesVersion == "" {
 		list = func(ctx context.Context) ([]infrav1.CapstanHost, error) {
@@ -160,33 +162,9 @@ func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) 
 	}
 	hosts, err := list(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	a.warnOfMemory(o.controlPlanes+o.workers, hosts)
-	return o.chooseVersion(hosts)
-}
-
-// smallestMachine is the memory that each machine has at least.
-const smallestMachine = 512 << 20
-
-// warnOfMemory warns of new machines that the hosts have no memory for.
-func (a *app) warnOfMemory(machines int, hosts []infrav1.CapstanHost) {
-	if room, known := roomFor(hosts); known && machines > room {
-		a.warn("%d new machines do not fit: the hosts have memory for %d of the smallest ones, with %d MiB each. The other machines wait for more hosts", machines, room, smallestMachine>>20)
-	}
-}
-
-// roomFor returns the number of the smallest machines for which the hosts have memory. It is unknown without hosts, and if one of them
-// does not report its memory.
-func roomFor(hosts []infrav1.CapstanHost) (machines int, known bool) {
-	for i := range hosts {
-		memory, reported := hosts[i].Status.Allocatable[corev1.ResourceMemory]
-		if !reported {
-			return 0, false
-		}
-		machines += int(memory.Value() / smallestMachine)
-	}
-	return machines, len(hosts) > 0
+	return hosts, o.chooseVersion(hosts)
 }
 
 // check checks the options that the command line sets.
@@ -380,7 +358,9 @@ func (m *management) createClass(ctx context.Context, class []*unstructured.Unst
 // createCluster creates the objects, and the class if it does not exist. An annotation is on the Cluster until all objects
 // exist, so that an interrupted command can be repeated.
 func (m *management) createCluster(ctx context.Context, o clusterOptions, class, objects []*unstructured.Unstructured) error {
-	if cluster, err := m.getCluster(ctx, o.key()); err == nil && !metav1.HasAnnotation(cluster.ObjectMeta, incompleteAnnotation) {
+	if cluster, err := m.getCluster(ctx, o.key()); err == nil && !cluster.DeletionTimestamp.IsZero() {
+		return fmt.Errorf("expected a new cluster %[1]s, found one in namespace %[2]s that is being deleted: wait until `capstan get clusters` no longer lists it, and run the command again", o.name, o.namespace)
+	} else if err == nil && isComplete(cluster) {
 		return fmt.Errorf("cluster %s already exists in namespace %s: change it with kubectl, or choose another name", o.name, o.namespace)
 	} else if err != nil && exitCode(err) != exitNotFound {
 		return err
@@ -406,6 +386,11 @@ func (m *management) createCluster(ctx context.Context, o clusterOptions, class,
 		}
 	}
 	return m.apply(ctx, cluster)
+}
+
+// isComplete reports whether all objects of the Cluster were created.
+func isComplete(cluster *clusterv1.Cluster) bool {
+	return !metav1.HasAnnotation(cluster.ObjectMeta, incompleteAnnotation)
 }
 
 func incomplete(cluster *unstructured.Unstructured) *unstructured.Unstructured {

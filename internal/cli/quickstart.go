@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/utils/ptr"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/doctor"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/templates"
@@ -105,25 +106,55 @@ func (a *app) demo(ctx context.Context) ([]byte, error) {
 	}
 	p := a.newProgress()
 	defer p.close()
-	if _, err := m.getCluster(ctx, o.key()); exitCode(err) == exitNotFound {
-		template, err := o.template(templates.FS, nil)
-		if err != nil {
-			return nil, err
-		}
-		objects, err := a.render(ctx, m, &o, template)
-		if err != nil {
-			return nil, err
-		}
-		if err := m.createCluster(ctx, o, nil, objects); err != nil {
-			return nil, err
-		}
-	} else if err != nil {
+	if err := a.createDemo(ctx, m, o); err != nil {
 		return nil, err
 	}
 	if err := a.waitCluster(ctx, m, o.key(), p); err != nil {
 		return nil, err
 	}
 	return m.kubeconfig(ctx, o.key())
+}
+
+// createDemo creates the cluster, or continues an interrupted creation. It changes nothing if the cluster is complete.
+func (a *app) createDemo(ctx context.Context, m *management, o clusterOptions) error {
+	cluster, err := m.getCluster(ctx, o.key())
+	if err == nil && cluster.DeletionTimestamp.IsZero() && isComplete(cluster) {
+		return nil
+	}
+	exists := err == nil
+	if !exists && exitCode(err) != exitNotFound {
+		return err
+	}
+	template, err := o.template(templates.FS, nil)
+	if err != nil {
+		return err
+	}
+	objects, hosts, err := a.render(ctx, m, &o, template)
+	if err != nil {
+		return err
+	}
+	// The machines of an interrupted creation have their memory already.
+	if !exists {
+		if err := enoughMemory(o.name, memoryLimits(objects), hosts); err != nil {
+			return err
+		}
+	}
+	return m.createCluster(ctx, o, nil, objects)
+}
+
+// enoughMemory refuses machines that would wait without end for the memory of the box.
+func enoughMemory(cluster string, limits []int64, hosts []infrav1.CapstanHost) error {
+	fit, known := fitting(limits, hosts)
+	if !known || fit == len(limits) {
+		return nil
+	}
+	var free int64
+	for i := range hosts {
+		free += hosts[i].Status.Allocatable.Memory().Value()
+	}
+	return coded{fmt.Errorf("expected %d MiB of free memory for the %d machines of cluster %s, found %d MiB without the memory that is reserved for the box: "+
+		"use a box with more memory, delete other clusters, or run the command again with smaller machines: CAPSTAN_CONTROL_PLANE_MEMORY=1Gi CAPSTAN_WORKER_MEMORY=512Mi in its environment",
+		sum(limits)>>20, len(limits), cluster, free>>20), exitUnfit}
 }
 
 // keepKubeconfig writes the kubeconfig to the path that report prints.
