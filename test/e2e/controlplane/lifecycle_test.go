@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
@@ -281,17 +282,26 @@ func deleteOne(t *testing.T, s *subject) {
 // haveMetrics waits until metrics-server is ready on the three machines and on no former one, and kubectl top has the values of their
 // Nodes.
 func haveMetrics(t *testing.T, s *subject) {
-	harness.Eventually(t, "metrics of three machines", limit, func(context.Context) error {
-		ready, err := s.Kubectl(t, "-n", "kube-system", "get", "endpointslices", "-l", "kubernetes.io/service-name=metrics-server", "-o", "jsonpath={.items[*].endpoints[0].conditions.ready}")
-		if err != nil {
+	harness.Eventually(t, "metrics of three machines", limit, func(ctx context.Context) error {
+		list := &discoveryv1.EndpointSliceList{}
+		if err := s.Client.List(ctx, list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{discoveryv1.LabelServiceName: "metrics-server"}); err != nil {
 			return err
+		}
+		var ready []bool
+		for _, slice := range list.Items {
+			for _, endpoint := range slice.Endpoints {
+				ready = append(ready, ptr.Deref(endpoint.Conditions.Ready, false))
+			}
+		}
+		if !slices.Equal(ready, []bool{true, true, true}) {
+			return fmt.Errorf("the endpoints are ready: %v", ready)
 		}
 		top, err := s.Kubectl(t, "top", "nodes", "--no-headers")
 		if err != nil {
 			return err
 		}
-		if ready != "true true true" || strings.Count(top, "\n") != 3 || strings.Contains(top, "unknown") {
-			return fmt.Errorf("the endpoints are ready: %q; the values are %q", ready, top)
+		if strings.Count(top, "\n") != 3 || strings.Contains(top, "unknown") {
+			return fmt.Errorf("the values are %q", top)
 		}
 		return nil
 	})

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -177,6 +180,21 @@ func (c *Cluster) NodesReady(ctx context.Context, n int) error {
 		return fmt.Errorf("want %d Nodes Ready, found %d of %d: %s", n, ready, len(nodes.Items), strings.Join(states, ", "))
 	}
 	return nil
+}
+
+// Metrics returns the number of nodes, or of pods in the namespace default, whose usage metrics-server reports. It does what kubectl top
+// does, without the start of a program.
+func (c *Cluster) Metrics(ctx context.Context, what string) (int, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{
+		Group: "metrics.k8s.io", Version: "v1beta1", Kind: map[string]string{"nodes": "NodeMetricsList", "pods": "PodMetricsList"}[what],
+	})
+	var in []client.ListOption
+	if what == "pods" {
+		in = append(in, client.InNamespace(metav1.NamespaceDefault))
+	}
+	err := c.Client.List(ctx, list, in...)
+	return len(list.Items), err
 }
 
 // patience is the minimum timeout of Eventually. Only failing tests reach it. A busy host is slow.

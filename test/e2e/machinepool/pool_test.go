@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -312,9 +313,11 @@ func (p *pool) paused(status metav1.ConditionStatus) {
 // available returns an error if no pod of the workload was available at any time until ctx ends.
 func available(ctx context.Context, c *harness.Cluster) error {
 	for {
-		out, err := harness.Command(context.WithoutCancel(ctx), nil, harness.Kubectl(), "--kubeconfig", c.Kubeconfig,
-			"get", "deployment", "held", "-o", "jsonpath={.status.availableReplicas}")
-		if err == nil && (out == "" || out == "0") {
+		held := &appsv1.Deployment{}
+		request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		err := c.Client.Get(request, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: "held"}, held)
+		cancel()
+		if err == nil && held.Status.AvailableReplicas == 0 {
 			return errors.New("the workload had no available pod: its disruption budget was broken")
 		}
 		select {

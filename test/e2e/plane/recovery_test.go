@@ -248,9 +248,7 @@ func (r *recovery) managesMachines() {
 	r.t.Helper()
 	workers := r.found.workers()
 	r.found.kubectl("patch", "machinedeployment", workers, "--type=merge", "-p", `{"spec":{"replicas":2}}`)
-	eventually(r.t, "another worker runs", 3*time.Minute, func() bool {
-		return r.found.kubectl("get", "machinedeployment", workers, "-o", "jsonpath={.status.readyReplicas}") == "2"
-	})
+	r.found.kubectl("wait", "machinedeployment", workers, "--for=jsonpath={.status.readyReplicas}=2", "--timeout=3m")
 	after := r.rack.machines()
 	if len(after) != len(r.machines)+1 {
 		r.t.Errorf("machines %v, then %v", r.machines, after)

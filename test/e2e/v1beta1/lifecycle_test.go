@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -184,11 +185,17 @@ func running(t *testing.T, c *harness.Cluster, version string) {
 // upgraded waits until the control plane has only machines of the new version.
 func upgraded(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	harness.Eventually(t, "the upgraded control plane", 6*time.Minute, func(context.Context) error {
-		status := plane.MustKubectl(t, "-n", namespace, "get", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane",
-			"-o", "jsonpath={.status.version} {.status.ready} {.status.replicas} {.status.updatedReplicas} {.status.unavailableReplicas}")
-		if want := harness.KubernetesVersion + " true 1 1 0"; status != want {
-			return fmt.Errorf("status is %q, want %q", status, want)
+	cp := &unstructured.Unstructured{}
+	cp.SetAPIVersion("controlplane.capstan.dev/v1beta1")
+	cp.SetKind("CapstanControlPlane")
+	harness.Eventually(t, "the upgraded control plane", 6*time.Minute, func(ctx context.Context) error {
+		if err := plane.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: c.Name + "-control-plane"}, cp); err != nil {
+			return err
+		}
+		status, _, _ := unstructured.NestedMap(cp.Object, "status")
+		got := fmt.Sprintf("%v %v %v %v %v", status["version"], status["ready"], status["replicas"], status["updatedReplicas"], status["unavailableReplicas"])
+		if want := harness.KubernetesVersion + " true 1 1 0"; got != want {
+			return fmt.Errorf("status is %q, want %q", got, want)
 		}
 		return nil
 	})
