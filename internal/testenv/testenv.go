@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -66,6 +67,8 @@ type Options struct {
 	AddToScheme []func(*k8sruntime.Scheme) error
 	// Webhooks are folders with webhook configurations, relative to the repository.
 	Webhooks []string
+	// CRDLabels are labels of all CRDs, beside their own. An API server needs seconds to accept a change of each CRD.
+	CRDLabels map[string]string
 	// AdmissionPlugins of the API server, in addition to those that are enabled by default.
 	AdmissionPlugins []string
 }
@@ -125,6 +128,9 @@ func Start(opts Options) (*Env, error) {
 	crds, err := readCRDs(root, capi, hooks, opts.Webhooks)
 	if err != nil {
 		return nil, err
+	}
+	for _, crd := range crds {
+		crd.Labels = labels.Merge(crd.Labels, opts.CRDLabels)
 	}
 	out := &Env{Scheme: scheme, Webhooks: hooks}
 	for try := 1; ; try++ {

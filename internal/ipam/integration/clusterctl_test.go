@@ -10,14 +10,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
-	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,13 +26,7 @@ import (
 // the same addresses, also those without a Cluster. The source keeps only the global pool. TestMove does the same step
 // by step, with claims that are created between the steps.
 func TestClusterctlMove(t *testing.T) {
-	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
-	expect.NoError(t, err)
-	t.Cleanup(func() { _ = target.Stop() })
-	expect.NoError(t, bindRole(target.Client))
-	expect.NoError(t, protectRecord(target.Client))
-	markForClusterctl(t, env)
-	markForClusterctl(t, target)
+	target := moveTarget(t)
 	startManager(t, env.Config, options())
 	opts := options()
 	opts.MoveSettle = 15 * time.Second // On a busy machine, clusterctl can pause for seconds between two objects.
@@ -97,21 +87,6 @@ func TestClusterctlMove(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// markForClusterctl sets the labels that clusterctl init sets on the CRDs that it installs.
-func markForClusterctl(t *testing.T, e *testenv.Env) {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	expect.NoError(t, apiextensionsv1.AddToScheme(scheme))
-	c, err := client.New(e.Config, client.Options{Scheme: scheme})
-	expect.NoError(t, err)
-	crds := &apiextensionsv1.CustomResourceDefinitionList{}
-	expect.NoError(t, c.List(ctx, crds))
-	mark := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+clusterctlv1.ClusterctlLabel+`":""}}}`))
-	for i := range crds.Items {
-		expect.NoError(t, c.Patch(ctx, &crds.Items[i], mark))
-	}
 }
 
 // provisionedCluster creates a Cluster that clusterctl accepts for a move.

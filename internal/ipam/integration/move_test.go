@@ -5,7 +5,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -24,13 +23,10 @@ import (
 // sides all the time. A claim without a Cluster is moved as well. New claims do not get an address that is still to
 // arrive.
 func TestMove(t *testing.T) {
-	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
-	expect.NoError(t, err)
-	t.Cleanup(func() { _ = target.Stop() })
+	target := moveTarget(t)
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
 	expect.NoError(t, target.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
-	expect.NoError(t, bindRole(target.Client))
 	startManager(t, target.Config, options())
 
 	cluster := newCluster(ns, "c", false)

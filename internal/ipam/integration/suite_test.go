@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -35,6 +36,10 @@ import (
 var (
 	env *testenv.Env
 	ctx = context.Background()
+	// second is the API server to which tests move objects, after the first of them.
+	second *testenv.Env
+	// marks are the labels that clusterctl init sets on the CRDs that it installs.
+	marks = map[string]string{clusterctlv1.ClusterctlLabel: ""}
 )
 
 // The webhooks run in one separate manager for all tests, like in a replica that does not lead.
@@ -49,13 +54,19 @@ func run(m *testing.M) int {
 	e, err := testenv.Start(testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme},
 		Webhooks:    []string{"config/ipam/webhook"},
+		CRDLabels:   marks,
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	env = e
-	defer func() { _ = e.Stop() }()
+	defer func() {
+		_ = e.Stop()
+		if second != nil {
+			_ = second.Stop()
+		}
+	}()
 	if err := errors.Join(bindRole(env.Client), protectRecord(env.Client)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -67,6 +78,18 @@ func run(m *testing.M) int {
 		return 1
 	}
 	return m.Run()
+}
+
+// moveTarget returns the API server to which tests move objects. The managers of a test end with it, and names of objects differ.
+func moveTarget(t *testing.T) *testenv.Env {
+	t.Helper()
+	if second == nil {
+		target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}, CRDLabels: marks})
+		expect.NoError(t, err)
+		second = target
+		expect.NoError(t, errors.Join(bindRole(target.Client), protectRecord(target.Client)))
+	}
+	return second
 }
 
 func startWebhooks(ctx context.Context) error {
