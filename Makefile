@@ -394,7 +394,7 @@ test-argocd: setup build argo-cd ## Create, scale and remove a cluster with Argo
 	hack/isolated.sh argocd go test -tags e2e,gitops ./test/e2e/gitops -run TestArgoCD -count=1 -v -timeout 30m
 
 .PHONY: test-ssh
-test-ssh: setup build-node build-kube ## Log in to a machine with Debian's SSH server, which is unpacked and not installed (not part of test).
+test-ssh: setup build-node build-kube build-capstan ## Log in to a machine with Debian's SSH server, which is unpacked and not installed (not part of test).
 	@hack/setup.sh openssh-client
 	@mkdir -p $(BIN)/ssh
 	cd $(BIN)/ssh && apt-get -q download openssh-server libwrap0 && for p in *.deb; do dpkg -x $$p .; done

@@ -88,22 +88,20 @@ func newTestNetwork(t *testing.T) *testNetwork {
 		// The pods of two machines must reach each other without it.
 		_ = os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
 	})
-	w.buildAssets()
+	w.copyAssets()
 	return w
 }
 
-// buildAssets creates an assets folder with a newly built capstan-init.
-func (w *testNetwork) buildAssets() {
+// copyAssets creates an assets folder with capstan-init, in which the machines mount the other assets.
+func (w *testNetwork) copyAssets() {
+	w.t.Helper()
 	dir := filepath.Join(w.dir, "assets")
 	for _, name := range []string{"kubernetes", "node", "images"} {
 		expect.NoError(w.t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	if err != nil {
-		w.t.Fatalf("%v: %s", err, out)
-	}
+	data, err := os.ReadFile(filepath.Join(w.assets, "capstan-init"))
+	expect.NoError(w.t, err)
+	expect.NoError(w.t, os.WriteFile(filepath.Join(dir, "capstan-init"), data, 0o755))
 }
 
 // namespace creates a named network namespace. It is removed at the end of the test.
