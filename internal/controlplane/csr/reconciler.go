@@ -59,8 +59,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
-		// Another watch label.
-		Watches(&controlplanev1.CapstanControlPlane{}, handler.EnqueueRequestsFromMapFunc(labelledToCluster), predicate.LabelChangedPredicate{})
+		// Another watch label, or the end of a pause.
+		Watches(&controlplanev1.CapstanControlPlane{}, handler.EnqueueRequestsFromMapFunc(labelledToCluster),
+			predicate.Or[client.Object](predicate.LabelChangedPredicate{}, resumed()))
 	// A machine that joins waits for each answer.
 	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(concurrency.MaxConcurrentReconciles, reconciling.Traced("Machine certificates", r)))
 	r.controller = c
@@ -104,9 +105,14 @@ func machineChanged() predicate.Predicate {
 	}
 }
 
-// resumed passes the update that ends a pause: requests may have come meanwhile.
+// resumed passes the update that ends a pause of a Cluster or of its control plane: requests may have come meanwhile.
 func resumed() predicate.Predicate {
-	paused := func(o client.Object) bool { return annotations.IsPaused(o.(*clusterv1.Cluster), o) }
+	paused := func(o client.Object) bool {
+		if cluster, ok := o.(*clusterv1.Cluster); ok {
+			return annotations.IsPaused(cluster, cluster)
+		}
+		return annotations.HasPaused(o)
+	}
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -139,14 +145,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.HasPaused(cluster) {
 		return ctrl.Result{}, nil
 	}
 	controlPlane := &controlplanev1.CapstanControlPlane{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}, controlPlane); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.Options.Watches(controlPlane) {
+	if annotations.IsPaused(cluster, controlPlane) || !r.Options.Watches(controlPlane) {
 		return ctrl.Result{}, nil
 	}
 	err := r.reconcile(ctx, req.NamespacedName)

@@ -14,6 +14,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
@@ -72,18 +73,40 @@ func TestWatchFilter_CP22(t *testing.T) {
 	}
 }
 
-// ALL-08, CP-22: no certificate request of a paused Cluster is decided.
+// ALL-08, CP-22: no certificate request is decided while the Cluster or its control plane is paused.
 func TestPaused_ALL08(t *testing.T) {
+	annotation := map[string]string{clusterv1.PausedAnnotation: ""}
 	for name, tc := range map[string]struct {
-		change   func(*clusterv1.Cluster)
+		change   func(*clusterv1.Cluster, *controlplanev1.CapstanControlPlane)
 		attempts int
 	}{
-		"runs":                 {func(*clusterv1.Cluster) {}, 1},
-		"paused by spec":       {func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) }, 0},
-		"paused by annotation": {func(c *clusterv1.Cluster) { c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} }, 0},
+		"runs":                 {func(*clusterv1.Cluster, *controlplanev1.CapstanControlPlane) {}, 1},
+		"paused by spec":       {func(c *clusterv1.Cluster, _ *controlplanev1.CapstanControlPlane) { c.Spec.Paused = ptr.To(true) }, 0},
+		"paused by annotation": {func(c *clusterv1.Cluster, _ *controlplanev1.CapstanControlPlane) { c.Annotations = annotation }, 0},
+		"paused control plane": {func(_ *clusterv1.Cluster, cp *controlplanev1.CapstanControlPlane) { cp.Annotations = annotation }, 0},
 	} {
-		if got := attempts(t, reconciling.Options{}, func(c *clusterv1.Cluster, _ *controlplanev1.CapstanControlPlane) { tc.change(c) }); got != tc.attempts {
+		if got := attempts(t, reconciling.Options{}, tc.change); got != tc.attempts {
 			t.Errorf("%s: %d attempts to reach the workload cluster, want %d", name, got, tc.attempts)
+		}
+	}
+}
+
+// ALL-08: the end of a pause starts a reconcile, and other updates do not.
+func TestResumed_ALL08(t *testing.T) {
+	paused := metav1.ObjectMeta{Annotations: map[string]string{clusterv1.PausedAnnotation: ""}}
+	for name, tc := range map[string]struct {
+		old, now client.Object
+		want     bool
+	}{
+		"Cluster resumed by spec": {&clusterv1.Cluster{Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)}}, &clusterv1.Cluster{}, true},
+		"Cluster resumed":         {&clusterv1.Cluster{ObjectMeta: paused}, &clusterv1.Cluster{}, true},
+		"Cluster paused":          {&clusterv1.Cluster{}, &clusterv1.Cluster{ObjectMeta: paused}, false},
+		"control plane resumed":   {&controlplanev1.CapstanControlPlane{ObjectMeta: paused}, &controlplanev1.CapstanControlPlane{}, true},
+		"control plane paused":    {&controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlane{ObjectMeta: paused}, false},
+		"control plane unchanged": {&controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlane{}, false},
+	} {
+		if got := resumed().Update(event.UpdateEvent{ObjectOld: tc.old, ObjectNew: tc.now}); got != tc.want {
+			t.Errorf("%s: the update is passed: %v, want %v", name, got, tc.want)
 		}
 	}
 }
