@@ -1,8 +1,6 @@
 // Package v1beta2 contains the bootstrap.capstan.dev API: the configuration of machines that become Kubernetes nodes.
 // The version's name is the Cluster API contract that it satisfies.
 //
-// Layer: api. Allowed imports: none.
-//
 // +kubebuilder:object:generate=true
 // +groupName=bootstrap.capstan.dev
 //

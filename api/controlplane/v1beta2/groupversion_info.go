@@ -1,8 +1,6 @@
 // Package v1beta2 contains the controlplane.capstan.dev API: Kubernetes control planes on machines.
 // The version's name is the Cluster API contract that it satisfies.
 //
-// Layer: api. Allowed imports: none.
-//
 // +kubebuilder:object:generate=true
 // +groupName=controlplane.capstan.dev
 //

@@ -3,8 +3,6 @@
 // the state of their members in it, and the control plane provider writes its requests to it. The provider
 // therefore needs no connection to etcd or to the hosts, and works with machines of any infrastructure.
 //
-// Layer: api. Allowed imports: none.
-//
 // +kubebuilder:object:generate=true
 // +groupName=etcd.capstan.dev
 //

@@ -1,8 +1,6 @@
 // Package v1beta2 contains the API group infrastructure.capstan.dev: clusters, machines, machine pools and hosts.
 // The version name is the Cluster API contract that it satisfies.
 //
-// Layer: api. Allowed imports: none.
-//
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.capstan.dev
 //

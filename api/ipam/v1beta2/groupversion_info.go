@@ -2,8 +2,6 @@
 // ipam.capstan.dev. The version's name is that of the Cluster API contract
 // which the kinds satisfy.
 //
-// Layer: api. Allowed imports: none.
-//
 // +kubebuilder:object:generate=true
 // +groupName=ipam.capstan.dev
 //
