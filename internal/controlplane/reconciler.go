@@ -120,7 +120,8 @@ func (s *scope) answers() bool { return s.client != nil && s.Workload.Err == nil
 // step is one part of a reconciliation.
 type step func(ctx context.Context, s *scope) (result, error)
 
-// runSteps runs steps in their order until one fails or stops the reconciliation, and adds their results to found.
+// runSteps runs steps in their order until one fails or stops the reconciliation, and adds their results to found. It differs from
+// reconciling.RunSteps: a step that waits reports the cause as its result, and the later steps run nevertheless.
 func runSteps(ctx context.Context, s *scope, found *result, steps ...step) error {
 	for _, step := range steps {
 		out, err := step(ctx, s)

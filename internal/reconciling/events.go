@@ -109,8 +109,8 @@ func OwnedOrDeleting(owner schema.GroupKind) predicate.Predicate {
 	})
 }
 
-// OwnerOf returns the owner reference of the kind, in any version, or nil.
-func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
+// ownerOf returns the owner reference of the kind, in any version, or nil.
+func ownerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
 	refs := obj.GetOwnerReferences()
 	for i := range refs {
 		gv, err := schema.ParseGroupVersion(refs[i].APIVersion)
@@ -123,7 +123,7 @@ func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
 
 // OwnerCluster returns the key of the Cluster that owns an object; ok is false if none does.
 func OwnerCluster(obj client.Object) (cluster client.ObjectKey, ok bool) {
-	owner := OwnerOf(obj, clusterv1.GroupVersion.WithKind("Cluster").GroupKind())
+	owner := ownerOf(obj, clusterv1.GroupVersion.WithKind("Cluster").GroupKind())
 	if owner == nil {
 		return client.ObjectKey{}, false
 	}
@@ -131,7 +131,7 @@ func OwnerCluster(obj client.Object) (cluster client.ObjectKey, ok bool) {
 }
 
 // HasOwner reports whether an object has an owner of the kind, in any version.
-func HasOwner(obj client.Object, owner schema.GroupKind) bool { return OwnerOf(obj, owner) != nil }
+func HasOwner(obj client.Object, owner schema.GroupKind) bool { return ownerOf(obj, owner) != nil }
 
 func equalOwner(a, b metav1.OwnerReference) bool {
 	return a.UID == b.UID && a.Kind == b.Kind && a.Name == b.Name

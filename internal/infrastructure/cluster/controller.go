@@ -95,7 +95,7 @@ func clusterName(c *infrav1.CapstanCluster) string {
 	return cmp.Or(c.Labels[clusterv1.ClusterNameLabel], c.Name)
 }
 
-// SetupWithManager adds the reconciler and the indexes of this package. It uses those of package host.
+// SetupWithManager adds the reconciler and the indexes of this package. It uses those of package capstanhost.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, idIndex, func(o client.Object) []string {
 		return []string{o.(*infrav1.CapstanCluster).Spec.ID}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -135,16 +134,15 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 		return false, client.IgnoreNotFound(err)
 	}
 	machines := &clusterv1.MachineList{}
-	err = r.Client.List(ctx, machines, reconciling.ControlPlaneOf(s.key()), client.UnsafeDisableDeepCopy)
-	if apierrors.IsNotFound(err) {
-		return false, nil
+	if err := r.Client.List(ctx, machines, reconciling.ControlPlaneOf(s.key()), client.UnsafeDisableDeepCopy); err != nil {
+		return false, err
 	}
 	for i := range machines.Items {
 		if isPreparedControlPlane(&machines.Items[i]) {
 			return true, nil
 		}
 	}
-	return false, err
+	return false, nil
 }
 
 // slotsOf returns how many clusters may boot on the load balancer's host at the same time, because an API server needs

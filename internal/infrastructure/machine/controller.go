@@ -80,7 +80,7 @@ type scope struct {
 	again time.Duration
 }
 
-// SetupWithManager adds the reconciler. It uses the indexes of package host.
+// SetupWithManager adds the reconciler. It uses the indexes of package capstanhost.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.recorder = reconciling.EventRecorder(mgr, "capstanmachine-controller")
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachineFinalizer, Summary: summarized}
