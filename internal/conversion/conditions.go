@@ -13,10 +13,8 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/polarity"
+	"capstan.dev/capstan/internal/shorten"
 )
-
-// maxMessage is the maximum length of a message in v1beta1, in characters.
-const maxMessage = 10240
 
 // underWay lists the reasons of conditions that become true without help.
 var underWay = []string{
@@ -33,7 +31,7 @@ func legacy(conditions []metav1.Condition) clusterv1beta1.Conditions {
 	for _, c := range conditions {
 		out = append(out, clusterv1beta1.Condition{
 			Type: clusterv1beta1.ConditionType(c.Type), Status: corev1.ConditionStatus(c.Status), Severity: severity(c),
-			LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: shorten(c.Message),
+			LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: shorten.ConditionMessage(c.Message),
 		})
 	}
 	slices.SortStableFunc(out, func(a, b clusterv1beta1.Condition) int {
@@ -68,16 +66,8 @@ func severity(c metav1.Condition) clusterv1beta1.ConditionSeverity {
 func failure(conditions []metav1.Condition) (reason, message *string) {
 	for _, c := range conditions {
 		if c.Type != clusterv1.ReadyCondition && c.Status == metav1.ConditionFalse && slices.Contains(terminal, c.Reason) {
-			return ptr.To(c.Reason), ptr.To(shorten(cmp.Or(c.Message, c.Reason)))
+			return ptr.To(c.Reason), ptr.To(shorten.ConditionMessage(cmp.Or(c.Message, c.Reason)))
 		}
 	}
 	return nil, nil
-}
-
-// shorten truncates a message to the length that v1beta1 accepts.
-func shorten(message string) string {
-	if runes := []rune(message); len(runes) > maxMessage {
-		return string(runes[:maxMessage])
-	}
-	return message
 }

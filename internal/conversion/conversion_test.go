@@ -222,10 +222,10 @@ func TestConditions(t *testing.T) {
 		{Type: "MachineRunning", Status: "False", Reason: "MachineLost", Message: "gone", LastTransitionTime: now},
 		{Type: "HostAssigned", Status: "False", Reason: "NoHost", LastTransitionTime: now},
 		{Type: "BootstrapSucceeded", Status: "False", Reason: "WaitingForBootstrapData", LastTransitionTime: now},
-		{Type: "Ready", Status: "True", Reason: "Ready", Message: strings.Repeat("ä", maxMessage+1), LastTransitionTime: now},
+		{Type: "Ready", Status: "True", Reason: "Ready", Message: strings.Repeat("ä", 10241), LastTransitionTime: now},
 	})
 	want := clusterv1beta1.Conditions{
-		{Type: "Ready", Status: "True", Reason: "Ready", Message: strings.Repeat("ä", maxMessage), LastTransitionTime: now},
+		{Type: "Ready", Status: "True", Reason: "Ready", Message: strings.Repeat("ä", 10239) + "…", LastTransitionTime: now},
 		{Type: "BootstrapSucceeded", Status: "False", Severity: "Info", Reason: "WaitingForBootstrapData", LastTransitionTime: now},
 		{Type: "BootstrapTokenAvailable", Status: "False", Severity: "Info", Reason: "NoLongerNeeded", LastTransitionTime: now},
 		{Type: "CertificatesExpiring", Status: "False", Severity: "Info", Reason: "CertificatesNotExpiring", LastTransitionTime: now},

@@ -18,6 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // Patch writes the changes of an object since the Patch was created, in at most two requests: first metadata and spec,
@@ -102,17 +104,11 @@ func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
 	return nil
 }
 
-// maxMessage is the maximum length of the message of a condition, in characters. It is that of v1beta1. The API server would refuse the
-// whole status with a message of more than 32768 characters. Hosts and workload clusters are the sources of many messages.
-const maxMessage = 10240
-
 // shortenMessages shortens the messages of conditions that are too long.
 func shortenMessages(obj conditions.Setter) {
 	all := obj.GetConditions()
 	for i := range all {
-		if runes := []rune(all[i].Message); len(runes) > maxMessage {
-			all[i].Message = string(runes[:maxMessage-1]) + "…"
-		}
+		all[i].Message = shorten.ConditionMessage(all[i].Message)
 	}
 }
 

@@ -18,3 +18,15 @@ func Marked(text string, limit int) string {
 	}
 	return To(text, limit) + "…"
 }
+
+// conditionMessage is the maximum length of the message of a condition, in characters. It is that of v1beta1. The API server would refuse
+// the whole status with a message of more than 32768 characters. Hosts and workload clusters are the sources of many messages.
+const conditionMessage = 10240
+
+// ConditionMessage returns the message of a condition, of at most 10240 characters. The last one is an ellipsis if the message was longer.
+func ConditionMessage(message string) string {
+	if characters := []rune(message); len(characters) > conditionMessage {
+		return string(characters[:conditionMessage-1]) + "…"
+	}
+	return message
+}

@@ -1,6 +1,9 @@
 package shorten
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestShorten(t *testing.T) {
 	for _, c := range []struct{ name, text, to, marked string }{
@@ -18,6 +21,18 @@ func TestShorten(t *testing.T) {
 		}
 		if got := Marked(c.text, 5); got != c.marked {
 			t.Errorf("%s: Marked returns %q, want %q", c.name, got, c.marked)
+		}
+	}
+}
+
+func TestConditionMessage(t *testing.T) {
+	limit := strings.Repeat("ä", conditionMessage)
+	for name, c := range map[string]struct{ message, want string }{
+		"exactly the limit": {limit, limit},
+		"longer":            {limit + "ä", strings.Repeat("ä", conditionMessage-1) + "…"},
+	} {
+		if got := ConditionMessage(c.message); got != c.want {
+			t.Errorf("%s: a message of %d bytes, want %d", name, len(got), len(c.want))
 		}
 	}
 }
