@@ -42,14 +42,14 @@ type authorities struct {
 func (r *authorities) reconcile(ctx context.Context, s *scope) (result, error) {
 	problems, err := r.ensureCertificates(ctx, s)
 	if err != nil {
-		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", "%s", err)
+		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, "%s", err)
 		return blocked(noCertificates), err
 	}
 	if len(problems) > 0 {
-		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", strings.Join(problems, "; "))
+		reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, controlplanev1.CertificatesNotAvailableReason, "%s", strings.Join(problems, "; "))
 		return result{blocked: noCertificates, stop: !s.Initialized()}, nil
 	}
-	reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
+	reconciling.SetCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, controlplanev1.CertificatesAvailableReason, "")
 	s.certified = true
 	return result{}, nil
 }

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
-	certexpiry "capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -62,7 +62,7 @@ func TestExpiry(t *testing.T) {
 				s.certificates = append(s.certificates, &secret.Certificate{Purpose: secret.APIServerEtcdClient, KeyPair: &certs.KeyPair{Cert: c.etcd.CertData}})
 			}
 			again := showExpiry(s, model.Fleet{Instances: []model.Instance{{Member: c.machine}}}.Members())
-			got := conditions.Get(cp, certexpiry.ConditionType)
+			got := conditions.Get(cp, infrav1.CertificatesExpiringCondition)
 			if (got.Status == metav1.ConditionTrue) != (c.message != "") || !strings.Contains(got.Message, c.message) || again <= 0 {
 				t.Errorf("got %v, again in %s", got, again)
 			}

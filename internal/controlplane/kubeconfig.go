@@ -41,14 +41,14 @@ func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 		return result{}, nil
 	}
 	if useless := (uselessError)(""); errors.As(err, &useless) {
-		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", err)
+		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigNotAvailableReason, "%s", err)
 		return result{}, nil
 	}
 	if err != nil {
-		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", "%s", err)
+		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigNotAvailableReason, "%s", err)
 		return result{}, err
 	}
-	reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", "%s", note)
+	reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, controlplanev1.KubeconfigAvailableReason, "%s", note)
 	return requeueAfter(again), nil
 }
 

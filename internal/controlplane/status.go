@@ -37,9 +37,9 @@ func setStatus(s *scope, found *result) {
 	cp := s.Object
 	cp.Status.Selector = collections.ControlPlaneSelectorForCluster(s.Cluster.Name).String()
 	cp.Status.Versions = model.Versions(s.Machines)
-	cp.Status.Version = "" // deprecated, and still read (CP-05)
+	cp.Status.Version = "" // The field is deprecated, and clients still read it (CP-05).
 	if len(cp.Status.Versions) > 0 {
-		cp.Status.Version = cp.Status.Versions[0].Version // as above
+		cp.Status.Version = cp.Status.Versions[0].Version
 	}
 	cp.Status.Replicas = ptr.To(int32(len(s.Machines)))
 	cp.Status.ReadyReplicas = model.Count(s.Machines, clusterv1.ReadyCondition)
@@ -80,12 +80,12 @@ const (
 
 func setInitialized(s *scope, found *result) {
 	if s.Initialized() {
-		reconciling.SetCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionTrue, "Initialized", "")
+		reconciling.SetCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionTrue, controlplanev1.InitializedReason, "")
 		return
 	}
 	reason, message := controlplanev1.WaitingForAPIServerReason, "the API server has not answered through the endpoint yet"
 	if len(s.Machines) == 0 {
-		reason, message = "NotInitialized", found.blocked
+		reason, message = controlplanev1.NotInitializedReason, found.blocked
 	}
 	reconciling.SetCondition(s.Object, controlplanev1.InitializedCondition, metav1.ConditionFalse, reason, "%s", message)
 }
@@ -158,7 +158,7 @@ func setRemediating(s *scope, found *result) {
 // setMachines aggregates a condition of the Machines.
 func setMachines(s *scope, target, source string) {
 	if len(s.Machines) == 0 {
-		reconciling.SetCondition(s.Object, target, metav1.ConditionTrue, "NoReplicas", "")
+		reconciling.SetCondition(s.Object, target, metav1.ConditionTrue, clusterv1.NoReplicasReason, "")
 		return
 	}
 	aggregate, err := conditions.NewAggregateCondition(s.Machines.UnsortedList(), source, conditions.TargetConditionType(target))

@@ -14,16 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/pki"
-)
-
-const (
-	// ConditionType is true if the renewal of a certificate of the object is overdue.
-	ConditionType = "CertificatesExpiring"
-	// ExpiringReason means that the renewal of certificates is overdue. The message contains their names and expiry.
-	ExpiringReason = "CertificatesExpiring"
-	// NotExpiringReason means that each certificate has more than a third of its lifetime left.
-	NotExpiringReason = "CertificatesNotExpiring"
 )
 
 const (
@@ -72,13 +64,13 @@ func Condition(certificates []Certificate, why string, now time.Time) (condition
 		expiring = append(expiring, fmt.Sprintf("%s expires on %s", c.Name, c.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	if len(expiring) == 0 {
-		return metav1.Condition{Type: ConditionType, Status: metav1.ConditionFalse, Reason: NotExpiringReason}, again
+		return metav1.Condition{Type: infrav1.CertificatesExpiringCondition, Status: metav1.ConditionFalse, Reason: infrav1.CertificatesNotExpiringReason}, again
 	}
 	message := strings.Join(expiring, ", ")
 	if why != "" {
 		message += ": " + why
 	}
-	return metav1.Condition{Type: ConditionType, Status: metav1.ConditionTrue, Reason: ExpiringReason, Message: message}, again
+	return metav1.Condition{Type: infrav1.CertificatesExpiringCondition, Status: metav1.ConditionTrue, Reason: infrav1.CertificatesExpiringReason, Message: message}, again
 }
 
 // Record sets the metric of an object to exactly these certificates.

@@ -13,7 +13,6 @@ import (
 
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
-	"capstan.dev/capstan/internal/polarity"
 )
 
 // TestCondition: a certificate that was not renewed after two thirds of its lifetime is reported. The result contains
@@ -42,13 +41,6 @@ func TestCondition(t *testing.T) {
 				t.Errorf("got %v, next check in %s", got, again)
 			}
 		})
-	}
-}
-
-// TestPolarity: a condition that is False in a healthy object is not shown as a problem.
-func TestPolarity(t *testing.T) {
-	if !polarity.FalseIsGood(ConditionType, NotExpiringReason) {
-		t.Errorf("internal/polarity does not list %s", ConditionType)
 	}
 }
 

@@ -21,7 +21,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
@@ -243,14 +242,14 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	b.Expect(renewed.Key).NotTo(Equal(due.Key))
 	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
 	expiring := func() string {
-		return b.condition(host, expiry.ConditionType, metav1.ConditionTrue, expiry.ExpiringReason)
+		return b.condition(host, infrav1.CertificatesExpiringCondition, metav1.ConditionTrue, infrav1.CertificatesExpiringReason)
 	}
 	b.Eventually(expiring).Should(And(HavePrefix("server expires on"), Not(ContainSubstring("client"))))
 
 	_, err = files.Renew(time.Now()) // as capstand does
 	b.Expect(err).NotTo(HaveOccurred())
 	fake.SetInfo(func(i *hostpb.HostInfo) { i.Machines = 1 })
-	b.condition(host, expiry.ConditionType, metav1.ConditionFalse, expiry.NotExpiringReason)
+	b.condition(host, infrav1.CertificatesExpiringCondition, metav1.ConditionFalse, infrav1.CertificatesNotExpiringReason)
 	b.Expect(expirations(b, host.Name)).To(And(HaveLen(3), HaveKeyWithValue("client", float64(renewed.Certificate().NotAfter.Unix()))))
 
 	b.Expect(os.Remove(filepath.Join(dir, "ca.key"))).To(Succeed())

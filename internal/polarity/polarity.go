@@ -10,6 +10,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 // negative lists the types of conditions that are False in a healthy object, those of Cluster API's objects included.
@@ -17,7 +18,7 @@ var negative = []string{
 	clusterv1.PausedCondition, clusterv1.DeletingCondition, clusterv1.RollingOutCondition, clusterv1.ScalingUpCondition,
 	clusterv1.ScalingDownCondition, clusterv1.RemediatingCondition, clusterv1.MachineUpdatingCondition,
 	"HasRemediateMachineAnnotation", "ClassVersionOutdated",
-	controlplanev1.CertificateAuthorityRotatingCondition, "CertificatesExpiring",
+	controlplanev1.CertificateAuthorityRotatingCondition, infrav1.CertificatesExpiringCondition,
 }
 
 // finished lists the reasons of conditions that became False because their purpose is fulfilled.

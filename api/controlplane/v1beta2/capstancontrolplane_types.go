@@ -49,29 +49,54 @@ const (
 )
 
 // Conditions of a CapstanControlPlane and their reasons. Available, MachinesReady, MachinesUpToDate, RollingOut,
-// ScalingUp, ScalingDown, Remediating, Deleting and Paused are conditions of Cluster API.
+// ScalingUp, ScalingDown, Remediating, Deleting and Paused are conditions of Cluster API. CertificatesExpiring is also one of hosts, and
+// stands in the group infrastructure.capstan.dev.
 const (
 	// AvailableCondition: the API server answers, certificates exist, and enough machines work.
 	AvailableCondition = clusterv1.AvailableCondition
+	// InvalidConfigurationReason: the spec or the Cluster is invalid. The user has to change it.
+	InvalidConfigurationReason = "InvalidConfiguration"
+
 	// InitializedCondition: the API server has answered through the endpoint.
 	InitializedCondition = "Initialized"
+	// InitializedReason: the API server has answered.
+	InitializedReason = "Initialized"
+	// NotInitializedReason: no Machine exists yet. The message contains the cause.
+	NotInitializedReason = "NotInitialized"
+	// WaitingForAPIServerReason: the API server does not answer through the endpoint yet.
+	WaitingForAPIServerReason = "WaitingForAPIServer"
+
 	// CertificatesAvailableCondition: every certificate authority and the encryption key exist.
 	CertificatesAvailableCondition = "CertificatesAvailable"
+	// CertificatesAvailableReason: all of them exist and are valid.
+	CertificatesAvailableReason = "Available"
+	// CertificatesNotAvailableReason: a Secret is missing or invalid. The message names it.
+	CertificatesNotAvailableReason = "NotAvailable"
+
 	// KubeconfigAvailableCondition: the kubeconfig Secret exists and is valid.
 	KubeconfigAvailableCondition = "KubeconfigAvailable"
+	// KubeconfigAvailableReason: the Secret exists and is valid.
+	KubeconfigAvailableReason = "Available"
+	// KubeconfigNotAvailableReason: the Secret does not exist or is not usable. The message contains the cause.
+	KubeconfigNotAvailableReason = "NotAvailable"
 	// KubeconfigRefusedReason: the kubeconfig secret is not the control plane's own, and contains a field that managers
 	// do not accept. The message names the field.
 	KubeconfigRefusedReason = "KubeconfigRefused"
+
 	// EtcdClusterHealthyCondition: every voting member of etcd works. The reason is QuorumLost if there is no
-	// majority.
+	// majority, and otherwise one of the reasons of several conditions.
 	EtcdClusterHealthyCondition = "EtcdClusterHealthy"
-	// ControlPlaneComponentsHealthyCondition: the API server of every Machine works.
+	// QuorumLostReason: no majority of etcd's voting members works. The cluster takes no writes.
+	QuorumLostReason = "QuorumLost"
+
+	// ControlPlaneComponentsHealthyCondition: the API server of every Machine works. Its reasons are reasons of several conditions.
 	ControlPlaneComponentsHealthyCondition = "ControlPlaneComponentsHealthy"
 
 	// MachineEtcdMemberHealthyCondition of a Machine: its etcd member is a voter and works. It is a readiness
-	// gate, unless etcd is external.
+	// gate, unless etcd is external. Its reasons are reasons of several conditions.
 	MachineEtcdMemberHealthyCondition = "EtcdMemberHealthy"
-	// MachineAPIServerHealthyCondition of a Machine: its API server works. It is a readiness gate.
+	// MachineAPIServerHealthyCondition of a Machine: its API server works. It is a readiness gate. Its reasons are reasons of several
+	// conditions.
 	MachineAPIServerHealthyCondition = "APIServerHealthy"
 
 	// ManifestsAppliedCondition: every manifest of the spec was applied to the cluster. Only control planes with manifests have it.
@@ -82,32 +107,6 @@ const (
 	// names the manifest and the object. The controller retries.
 	ManifestsNotAppliedReason = "NotApplied"
 
-	// HealthyReason, NotHealthyReason and HealthUnknownReason are the reasons of health conditions.
-	HealthyReason       = "Healthy"
-	NotHealthyReason    = "NotHealthy"
-	HealthUnknownReason = "HealthUnknown"
-	// QuorumLostReason: no majority of etcd's voting members works. The cluster takes no writes.
-	QuorumLostReason = "QuorumLost"
-
-	// Reasons of a Machine's OwnerRemediated condition. RemediationDeferredReason: the remediation waits.
-	// CannotBeRemediatedReason: the remediation would cost the majority, or was tried too often.
-	// RemediationMachineDeletingReason: the Machine is being deleted. The message contains the cause.
-	RemediationDeferredReason        = "RemediationDeferred"
-	CannotBeRemediatedReason         = "CannotBeRemediated"
-	RemediationMachineDeletingReason = "MachineDeleting"
-
-	// InvalidConfigurationReason: the spec or the Cluster is invalid. The user has to change it.
-	InvalidConfigurationReason = "InvalidConfiguration"
-	// WaitingForEndpointReason: neither the Cluster nor its infrastructure has an endpoint yet.
-	WaitingForEndpointReason = "WaitingForControlPlaneEndpoint"
-	// WaitingForAPIServerReason: the API server does not answer through the endpoint yet.
-	WaitingForAPIServerReason = "WaitingForAPIServer"
-	// WaitingForConnectionReason: Cluster API has no connection to the workload cluster.
-	WaitingForConnectionReason = "ConnectionDown"
-	// WaitingForWorkersReason: worker machines must be deleted first.
-	WaitingForWorkersReason = "WaitingForWorkersDeletion"
-	// CannotChangeMachinesReason of MachinesUpToDate: a change of the template cannot be applied to the Machines.
-	CannotChangeMachinesReason = "CannotChangeMachines"
 	// UpdatingCondition: a machine is updated in place. The message contains the step and the number of machines that
 	// remain.
 	UpdatingCondition = clusterv1.MachineUpdatingCondition
@@ -119,8 +118,37 @@ const (
 	UpdateFailedReason = "UpdateFailed"
 	// CannotUpdateReason: the policy is Only, and a change needs other machines. The message names the field.
 	CannotUpdateReason = "CannotUpdateInPlace"
-	// WaitingForMachinesReason: control plane machines are being deleted.
+)
+
+// Reasons of several conditions of a CapstanControlPlane and its Machines.
+const (
+	// HealthyReason of EtcdClusterHealthy, ControlPlaneComponentsHealthy, EtcdMemberHealthy and APIServerHealthy: the part works.
+	HealthyReason = "Healthy"
+	// NotHealthyReason of the same conditions: the part does not work. The message contains the cause.
+	NotHealthyReason = "NotHealthy"
+	// HealthUnknownReason of the same conditions: no current observation exists. The message contains the cause.
+	HealthUnknownReason = "HealthUnknown"
+	// WaitingForConnectionReason of Available, EtcdClusterHealthy, ControlPlaneComponentsHealthy and ManifestsApplied: Cluster API has
+	// no connection to the workload cluster.
+	WaitingForConnectionReason = "ConnectionDown"
+)
+
+// Reasons of conditions of Cluster API, for a CapstanControlPlane and its Machines.
+const (
+	// CannotChangeMachinesReason of MachinesUpToDate: a change of the template cannot be applied to the Machines.
+	CannotChangeMachinesReason = "CannotChangeMachines"
+	// WaitingForWorkersReason of Deleting: worker machines must be deleted first.
+	WaitingForWorkersReason = "WaitingForWorkersDeletion"
+	// WaitingForMachinesReason of Deleting: control plane machines are being deleted.
 	WaitingForMachinesReason = "WaitingForMachineDeletion"
+
+	// RemediationDeferredReason of a Machine's OwnerRemediated: the remediation waits. The message contains the cause.
+	RemediationDeferredReason = "RemediationDeferred"
+	// CannotBeRemediatedReason of a Machine's OwnerRemediated: the remediation would cost the majority, or was tried too often. The
+	// message contains the cause.
+	CannotBeRemediatedReason = "CannotBeRemediated"
+	// RemediationMachineDeletingReason of a Machine's OwnerRemediated: the Machine is being deleted.
+	RemediationMachineDeletingReason = "MachineDeleting"
 )
 
 // RolloutStrategyType is the strategy for the replacement of machines.

@@ -61,9 +61,23 @@ const (
 	HostDrainedReason = "Drained"
 	// HostDrainingReason: machines are being replaced. The message contains their number and the causes of delays.
 	HostDrainingReason = "Draining"
+)
 
+// Reason of the condition Deleting of a CapstanHost.
+const (
 	// HostDeletingInUseReason: the host still has machines, networks, load balancers or volumes.
 	HostDeletingInUseReason = "InUse"
+)
+
+// Condition of a CapstanHost, a CapstanMachine and a CapstanControlPlane about their certificates, and its reasons.
+const (
+	// CertificatesExpiringCondition is true if the renewal of a certificate of the object is overdue: less than a third of its lifetime
+	// is left.
+	CertificatesExpiringCondition = "CertificatesExpiring"
+	// CertificatesExpiringReason: the renewal of certificates is overdue. The message contains their names and expiry.
+	CertificatesExpiringReason = "CertificatesExpiring"
+	// CertificatesNotExpiringReason: the renewal of no certificate is overdue.
+	CertificatesNotExpiringReason = "CertificatesNotExpiring"
 )
 
 // Conditions of a CapstanCluster. Ready summarizes them.
@@ -76,10 +90,6 @@ const (
 	NoHostsReason = "NoHosts"
 	// NoHostConnectedReason: hosts match, but none of them is connected.
 	NoHostConnectedReason = "NoHostConnected"
-
-	// LoadBalancerHostMismatchReason: the CapstanHost of spec.loadBalancer is not the host that has the load
-	// balancer. The message contains the remedy.
-	LoadBalancerHostMismatchReason = HostMismatchReason
 
 	// NetworkReadyCondition is true when the cluster's network exists on the load balancer's host. Other hosts
 	// create it with the first machine. If the network spans several hosts, the message names those that are not
@@ -110,6 +120,11 @@ const (
 	LoadBalancerNotServingReason = "LoadBalancerNotServing"
 	// LoadBalancerRefusedReason: the host refused the load balancer. The message contains the cause.
 	LoadBalancerRefusedReason = "LoadBalancerRefused"
+	// LoadBalancerNoHostReason: no host accepts the load balancer. The message contains the cause.
+	LoadBalancerNoHostReason = NoHostReason
+	// LoadBalancerHostMismatchReason: the CapstanHost of spec.loadBalancer is not the host that has the load
+	// balancer. The message contains the remedy.
+	LoadBalancerHostMismatchReason = HostMismatchReason
 
 	// BootAllowedCondition is true when machines may boot. By default this is earlier than initialization.provisioned, which waits
 	// until the first API server of a CapstanControlPlane answers, for at most a minute. Ready does not depend on the condition.
@@ -169,8 +184,8 @@ const (
 	HostNotFoundReason = "HostNotFound"
 	// HostNotAllowedReason: spec.hostName names a CapstanHost that does not admit the namespace.
 	HostNotAllowedReason = "HostNotAllowed"
-
 	// WaitingForVolumeReason: a volume of the machine cannot be mounted now. The message names the volume, its host and the remedy.
+	// MachineRunning can have the same reason.
 	WaitingForVolumeReason = "WaitingForVolume"
 
 	// AddressesAssignedCondition is true when the machine's addresses are in spec.
@@ -204,8 +219,6 @@ const (
 	WaitingForTurnReason = "WaitingForTurn"
 	// MachineFencedReason: the host stopped the machine, because it was cut off. The machine starts when a manager confirms it.
 	MachineFencedReason = "MachineFenced"
-	// HostFencedReason of an event: the machine is removed without an answer of its host, which has stopped it.
-	HostFencedReason = "HostFenced"
 	// MachineHostMismatchReason: the CapstanHost of spec.hostName is not the host that has the machine. The state
 	// of the machine is unknown, and Capstan leaves it unchanged. The message contains the remedy.
 	MachineHostMismatchReason = HostMismatchReason
@@ -256,6 +269,12 @@ const (
 	// UpdateFailedReason: the update ended without success, and the machine is back in its previous state as far as possible.
 	// The message contains the cause.
 	UpdateFailedReason = "UpdateFailed"
+)
+
+// Reason of an event of a CapstanMachine.
+const (
+	// HostFencedReason: the machine is removed without an answer of its host, which has stopped it.
+	HostFencedReason = "HostFenced"
 )
 
 // Reasons of the condition Ready of a CapstanVolume.

@@ -101,7 +101,11 @@ var adviceByReason = map[string]advice{
 	"ReferencedSecretNotAvailable":      {"create the Secret that the message names", "an-invalid-spec"},
 	"WaitingForConnection":              {none, "a-machine-does-not-become-a-node"},
 
+	// certificates
+	"CertificatesExpiring": {"look for the machine or node agent that does not run; certificates are renewed by themselves", "certificates-expire"},
+
 	// control planes
+	"NotInitialized":            {"look at the other conditions of the object", "a-control-plane-does-not-answer"},
 	"WaitingForAPIServer":       {"look at the first control plane machine", "a-control-plane-does-not-answer"},
 	"ConnectionDown":            {"check the endpoint and the control plane machines", "a-control-plane-does-not-answer"},
 	"KubeconfigRefused":         {"replace the kubeconfig Secret with one of the form that the message describes", "certificates"},
@@ -153,8 +157,6 @@ func adviceFor(kind, reason string) advice {
 		return advice{"look at the objects that the message names", "an-object-is-not-deleted"}
 	case "ScalingUp", "ScalingDown", "RollingOut":
 		return advice{"nothing while its machines start or leave; else look at their waits with `capstan describe`", "an-update-does-not-proceed"}
-	case "CertificatesExpiring":
-		return advice{"look for the machine or node agent that does not run; certificates are renewed by themselves", "certificates-expire"}
 	}
 	return adviceByReason[reason]
 }

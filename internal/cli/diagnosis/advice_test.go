@@ -17,7 +17,7 @@ var goodReasons = []string{
 	"Available", "Used", "NoLongerNeeded", "Succeeded", "Restored", "Healthy", "NotUpdating", "NotRotating", "Voting", "Left", "Approved", "Stopped", "Ready",
 	"Connected", "Drained", "HostsAvailable", "NetworkReady", "LoadBalancerReady", "EndpointExternal", "BootAllowed", "HostAssigned", "AddressesAssigned", "MachineRunning",
 	"BootstrapSucceeded", "ServicesHealthy", "UpdateSucceeded", "Valid", "InRange", "NotOverlapping", "AddressAllocated",
-	"ServicesPublished", "TunnelReady", "FencingSet", "Rebooted", "Applied", "Free",
+	"ServicesPublished", "TunnelReady", "FencingSet", "Rebooted", "Applied", "Free", "Initialized", "CertificatesNotExpiring",
 	"NotReady",   // summarizes other conditions
 	"HostFenced", // an event
 }
@@ -51,7 +51,7 @@ func TestAdvice(t *testing.T) {
 			t.Errorf("reason %s does not exist in the API", reason)
 		}
 	}
-	for _, kind := range []string{"Paused", "Deleting", "CertificatesExpiring"} {
+	for _, kind := range []string{"Paused", "Deleting"} {
 		if a := adviceFor(kind, ""); sections[a.section] == "" {
 			t.Errorf("condition %s: no section %q", kind, a.section)
 		}

@@ -29,7 +29,7 @@ const (
 func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host) time.Duration {
 	certificates, now := conn.Certificates(), time.Now()
 	if len(certificates) == 0 {
-		conditions.Delete(host, expiry.ConditionType)
+		conditions.Delete(host, infrav1.CertificatesExpiringCondition)
 		return 0
 	}
 	why, next := "", certificates[0].Due().Sub(now)

@@ -52,7 +52,7 @@ func (r *Reconciler) chooseBalancerHost(ctx context.Context, s *scope) error {
 	}
 	host, err := placement.Choose(hostselection.Candidates(candidates, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
 	if err != nil {
-		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
+		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerNoHostReason, "For the load balancer: %s", err)
 		return reconciling.ErrWaiting
 	}
 	if err := r.chooseOverlay(ctx, s, hostselection.Find(s.usable, host)); err != nil {

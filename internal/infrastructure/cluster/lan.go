@@ -28,7 +28,7 @@ func (r *Reconciler) balancerCandidates(ctx context.Context, s *scope) ([]infrav
 	if err != nil || len(serving) > 0 {
 		return serving, err
 	}
-	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason,
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerNoHostReason,
 		"No CapstanHost that offers the LAN %s to namespace %s can have the endpoint %sin the network %s: its administrator has to add addresses of the LAN to spec.virtualAddresses; or set loadBalancer.mode to External and use a load balancer of your own",
 		s.capstan.Spec.Network.LAN.Name, s.capstan.Namespace, spaced(s.capstan.Spec.ControlPlaneEndpoint.Host), s.capstan.Spec.Network.MachineCIDR)
 	return nil, reconciling.ErrWaiting // A change of a CapstanHost is the event.

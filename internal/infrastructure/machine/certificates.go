@@ -17,7 +17,7 @@ const machineKind = "CapstanMachine"
 func showCertificates(m *infrav1.CapstanMachine, status *hostpb.MachineStatus, now time.Time) (again time.Duration) {
 	certificates := certificatesOf(status)
 	if len(certificates) == 0 {
-		conditions.Delete(m, expiry.ConditionType)
+		conditions.Delete(m, infrav1.CertificatesExpiringCondition)
 		return 0
 	}
 	expiry.Record(machineKind, m.Namespace, m.Name, certificates)

@@ -39,7 +39,7 @@ func TestShowCertificates(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			again := showCertificates(m, &hostpb.MachineStatus{Certificates: c.found}, now)
-			got := conditions.Get(m, expiry.ConditionType)
+			got := conditions.Get(m, infrav1.CertificatesExpiringCondition)
 			switch {
 			case c.status == "" && got != nil:
 				t.Errorf("got the condition %+v, want none", got)

@@ -29,7 +29,6 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/test/e2e/harness"
@@ -403,12 +402,12 @@ func (r *run) conditions() {
 			return err
 		}
 		for _, c := range cp.Items {
-			if message := conditions.GetMessage(&c, expiry.ConditionType); message != former {
+			if message := conditions.GetMessage(&c, infrav1.CertificatesExpiringCondition); message != former {
 				r.t.Logf("%s: %s", time.Since(r.began).Round(time.Second), message)
 				former = message
 			}
-			if !conditions.IsFalse(&c, expiry.ConditionType) {
-				return fmt.Errorf("%s: %s", c.Name, conditions.GetMessage(&c, expiry.ConditionType))
+			if !conditions.IsFalse(&c, infrav1.CertificatesExpiringCondition) {
+				return fmt.Errorf("%s: %s", c.Name, conditions.GetMessage(&c, infrav1.CertificatesExpiringCondition))
 			}
 		}
 		return nil
