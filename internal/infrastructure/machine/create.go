@@ -67,7 +67,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 		}
 	case codes.ResourceExhausted, codes.InvalidArgument:
 		// The host reports free memory as an event. The other refusals need a change of spec.
-		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", connections.Message(err))
+		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", connections.PublicMessage(err))
 		return nil, reconciling.ErrWaiting
 	}
 	return nil, fmt.Errorf("machine on host %s: %w", host.Name(), err)

@@ -157,7 +157,7 @@ func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *connections
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Internal:
 		return fmt.Errorf("start the machine on host %s: %s", host.Name(), connections.Message(err))
 	default:
-		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Start", "Host %s does not start the machine: %s", host.Name(), connections.Message(err))
+		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Start", "Host %s does not start the machine: %s", host.Name(), connections.PublicMessage(err))
 	}
 	delete(m.Annotations, infrav1.MachineStartAnnotation)
 	return nil

@@ -214,10 +214,10 @@ func (r *Reconciler) reserve(m *infrav1.CapstanMachine, host *connections.Host, 
 
 // updateRefused shows the refusal of a host. A refusal that another state of the host ends is tried again.
 func (r *Reconciler) updateRefused(m *infrav1.CapstanMachine, host *connections.Host, err error) error {
-	message := fmt.Sprintf("Host %s refused the update: %s", host.Name(), connections.Message(err))
+	message := fmt.Sprintf("Host %s refused the update: %s", host.Name(), connections.PublicMessage(err))
 	switch reason := refusal.Of(err).GetReason(); {
 	case reason == hostpb.Refusal_UPDATE_IN_PROGRESS:
-		updating(m, infrav1.WaitingForUpdateReason, "Waiting for the previous update of the machine: %s", connections.Message(err))
+		updating(m, infrav1.WaitingForUpdateReason, "Waiting for the previous update of the machine: %s", connections.PublicMessage(err))
 		return nil // Its end is an event.
 	case reason == hostpb.Refusal_OUT_OF_MEMORY:
 		r.refuseUpdate(m, infrav1.NoCapacityReason, message)
