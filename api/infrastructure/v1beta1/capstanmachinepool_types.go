@@ -34,11 +34,16 @@ type CapstanMachinePoolStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// readyReplicas is the number of available machines: their Nodes have been ready for the MachinePool's
-	// minReadySeconds.
+	// readyReplicas is the number of machines whose Nodes are ready.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
+
+	// availableReplicas is the number of available machines: their Nodes have been ready for the MachinePool's
+	// minReadySeconds.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	AvailableReplicas *int32 `json:"availableReplicas,omitempty"`
 
 	// upToDateReplicas is the number of machines that match the pool's spec, version and bootstrap data.
 	// +optional
@@ -114,8 +119,8 @@ type CapstanMachinePoolV1Beta2Status struct {
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="All machines exist, are available and up to date"
 // +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Replicas",type="integer",JSONPath=".status.replicas",description="Machines"
-// +kubebuilder:printcolumn:name="Available",type="integer",JSONPath=".status.readyReplicas",description="Available machines"
-// +kubebuilder:printcolumn:name="UpToDate",type="integer",JSONPath=".status.upToDateReplicas",description="Up-to-date machines"
+// +kubebuilder:printcolumn:name="Available",type="integer",JSONPath=".status.availableReplicas",description="Available machines"
+// +kubebuilder:printcolumn:name="Up-to-date",type="integer",JSONPath=".status.upToDateReplicas",description="Up-to-date machines"
 // +kubebuilder:printcolumn:name="ProviderID",type="string",JSONPath=".spec.providerID",description="Provider ID of the pool",priority=10
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"

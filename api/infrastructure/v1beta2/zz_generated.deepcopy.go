@@ -758,6 +758,11 @@ func (in *CapstanMachinePoolStatus) DeepCopyInto(out *CapstanMachinePoolStatus) 
 		*out = new(int32)
 		**out = **in
 	}
+	if in.AvailableReplicas != nil {
+		in, out := &in.AvailableReplicas, &out.AvailableReplicas
+		*out = new(int32)
+		**out = **in
+	}
 	if in.UpToDateReplicas != nil {
 		in, out := &in.UpToDateReplicas, &out.UpToDateReplicas
 		*out = new(int32)

@@ -39,7 +39,7 @@ var (
 	hostMemory    = prometheus.NewDesc("capstan_host_memory_bytes", "Memory of the host by state: capacity, allocatable.", []string{"host", "state"}, nil)
 	hostDisk      = prometheus.NewDesc("capstan_host_disk_bytes", "Disk space of the host by state: capacity, allocatable.", []string{"host", "state"}, nil)
 	machines      = prometheus.NewDesc("capstan_machines", "CapstanMachines of a cluster by state: the reason of the first condition that is not True, or Running.", []string{"namespace", "cluster", "state"}, nil)
-	pools         = prometheus.NewDesc("capstan_machine_pool_machines", "Machines of a CapstanMachinePool by state: existing, ready, up_to_date.", []string{"namespace", "name", "state"}, nil)
+	pools         = prometheus.NewDesc("capstan_machine_pool_machines", "Machines of a CapstanMachinePool by state: existing, ready, available, up_to_date.", []string{"namespace", "name", "state"}, nil)
 	restarts      = prometheus.NewDesc("capstan_machine_restarts", "Restarts of PID 1 of the existing machines of a cluster.", []string{"namespace", "cluster"}, nil)
 )
 
@@ -105,7 +105,8 @@ func collectHost(h *infrav1.CapstanHost, out chan<- prometheus.Metric) {
 }
 
 func collectPool(p *infrav1.CapstanMachinePool, out chan<- prometheus.Metric) {
-	for state, n := range map[string]*int32{"existing": p.Status.Replicas, "ready": p.Status.ReadyReplicas, "up_to_date": p.Status.UpToDateReplicas} {
+	st := &p.Status
+	for state, n := range map[string]*int32{"existing": st.Replicas, "ready": st.ReadyReplicas, "available": st.AvailableReplicas, "up_to_date": st.UpToDateReplicas} {
 		out <- prometheus.MustNewConstMetric(pools, prometheus.GaugeValue, float64(ptr.Deref(n, 0)), p.Namespace, p.Name, state)
 	}
 }

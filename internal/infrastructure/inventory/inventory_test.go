@@ -55,6 +55,7 @@ func TestCollect(t *testing.T) {
 	pool, empty := &infrav1.CapstanMachinePool{}, &infrav1.CapstanMachinePool{}
 	pool.Namespace, pool.Name, empty.Namespace, empty.Name = "team", "workers", "team", "empty"
 	pool.Status.Replicas, pool.Status.ReadyReplicas, pool.Status.UpToDateReplicas = ptr.To[int32](5), ptr.To[int32](4), ptr.To[int32](3)
+	pool.Status.AvailableReplicas = ptr.To[int32](2)
 	objects = append(objects, pool, empty)
 	var reader client.Reader = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 	c := &collector{}
@@ -84,11 +85,13 @@ capstan_host_memory_bytes{host="one",state="capacity"} 1.7179869184e+10
 # TYPE capstan_host_unknown_machines gauge
 capstan_host_unknown_machines{host="one"} 1
 capstan_host_unknown_machines{host="two"} 0
-# HELP capstan_machine_pool_machines Machines of a CapstanMachinePool by state: existing, ready, up_to_date.
+# HELP capstan_machine_pool_machines Machines of a CapstanMachinePool by state: existing, ready, available, up_to_date.
 # TYPE capstan_machine_pool_machines gauge
+capstan_machine_pool_machines{name="empty",namespace="team",state="available"} 0
 capstan_machine_pool_machines{name="empty",namespace="team",state="existing"} 0
 capstan_machine_pool_machines{name="empty",namespace="team",state="ready"} 0
 capstan_machine_pool_machines{name="empty",namespace="team",state="up_to_date"} 0
+capstan_machine_pool_machines{name="workers",namespace="team",state="available"} 2
 capstan_machine_pool_machines{name="workers",namespace="team",state="existing"} 5
 capstan_machine_pool_machines{name="workers",namespace="team",state="ready"} 4
 capstan_machine_pool_machines{name="workers",namespace="team",state="up_to_date"} 3

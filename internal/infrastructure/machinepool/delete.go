@@ -2,6 +2,7 @@ package machinepool
 
 import (
 	"context"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,7 +44,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 
 // setDeleting keeps the status true while the machines go.
 func setDeleting(s *scope) {
-	observeMembers(s)
+	observeMembers(s, time.Now())
 	reconciling.SetCondition(s.pool, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
 	reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
 }

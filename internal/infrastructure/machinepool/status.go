@@ -27,7 +27,7 @@ func describe(s *scope) {
 
 // observeMembers sets the fields that the contract requires for each machine: providerIDList (MP-04), replicas (MP-08),
 // instances (MP-01).
-func observeMembers(s *scope) {
+func observeMembers(s *scope, now time.Time) {
 	pool := s.pool
 	ids := []string{}
 	pool.Status.Instances = nil
@@ -36,7 +36,7 @@ func observeMembers(s *scope) {
 			ids = append(ids, m.capstan.Spec.ProviderID)
 		}
 		if len(pool.Status.Instances) < infrav1.MaxPoolInstances {
-			pool.Status.Instances = append(pool.Status.Instances, describeInstance(m, s.want.minReady))
+			pool.Status.Instances = append(pool.Status.Instances, describeInstance(m, s.want.minReady, now))
 		}
 	}
 	slices.Sort(ids)
@@ -44,7 +44,7 @@ func observeMembers(s *scope) {
 	pool.Status.Replicas = ptr.To(int32(len(pool.Spec.ProviderIDList)))
 }
 
-func describeInstance(m member, minReady time.Duration) infrav1.CapstanMachinePoolInstanceStatus {
+func describeInstance(m member, minReady time.Duration, now time.Time) infrav1.CapstanMachinePoolInstanceStatus {
 	version := nodeVersion(m.machine)
 	if version == "" {
 		version = m.capstan.Annotations[infrav1.MachineVersionAnnotation]
@@ -54,14 +54,14 @@ func describeInstance(m member, minReady time.Duration) infrav1.CapstanMachinePo
 		InstanceName: m.capstan.Name,
 		ProviderID:   m.capstan.Spec.ProviderID,
 		Version:      version,
-		Ready:        ptr.To(m.availableIn(minReady, time.Now()) == 0),
+		Ready:        ptr.To(m.availableIn(minReady, now) == 0),
 	}
 }
 
 // setStatus fills in the status from the machines that were observed.
 func setStatus(s *scope, now time.Time) {
 	describe(s)
-	observeMembers(s)
+	observeMembers(s, now)
 	c := census(s.members, s.want, now)
 	st := &s.pool.Status
 	st.InfrastructureMachineKind = infrav1.MachineKind
@@ -69,7 +69,8 @@ func setStatus(s *scope, now time.Time) {
 		clusterv1.ClusterNameLabel:     s.machinePool.Spec.ClusterName,
 		clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name),
 	}.String()
-	st.ReadyReplicas, st.UpToDateReplicas = ptr.To(int32(c.available)), ptr.To(int32(c.active-c.outdated))
+	st.ReadyReplicas, st.AvailableReplicas = ptr.To(int32(c.ready)), ptr.To(int32(c.available))
+	st.UpToDateReplicas = ptr.To(int32(c.active - c.outdated))
 	setProvisioned(s, c)
 	setConditions(s, c)
 	if s.next != nil {
@@ -94,7 +95,7 @@ func setProvisioned(s *scope, c numbers) {
 }
 
 // numbers of machines. All but total and stuck leave out those that are being deleted.
-type numbers struct{ total, stuck, active, provisioned, settled, available, outdated, failed int }
+type numbers struct{ total, stuck, active, provisioned, settled, ready, available, outdated, failed int }
 
 func census(members []member, want desired, now time.Time) numbers {
 	n := numbers{total: len(members)}
@@ -109,8 +110,11 @@ func census(members []member, want desired, now time.Time) numbers {
 		if m.provisioned() {
 			n.provisioned++
 		}
-		if m.availableIn(want.minReady, now) == 0 {
-			n.available++
+		switch in := m.availableIn(want.minReady, now); {
+		case in == 0:
+			n.ready, n.available = n.ready+1, n.available+1
+		case in > 0:
+			n.ready++
 		}
 		if want.outdated(m) {
 			n.outdated++

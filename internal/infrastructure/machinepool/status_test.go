@@ -44,13 +44,34 @@ func TestDescribeInstance_MP01(t *testing.T) {
 			m.machine.Status.NodeRef.Name, m.machine.Status.NodeInfo = "m", &corev1.NodeSystemInfo{KubeletVersion: tc.node}
 			m.machine.Status.Conditions = tc.conditions
 		}
-		got := describeInstance(m, minReady)
+		got := describeInstance(m, minReady, time.Now())
 		if got.InstanceName != "m" || got.ProviderID != "capstan://1" || len(got.Addresses) != 1 || got.Addresses[0].Address != "10.1.0.2" {
 			t.Errorf("%s: %+v", name, got)
 		}
 		if got.Version != tc.version || ptr.Deref(got.Ready, !tc.ready) != tc.ready {
 			t.Errorf("%s: version %s, ready %v, want %s, %v", name, got.Version, got.Ready, tc.version, tc.ready)
 		}
+	}
+}
+
+// A machine is ready while its Node is, and available after minReadySeconds. A machine that is being deleted is neither.
+func TestReadyAndAvailable(t *testing.T) {
+	now := time.Now()
+	of := func(name string, status metav1.ConditionStatus, since time.Duration) member {
+		m := member{capstan: &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Name: name}}, machine: &clusterv1.Machine{}}
+		m.machine.Status.NodeRef.Name = name
+		m.machine.Status.Conditions = []metav1.Condition{{Type: clusterv1.ReadyCondition, Status: status, LastTransitionTime: metav1.NewTime(now.Add(-since))}}
+		return m
+	}
+	leaving := of("leaving", metav1.ConditionTrue, time.Hour)
+	leaving.capstan.DeletionTimestamp = ptr.To(metav1.NewTime(now))
+	pool := &infrav1.CapstanMachinePool{}
+	setStatus(&scope{pool: pool, machinePool: &clusterv1.MachinePool{}, observed: observed{
+		members: []member{of("new", metav1.ConditionTrue, time.Second), of("available", metav1.ConditionTrue, time.Hour), of("broken", metav1.ConditionFalse, time.Hour), leaving},
+		want:    desired{replicas: 3, minReady: time.Minute},
+	}}, now)
+	if ready, available := ptr.Deref(pool.Status.ReadyReplicas, -1), ptr.Deref(pool.Status.AvailableReplicas, -1); ready != 2 || available != 1 {
+		t.Errorf("%d ready and %d available machines, want 2 and 1", ready, available)
 	}
 }
 

@@ -77,7 +77,7 @@ func (p *pool) settled(what, version string) map[string]member {
 		}
 		s := got.Status
 		_, announced := mp.Annotations[clusterv1.UpdateInProgressAnnotation]
-		if announced || mp.Spec.Template.Spec.Version != version || ptr.Deref(s.Replicas, -1) != 2 || ptr.Deref(s.ReadyReplicas, -1) != 2 || ptr.Deref(s.UpToDateReplicas, -1) != 2 {
+		if announced || mp.Spec.Template.Spec.Version != version || ptr.Deref(s.Replicas, -1) != 2 || ptr.Deref(s.AvailableReplicas, -1) != 2 || ptr.Deref(s.UpToDateReplicas, -1) != 2 {
 			return fmt.Errorf("MachinePool %v, pool %+v\n%s", mp.Annotations, s, p.explain(ctx))
 		}
 		list := &clusterv1.MachineList{}

@@ -86,9 +86,9 @@ func (p *pool) settled(n int) []string {
 			return err
 		}
 		s := got.Status
-		if int(ptr.Deref(s.Replicas, -1)) != n || int(ptr.Deref(s.ReadyReplicas, -1)) != n || int(ptr.Deref(s.UpToDateReplicas, -1)) != n || len(s.Instances) != n ||
+		if int(ptr.Deref(s.Replicas, -1)) != n || int(ptr.Deref(s.AvailableReplicas, -1)) != n || int(ptr.Deref(s.UpToDateReplicas, -1)) != n || len(s.Instances) != n ||
 			!conditions.IsTrue(got, clusterv1.ReadyCondition) {
-			return fmt.Errorf("replicas %v, available %v, up to date %v, conditions %v", ptr.Deref(s.Replicas, -1), ptr.Deref(s.ReadyReplicas, -1), ptr.Deref(s.UpToDateReplicas, -1), s.Conditions)
+			return fmt.Errorf("replicas %v, available %v, up to date %v, conditions %v", ptr.Deref(s.Replicas, -1), ptr.Deref(s.AvailableReplicas, -1), ptr.Deref(s.UpToDateReplicas, -1), s.Conditions)
 		}
 		names = nil
 		for _, i := range s.Instances {

@@ -277,7 +277,7 @@ func (w *world) settled(n int) {
 		s := w.pool.Status
 		g.Expect(s.Replicas).To(HaveValue(BeEquivalentTo(n)), "replicas")
 		// Gomega calls describe only for the message of a failure.
-		g.Expect(s.ReadyReplicas).To(HaveValue(BeEquivalentTo(n)), w.describe)
+		g.Expect(s.AvailableReplicas).To(HaveValue(BeEquivalentTo(n)), w.describe)
 		g.Expect(s.UpToDateReplicas).To(HaveValue(BeEquivalentTo(n)), "up to date")
 		g.Expect(conditions.IsTrue(w.pool, clusterv1.ReadyCondition)).To(BeTrue(), "Ready: %+v", s.Conditions)
 		for _, c := range []string{clusterv1.ScalingUpCondition, clusterv1.ScalingDownCondition, clusterv1.RollingOutCondition, clusterv1.DeletingCondition} {

@@ -315,7 +315,7 @@ func TestDeadHost(t *testing.T) {
 	w.Expect(lost).To(BeNumerically(">", 1), "machines are spread over the hosts")
 	w.Eventually(func(g Gomega) {
 		w.get(w.pool)
-		g.Expect(w.pool.Status.ReadyReplicas).To(HaveValue(BeEquivalentTo(4)))
+		g.Expect(w.pool.Status.AvailableReplicas).To(HaveValue(BeEquivalentTo(4)))
 		g.Expect(w.machineNames()).To(HaveLen(4+lost), "those of the dead host are still there")
 	}).Should(Succeed())
 	w.Expect(testenv.Change(ctx, env.Client, w.hosts[1], func(h *infrav1.CapstanHost) {
