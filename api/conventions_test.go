@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +51,86 @@ func TestReasonsAreDocumented_IC03(t *testing.T) {
 	if found < 50 {
 		t.Errorf("only %d reasons and conditions found", found)
 	}
+}
+
+// IC-03: the comment of status.conditions names each condition of its kind. The comment of a block of constants names the kinds.
+func TestConditionsAreListed_IC03(t *testing.T) {
+	kindNames := regexp.MustCompile(`\b(Capstan[A-Z]\w+|EtcdMember)\b`)
+	found := 0
+	for _, folder := range []string{"bootstrap", "controlplane", "etcd", "infrastructure", "ipam"} {
+		packages, lists := parseFolder(t, filepath.Join(folder, "v1beta2")), map[string]string{}
+		for _, file := range packages {
+			ast.Inspect(file, func(n ast.Node) bool { return conditionList(n, lists) })
+		}
+		for _, file := range packages {
+			for _, decl := range file.Decls {
+				block, ok := decl.(*ast.GenDecl)
+				if !ok || block.Tok != token.CONST {
+					continue
+				}
+				title, _, _ := strings.Cut(block.Doc.Text(), ".")
+				for _, kind := range kindNames.FindAllString(title, -1) {
+					for _, condition := range literalConditions(block) {
+						found++
+						if list, exists := lists[kind]; exists && !strings.Contains(list, condition) {
+							t.Errorf("%s: the comment of status.conditions does not name %s", kind, condition)
+						}
+					}
+				}
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d conditions found", found)
+	}
+}
+
+// parseFolder parses the files of a package.
+func parseFolder(t *testing.T, folder string) (parsed []*ast.File) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		one, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed = append(parsed, one)
+	}
+	return parsed
+}
+
+// conditionList adds the comment of the field Conditions of a status to lists, by kind.
+func conditionList(n ast.Node, lists map[string]string) bool {
+	spec, ok := n.(*ast.TypeSpec)
+	if !ok {
+		return true
+	}
+	kind, isStatus := strings.CutSuffix(spec.Name.Name, "Status")
+	if fields, ok := spec.Type.(*ast.StructType); ok && isStatus {
+		for _, field := range fields.Fields.List {
+			if len(field.Names) == 1 && field.Names[0].Name == "Conditions" {
+				lists[kind] = field.Doc.Text()
+			}
+		}
+	}
+	return false
+}
+
+// literalConditions returns the values of the conditions in a block, without those of core and those that Machines have.
+func literalConditions(block *ast.GenDecl) (conditions []string) {
+	for _, s := range block.Specs {
+		spec := s.(*ast.ValueSpec)
+		if !strings.HasSuffix(spec.Names[0].Name, "Condition") {
+			continue
+		}
+		if value, ok := spec.Values[0].(*ast.BasicLit); ok && !strings.Contains(spec.Doc.Text(), "of a Machine:") {
+			conditions = append(conditions, strings.Trim(value.Value, `"`))
+		}
+	}
+	return conditions
 }
 
 // mentioned says whether the comment of another constant of the same block speaks of this one, too.

@@ -21,17 +21,17 @@ var columns = map[string][]string{
 	"CapstanConfigTemplate":       {"Age"},
 	"CapstanControlPlane":         {"Cluster", "Available", "Reason", "Initialized", "Desired", "Current", "Ready", "Up-to-date", "Updating", "Paused", "Age", "Version"},
 	"CapstanControlPlaneTemplate": {"Age"},
-	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Disk", "Versions", "Capstand", "Kernel", "Address", "Age"},
-	"CapstanIPPool":               {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
+	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Disk", "Versions", "Capstand", "Kernel", "Address", "Paused", "Age"},
+	"CapstanIPPool":               {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Paused", "Age"},
 	"CapstanMachine":              {"Cluster", "Machine", "Ready", "Reason", "Updating", "Host", "Address", "ProviderID", "Restarts", "Paused", "Age"},
-	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "UpToDate", "ProviderID", "Paused", "Age"},
+	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "Up-to-date", "ProviderID", "Paused", "Age"},
 	"CapstanMachinePoolTemplate":  {"CPU", "Memory", "Age"},
 	"CapstanMachineTemplate":      {"CPU", "Memory", "Age"},
-	"CapstanVolume":               {"Cluster", "Owner", "Host", "GiB", "State", "Machine", "Age"},
+	"CapstanVolume":               {"Cluster", "Owner", "Host", "GiB", "State", "Machine", "Paused", "Age"},
 	"EtcdBackup":                  {"Trigger", "Phase", "Size", "Member", "Location", "Age"},
 	"EtcdBackupCheck":             {"Backup", "Phase", "Message", "Member", "Age"},
 	"EtcdMember":                  {"Joined", "Healthy", "Leader", "Learner", "Leave", "Size", "Used", "Version", "ID", "Peer", "Age"},
-	"GlobalCapstanIPPool":         {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
+	"GlobalCapstanIPPool":         {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Paused", "Age"},
 }
 
 // ALL-06: every kind has these columns, by name and in order, and each column shows a field of the schema.

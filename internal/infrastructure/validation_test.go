@@ -7,6 +7,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -153,6 +154,7 @@ func hostRules(namespace string) rules {
 		change(&h.Spec)
 		return h
 	}
+	nothing := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpDoesNotExist}}}
 	return rules{
 		"host, taints":      {obj: host(taints("gpu", "example.com/gpu"))},
 		"host, taint twice": {obj: host(taints("gpu", "gpu")), why: "Duplicate value"},
@@ -172,7 +174,19 @@ func hostRules(namespace string) rules {
 		"host, relative socket":           {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "unix:relative" }), why: "address must be"},
 		"host, TCP without credentials":   {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "host:7443" }), why: "credentialsRef is required"},
 		"host, empty allowed namespaces":  {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{} }), why: "at least 1 properties"},
+		"host, no name of a namespace":    {obj: hostWithoutNames(), why: "at least 1 items"},
+		"host, a selector of nothing":     {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{Selector: nothing} })},
 	}
+}
+
+// hostWithoutNames returns a host with an empty list of namespaces. A Go client would write it without the list.
+func hostWithoutNames() client.Object {
+	obj := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"address": "unix:///nothing", "allowedNamespaces": map[string]any{"names": []any{}},
+	}}}
+	obj.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanHost"))
+	obj.SetName(unique("v"))
+	return obj
 }
 
 // expressions returns a selector with n expressions of so many values each.

@@ -271,7 +271,7 @@ func (n ClusterNetworkSpec) String() string {
 // CapstanClusterStatus is the observed state of a CapstanCluster. It can be rebuilt from the spec and the hosts.
 // +kubebuilder:validation:MinProperties=1
 type CapstanClusterStatus struct {
-	// conditions describe the current state: Ready, HostsAvailable, NetworkReady, LoadBalancerReady,
+	// conditions describe the current state: Ready, HostsAvailable, NetworkReady, LoadBalancerReady, BootAllowed,
 	// ServicesPublished, Deleting, Paused.
 	// +optional
 	// +listType=map

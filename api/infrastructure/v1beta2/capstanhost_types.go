@@ -306,9 +306,10 @@ type SecretReference struct {
 // AllowedNamespaces selects namespaces by name or by label. A namespace is allowed if either selects it.
 // +kubebuilder:validation:MinProperties=1
 type AllowedNamespaces struct {
-	// names lists allowed namespaces.
+	// names lists allowed namespaces. To admit no namespace, use a selector that matches none.
 	// +optional
 	// +listType=set
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
@@ -613,6 +614,7 @@ type UnknownMachine struct {
 // +kubebuilder:printcolumn:name="Capstand",type="string",JSONPath=".status.system.capstandVersion",description="Version of capstand",priority=10
 // +kubebuilder:printcolumn:name="Kernel",type="string",JSONPath=".status.system.kernelVersion",description="Release of the kernel",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
+// +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.tunnelAddress) || !has(self.spec.tunnelAddress) && !has(oldSelf.spec.tunnelAddress) || has(self.spec.tunnelAddress) && (self.spec.tunnelAddress == oldSelf.status.tunnelAddress || has(oldSelf.spec.tunnelAddress) && self.spec.tunnelAddress == oldSelf.spec.tunnelAddress)",message="spec.tunnelAddress cannot change while the host has networks of clusters across hosts, whose address is in status.tunnelAddress: drain the host and move load balancers to other hosts first"
 

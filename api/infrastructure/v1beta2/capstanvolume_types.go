@@ -133,6 +133,7 @@ type CapstanVolumeStatus struct {
 // +kubebuilder:printcolumn:name="GiB",type="integer",JSONPath=".spec.sizeGiB",description="Size in GiB"
 // +kubebuilder:printcolumn:name="State",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason of the condition Ready"
 // +kubebuilder:printcolumn:name="Machine",type="string",JSONPath=".spec.machineName",description="CapstanMachine that has the volume"
+// +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
 // CapstanVolume is a volume of a host that outlives machines. The controller creates it for spec.volumes of a CapstanMachine. Its

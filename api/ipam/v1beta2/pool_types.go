@@ -181,9 +181,10 @@ type GlobalCapstanIPPoolSpec struct {
 // AllowedNamespaces selects namespaces by name or by label. A namespace is allowed if either selects it.
 // +kubebuilder:validation:MinProperties=1
 type AllowedNamespaces struct {
-	// names lists allowed namespaces.
+	// names lists allowed namespaces. To admit no namespace, use a selector that matches none.
 	// +optional
 	// +listType=set
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
@@ -219,7 +220,7 @@ type CapstanIPPoolStatus struct {
 }
 
 // AddressCounts contains numbers of addresses. The first two are decimal strings, because the size of an IPv6
-// subnet does not fit into an integer.
+// subnet does not fit into an integer. The others are written also when they are zero, for the columns of kubectl.
 type AddressCounts struct {
 	// total is the number of addresses in the spec, without exclusions and reserved kinds of address, but with
 	// reservations and drained subnets.
@@ -277,24 +278,31 @@ type AllocatorStatus struct {
 // PendingAllocation is an address that is chosen for a claim.
 type PendingAllocation struct {
 	// address is the chosen address.
+	// +required
 	Address string `json:"address"`
 	// namespace is the namespace of the claim.
+	// +required
 	Namespace string `json:"namespace"`
 	// name is the name of the claim.
+	// +required
 	Name string `json:"name"`
 	// uid is the UID of the claim.
+	// +required
 	UID string `json:"uid"`
 	// until is the latest time of a request that creates the IPAddress. The address stays allocated until then,
 	// even if the claim is deleted.
+	// +required
 	Until metav1.Time `json:"until"`
 }
 
 // RestingAddresses are addresses that become free at the same time.
 type RestingAddresses struct {
 	// until is the time when the addresses become free.
+	// +required
 	Until metav1.Time `json:"until"`
 	// offsets encodes the addresses compactly as base64 of varints: the first number is the address, each
 	// following number the distance to the previous address.
+	// +required
 	Offsets string `json:"offsets"`
 }
 
@@ -307,9 +315,10 @@ type RestingAddresses struct {
 // +kubebuilder:printcolumn:name="Total",type="string",JSONPath=".status.addresses.total",description="Addresses in the pool"
 // +kubebuilder:printcolumn:name="Used",type="integer",JSONPath=".status.addresses.used",description="Allocated addresses"
 // +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.addresses.free",description="Free addresses"
-// +kubebuilder:printcolumn:name="Waiting",type="integer",JSONPath=".status.addresses.waiting",description="Claims without an address",priority=1
-// +kubebuilder:printcolumn:name="Out Of Range",type="integer",JSONPath=".status.addresses.outOfRange",description="Allocated addresses outside the spec",priority=1
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].reason",description="Reason of the Ready condition",priority=1
+// +kubebuilder:printcolumn:name="Waiting",type="integer",JSONPath=".status.addresses.waiting",description="Claims without an address",priority=10
+// +kubebuilder:printcolumn:name="Out Of Range",type="integer",JSONPath=".status.addresses.outOfRange",description="Allocated addresses outside the spec",priority=10
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].reason",description="Reason of the Ready condition",priority=10
+// +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
 // CapstanIPPool provides IP addresses for the IPAddressClaims of its namespace.
@@ -345,9 +354,10 @@ type CapstanIPPoolList struct {
 // +kubebuilder:printcolumn:name="Total",type="string",JSONPath=".status.addresses.total",description="Addresses in the pool"
 // +kubebuilder:printcolumn:name="Used",type="integer",JSONPath=".status.addresses.used",description="Allocated addresses"
 // +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.addresses.free",description="Free addresses"
-// +kubebuilder:printcolumn:name="Waiting",type="integer",JSONPath=".status.addresses.waiting",description="Claims without an address",priority=1
-// +kubebuilder:printcolumn:name="Out Of Range",type="integer",JSONPath=".status.addresses.outOfRange",description="Allocated addresses outside the spec",priority=1
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].reason",description="Reason of the Ready condition",priority=1
+// +kubebuilder:printcolumn:name="Waiting",type="integer",JSONPath=".status.addresses.waiting",description="Claims without an address",priority=10
+// +kubebuilder:printcolumn:name="Out Of Range",type="integer",JSONPath=".status.addresses.outOfRange",description="Allocated addresses outside the spec",priority=10
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].reason",description="Reason of the Ready condition",priority=10
+// +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
 // GlobalCapstanIPPool provides IP addresses for the IPAddressClaims of all namespaces that it allows.

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -114,6 +115,10 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 	}
 	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{a}}
 	create(t, pool)
+	noNames := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"allowedNamespaces":{"names":[]}}}`))
+	if err := env.Client.Patch(ctx, pool.DeepCopy(), noNames); !apierrors.IsInvalid(err) {
+		t.Errorf("an empty list of names: %v", err)
+	}
 	mine, theirs := newClaim(a, "mine", pool), newClaim(b, "theirs", pool)
 	create(t, theirs)
 	if m := wantReason(t, theirs, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "allowedNamespaces") {
