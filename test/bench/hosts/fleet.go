@@ -36,8 +36,11 @@ const (
 	// bootstrapData is the Secret of all machines. Hollow machines run no programs. Without the data of a cluster they register
 	// no Node.
 	bootstrapData = "bootstrap"
-	// limit bounds each step.
-	limit = 30 * time.Minute
+	// limit bounds each step. A slow box takes an hour for thousands of machines.
+	limit = 2 * time.Hour
+	// reportEvery is the number of machines after which the costs since the last report are printed: they show whether a machine costs
+	// more when there are more of them.
+	reportEvery = 500
 	// listEvery is the time between two looks at all objects. A list of thousands of objects occupies the API server.
 	listEvery = 2 * time.Second
 )
@@ -201,13 +204,46 @@ func (f *fleet) createMachines(ctx context.Context) error {
 		return err
 	}
 	n, created := f.n*f.o.machines, 0
+	report, err := f.newReport(ctx)
+	if err != nil {
+		return err
+	}
 	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
 		running, why, err := running(ctx, machines)
 		for ; err == nil && created < min(n, running+f.o.atOnce); created++ {
 			err = f.createMachine(ctx, created)
 		}
+		if err == nil && running >= report.machines+reportEvery {
+			report, err = report.print(ctx, running)
+		}
 		return remaining("machines running. "+why, running, n), err
 	})
+}
+
+// report is the state of the fleet when costs were last printed.
+type report struct {
+	meter    measure.Meter
+	machines int
+	at       time.Time
+	cost     measure.Cost
+}
+
+func (f *fleet) newReport(ctx context.Context) (report, error) {
+	cost, err := f.meter.Read(ctx)
+	return report{meter: f.meter, at: time.Now(), cost: cost}, err
+}
+
+// print prints the costs since r, and returns the report of now.
+func (r report) print(ctx context.Context, machines int) (report, error) {
+	cost, err := r.meter.Read(ctx)
+	if err != nil {
+		return r, err
+	}
+	now := report{meter: r.meter, machines: machines, at: time.Now(), cost: cost}
+	since, more := cost.Since(r.cost), float64(machines-r.machines)
+	fmt.Printf("  machines %5d to %5d %10.1f/s %8.1f ms of the manager's CPU each, %.1f writes each\n",
+		r.machines, machines, more/now.at.Sub(r.at).Seconds(), since.CPU.Seconds()*1000/more, float64(since.Ours)/more)
+	return now, nil
 }
 
 // createMachine creates the Machine with a number. The clusters get their machines in turns.
