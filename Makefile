@@ -263,11 +263,11 @@ docs: build-kube build-capi ## Check the documents, and build them as a web site
 
 gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum $(1) '$(2)'
 
-# lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
+# lint and verify come first: they fail early, and what they compile stays in the build cache for the build. Two of them run at a time,
+# because a linker and a download leave a processor free.
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
-	@$(MAKE) lint verify
-	@$(MAKE) build build-conformance gotestsum versitygw registry
+	@$(MAKE) --jobs=2 lint verify build build-conformance gotestsum versitygw registry
 	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,$(SERIES) others)
 
 .PHONY: test-e2e
