@@ -159,7 +159,7 @@ func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.Error
 	if (len(before.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) != (len(obj.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) {
 		errs = append(errs, field.Forbidden(etcd, "etcd cannot be moved into or out of the machines: the cluster's data would stay behind"))
 	}
-	if ptr.Deref(before.Status.Initialization.ControlPlaneInitialized, false) {
+	if (&model.ControlPlane{Object: before}).Initialized() { // A move or a restore of the management cluster loses the status.
 		cluster := spec.Child("config", "cluster")
 		errs = append(errs, validateClusterChange(before.Spec.Config.Cluster, obj.Spec.Config.Cluster, cluster)...)
 		errs = append(errs, validateEncryptionChange(before.Spec.Config.Cluster.Encryption, obj.Spec.Config.Cluster.Encryption, staysAlone(before, obj), cluster.Child("encryption"))...)

@@ -274,6 +274,32 @@ func TestUpdateRules(t *testing.T) {
 	}
 }
 
+// TestRulesOfInitializedCluster: the rules for clusters with data are also valid after a move of the cluster, which loses the status.
+func TestRulesOfInitializedCluster(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*controlplanev1.CapstanControlPlane)
+		want   string
+	}{
+		"a new cluster": {func(*controlplanev1.CapstanControlPlane) {}, ""},
+		"the status": {func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+		}, "the pod network of an existing cluster cannot change"},
+		"the annotation": {func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Annotations = map[string]string{controlplanev1.InitializedAnnotation: "true"}
+		}, "the pod network of an existing cluster cannot change"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := &controlplanev1.CapstanControlPlane{}
+			before.Spec.Version = "v1.36.3"
+			c.change(before)
+			after := before.DeepCopy()
+			after.Spec.Config.Cluster.PodNetwork = bootstrapv1.PodNetworkNone
+			_, err := webhook{}.ValidateUpdate(t.Context(), before, after)
+			testenv.Refused(t, err, c.want)
+		})
+	}
+}
+
 // TestUpgradeUnderWay (CP-05): while a Machine still has the former version, an upgrade by two minor versions is refused.
 func TestUpgradeUnderWay(t *testing.T) {
 	ctx := context.Background()
