@@ -260,19 +260,25 @@ func TestBackupMembers(t *testing.T) {
 	}
 }
 
-// TestHeldRollout: an upgrade that waits replaces no Machine, and missing Machines are still created.
+// TestHeldRollout: a rollout that waits replaces no Machine, and the number of Machines still follows the spec.
 func TestHeldRollout(t *testing.T) {
-	f := build("a:vo b:vo c:vo")
-	w := Target{Replicas: 3, maxSurge: 1, initialized: true, held: "no backup"}
-	if p := PlanMachines(f, w); p.Acts() || p.Why != "no backup" {
-		t.Errorf("%+v", p)
-	}
-	if p := PlanMachines(build("a:vo b:vo"), w); p.Create != 1 {
-		t.Errorf("%+v", p)
-	}
-	w.held = ""
-	if p := PlanMachines(f, w); p.Create != 1 {
-		t.Errorf("%+v", p)
+	for _, c := range []struct {
+		what, held, machines string
+		replicas             int
+		want, why            string
+	}{
+		{"it waits", "no backup", "a:vo b:vo c:vo", 3, "wait", "no backup"},
+		{"it goes on", "", "a:vo b:vo c:vo", 3, "create 1", ""},
+		{"missing ones are created", "no backup", "a:vo b:vo", 3, "create 1", ""},
+		{"too many go", "no backup", "a:vo b:vo c:vo", 1, "remove a", ""},
+		{"too many wait for healthy ones", "no backup", "a:vo b:uo c:vo d:uo e:vo", 3, "wait", "is not healthy"},
+		{"a surge that began before waits", "no backup", "a:vo b:vo c:vo d:v", 3, "wait", "no backup"},
+		{"too many with a surge that began before", "no backup", "a:vo b:vo c:vo d:vo e:vo f:v", 3, "remove a", ""},
+	} {
+		got := PlanMachines(build(c.machines), Target{Replicas: c.replicas, maxSurge: 1, initialized: true, held: c.held})
+		if got.String() != c.want || !strings.Contains(got.Why, c.why) {
+			t.Errorf("%s: got %s (%s), want %s (%s)", c.what, got, got.Why, c.want, c.why)
+		}
 	}
 }
 

@@ -102,7 +102,11 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	if w.inherits {
 		w.maxSurge = 0
 	}
+	surplus := 0 // The number of Machines that a surge may have created before the hold.
 	if w.held != "" {
+		if len(outdated) < len(active) {
+			surplus = w.maxSurge
+		}
 		w.maxSurge = 0 // Missing Machines are created, because a majority is more important than a backup.
 	}
 	if why := f.unreadable(); why != "" && len(active) <= w.Replicas {
@@ -110,6 +114,9 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	}
 	if missing := w.Replicas + w.maxSurge - len(active); missing > 0 {
 		return f.add(missing)
+	}
+	if w.held != "" && len(active) > w.Replicas+surplus {
+		return f.resize(active, w) // A hold delays no change of spec.replicas.
 	}
 	if w.held != "" {
 		return waitFor(w.held)
