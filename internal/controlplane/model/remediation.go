@@ -63,12 +63,29 @@ type Repair struct {
 	Record RemediationRecord
 }
 
-// planRemediation makes the decision of PlanRemediation. open is the remediation whose replacement does not exist yet; nil without one.
+// planRemediation makes the decision of PlanRemediation. If the first Machine has to wait, one that is lost can be deleted before it: it
+// cannot wait, because the next loss could cost the majority. open is the remediation whose replacement does not exist yet; nil without one.
 func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized bool, open *RemediationRecord, now time.Time) Repair {
-	machine := f.mostUnhealthy()
-	if machine == nil {
-		return Repair{}
+	var out Repair
+	for n, machine := range f.unhealthy() {
+		if n > 0 && !f.lost(machine) {
+			continue
+		}
+		r := f.planRepair(machine, spec, initialized, open, now)
+		if r.Act {
+			return r
+		}
+		if n == 0 {
+			out = r
+		} else if r.Again > 0 && (out.Again == 0 || r.Again < out.Again) {
+			out.Again = r.Again
+		}
 	}
+	return out
+}
+
+// planRepair decides whether an unhealthy Machine can be deleted now.
+func (f Fleet) planRepair(machine *Instance, spec controlplanev1.RemediationSpec, initialized bool, open *RemediationRecord, now time.Time) Repair {
 	out := Repair{Machine: machine, Record: RemediationRecord{Machine: machine.Name(), Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Open: open}}
 	if open != nil && open.Machine == machine.Name() {
 		out.Record.Open = open.Open // It was recorded, and then not done.
@@ -156,18 +173,15 @@ func (f Fleet) cannotRemediate(i *Instance) string {
 	return f.CannotRemove(i.Member.Name)
 }
 
-// mostUnhealthy returns the unhealthy Machine whose replacement helps most; nil when there is none.
-func (f Fleet) mostUnhealthy() *Instance {
+// unhealthy returns the unhealthy Machines. The first one is that whose replacement helps most.
+func (f Fleet) unhealthy() []*Instance {
 	var broken []*Instance
 	for _, i := range f.active() {
 		if collections.IsUnhealthyAndOwnerRemediated(i.Machine) {
 			broken = append(broken, i)
 		}
 	}
-	if len(broken) == 0 {
-		return nil
-	}
-	return slices.MinFunc(broken, func(a, b *Instance) int {
+	slices.SortFunc(broken, func(a, b *Instance) int {
 		return cmp.Or(
 			order.TrueFirst(annotations.HasRemediateMachine(a.Machine), annotations.HasRemediateMachine(b.Machine)),
 			order.TrueFirst(!f.joined(a), !f.joined(b)),
@@ -177,6 +191,15 @@ func (f Fleet) mostUnhealthy() *Instance {
 			cmp.Compare(a.Name(), b.Name()),
 		)
 	})
+	return broken
+}
+
+// lost reports whether the deletion of an unhealthy Machine costs etcd no vote, and with an external etcd no API server.
+func (f Fleet) lost(i *Instance) bool {
+	if !f.Stacked {
+		return i.apiServer == metav1.ConditionFalse
+	}
+	return !f.joined(i) || memberDown(i)
 }
 
 func memberDown(i *Instance) bool { return i.Member != nil && i.Member.health == metav1.ConditionFalse }
@@ -214,7 +237,7 @@ func (f Fleet) isOver(repair *RemediationRecord, replicas int) bool {
 	}
 }
 
-// PlanRemediation selects the unhealthy Machine to replace and decides whether it can be deleted now (CP-10).
+// PlanRemediation selects the unhealthy Machine to replace, and decides whether it can be deleted now (CP-10).
 func (cp *ControlPlane) PlanRemediation() Repair {
 	return planRemediation(cp.Fleet(), cp.Object.Spec.Remediation, cp.Initialized(), cp.OpenRemediation(), cp.Now)
 }
