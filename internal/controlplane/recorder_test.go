@@ -16,8 +16,8 @@ import (
 func TestEventsOfChanges(t *testing.T) {
 	fake := events.NewFakeRecorder(10)
 	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
-	backups, rotations := &backups{recorder: &recorder{fake}}, &rotations{recorder: &recorder{fake}}
-	for _, kind := range []string{controlplanev1.BackupSucceededCondition, controlplanev1.CertificateAuthorityRotatingCondition} {
+	backups, rotations, restores := &backups{recorder: &recorder{fake}}, &rotations{recorder: &recorder{fake}}, &restores{recorder: &recorder{fake}}
+	for _, kind := range []string{controlplanev1.BackupSucceededCondition, controlplanev1.CertificateAuthorityRotatingCondition, controlplanev1.RestoredCondition} {
 		conditions.Set(s.Object, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Before"})
 	}
 	for _, step := range []struct {
@@ -29,6 +29,10 @@ func TestEventsOfChanges(t *testing.T) {
 		{"the same failure", func() { backups.showBackups(s, nil, "no space") }, ""},
 		{"another failure", func() { backups.showBackups(s, nil, "no right") }, "Warning BackupFailed no right"},
 		{"the end of a rotation", func() { rotations.setRotating(s, model.Rotation{}) }, "Normal NotRotating No rotation is in progress: one certificate authority"},
+		{"an unusable backup", func() { restores.cannotRestore(s, model.RestoreBegin, []string{"no store"}) }, "Warning RestoreImpossible The backup  cannot be restored: no store"},
+		{"the same unusable backup", func() { restores.cannotRestore(s, model.RestoreBegin, []string{"no store"}) }, ""},
+		{"a refused backup", func() { restores.refuseRestore(s, []string{"no store"}) }, "Warning RestoreImpossible The backup  cannot be restored: no store. Nothing was changed"},
+		{"the same refused backup", func() { restores.refuseRestore(s, []string{"no store"}) }, ""},
 		{"no rotation", func() { rotations.setRotating(s, model.Rotation{}) }, ""},
 	} {
 		step.do()

@@ -66,7 +66,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	if problems, err := r.prepareRestore(ctx, s, false); err != nil {
 		return result{stop: true}, err
 	} else if len(problems) > 0 && step == model.RestoreCreate {
-		return s.cannotRestore(step, problems), nil
+		return r.cannotRestore(s, step, problems), nil
 	}
 	out, err := r.restoreOn(ctx, s, step, machines)
 	return restoring(out), err
@@ -86,13 +86,13 @@ func (r *restores) begin(ctx context.Context, s *scope) (result, error) {
 	}
 	way, why := model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
 	if way == model.CheckImpossible {
-		return s.cannotRestore(model.RestoreBegin, []string{cmp.Or(conditions.GetMessage(s.Object, controlplanev1.KubeconfigAvailableCondition), why)}), nil
+		return r.cannotRestore(s, model.RestoreBegin, []string{cmp.Or(conditions.GetMessage(s.Object, controlplanev1.KubeconfigAvailableCondition), why)}), nil
 	}
 	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
 		return result{stop: true}, err
 	} else if len(problems) > 0 {
-		return s.cannotRestore(model.RestoreBegin, problems), nil
+		return r.cannotRestore(s, model.RestoreBegin, problems), nil
 	}
 	ready, unchecked, again, err := r.checkRestore(ctx, s, way, why)
 	if err != nil || !ready {
@@ -135,9 +135,8 @@ func (r *restores) forgetRestore(ctx context.Context, s *scope) error {
 }
 
 // cannotRestore reports the problems of the backup. A running cluster continues.
-func (s *scope) cannotRestore(step model.RestoreStep, problems []string) result {
-	s.showRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason,
-		fmt.Sprintf("The backup %s cannot be restored: %s", s.Object.Spec.Restore.Name, strings.Join(problems, "; ")))
+func (r *restores) cannotRestore(s *scope, step model.RestoreStep, problems []string) result {
+	r.showImpossible(s, fmt.Sprintf("The backup %s cannot be restored: %s", s.Object.Spec.Restore.Name, strings.Join(problems, "; ")))
 	if s.Initialized() && step == model.RestoreBegin {
 		return requeueAfter(secretRetry)
 	}
@@ -155,12 +154,14 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 	}
 	switch step {
 	case model.RestoreRemove:
-		show("%d former control plane machines are being deleted", len(machines))
+		message, again := s.FormerMachines(machines)
+		show("%s", message)
 		for _, m := range machines {
 			if err := r.discard(ctx, s, m); err != nil {
 				return result{}, err
 			}
 		}
+		return requeueAfter(again), nil
 	case model.RestoreCreate:
 		show("The first machine is being created")
 		return r.machines.createMachine(ctx, s, bootstrapv1.RoleInit)
@@ -200,6 +201,15 @@ func (r *restores) cleanUp(ctx context.Context, s *scope) (result, error) {
 func (s *scope) showRestoring(message string, unchecked bool, why string) {
 	reason, text := model.RestoringCondition(message, unchecked, why)
 	s.showRestored(metav1.ConditionFalse, reason, text)
+}
+
+// showImpossible reports the reason why the backup cannot be restored, and records an event for each new reason.
+func (r *restores) showImpossible(s *scope, message string) {
+	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
+	s.showRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
+	if message != before {
+		r.event(s, corev1.EventTypeWarning, "RestoreImpossible", "Restore", "%s", message)
+	}
 }
 
 func (s *scope) showRestored(status metav1.ConditionStatus, reason, message string) {

@@ -165,6 +165,7 @@ func (r *sameCluster) replacesMachines() (first string) {
 	former := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-former"}, Spec: r.backup.Spec}
 	r.cluster.Create(former)
 	r.ends(former, etcdv1.BackupSucceeded, "")
+	r.until("the condition names the Machine that remains", func() bool { return r.restored(metav1.ConditionFalse, "are being deleted: "+r.machines[0]) })
 	r.stubborn[r.machines[0]] = false
 	r.until("all former machines are removed, and another one is created", func() bool {
 		now := r.names()

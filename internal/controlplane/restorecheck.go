@@ -6,11 +6,9 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -138,11 +136,6 @@ func (s *scope) showChecking(found *etcdv1.EtcdBackupCheck, member, problem stri
 
 // refuseRestore reports the reason why a backup is not restored.
 func (r *restores) refuseRestore(s *scope, problems []string) {
-	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
-	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or correct it and set spec.restore.attempt to another value",
-		s.Object.Spec.Restore.Name, strings.Join(problems, "; "))
-	s.showRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
-	if message != before {
-		r.event(s, corev1.EventTypeWarning, "RestoreImpossible", "Restore", "%s", message)
-	}
+	r.showImpossible(s, fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or correct it and set spec.restore.attempt to another value",
+		s.Object.Spec.Restore.Name, strings.Join(problems, "; ")))
 }

@@ -3,7 +3,10 @@ package model
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
@@ -55,9 +58,30 @@ func (cp *ControlPlane) StuckMachines() []string {
 	known := cp.Fleet()
 	for _, m := range cp.Machines.SortedByCreationTimestamp() {
 		if known.Find(m.Name) == nil {
-			out = append(out, fmt.Sprintf("Machine %s has left the cluster, and its %s %s is still there: the host may not answer; bring it back, or see that object's conditions",
-				m.Name, m.Spec.InfrastructureRef.Kind, m.Spec.InfrastructureRef.Name))
+			out = append(out, fmt.Sprintf("Machine %s has left the cluster, and %s", m.Name, infrastructureRemains(m)))
 		}
 	}
 	return out
+}
+
+func infrastructureRemains(m *clusterv1.Machine) string {
+	return fmt.Sprintf("its %s %s is still there: the host may not answer; bring it back, or see that object's conditions", m.Spec.InfrastructureRef.Kind, m.Spec.InfrastructureRef.Name)
+}
+
+// FormerMachines describes the deletion of Machines by a restore, and returns the time until the description changes without an event; 0 when
+// it does not. A restore waits for every Machine, also for one on a lost host: the etcd of this machine may still run.
+func (cp *ControlPlane) FormerMachines(machines []*clusterv1.Machine) (message string, again time.Duration) {
+	var names, remain []string
+	for _, m := range machines {
+		names = append(names, m.Name)
+		at, going := cp.InfrastructureDeletedAt[m.Name]
+		switch left := StuckAfter - cp.Now.Sub(at); {
+		case !going:
+		case left <= 0:
+			remain = append(remain, fmt.Sprintf("Machine %s is being deleted, and %s", m.Name, infrastructureRemains(m)))
+		case again == 0 || left < again:
+			again = left
+		}
+	}
+	return JoinReasons(append([]string{"Former control plane machines are being deleted: " + strings.Join(names, ", ")}, remain...)), again
 }

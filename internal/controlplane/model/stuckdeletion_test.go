@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
@@ -62,6 +65,37 @@ func TestPlanWithStuck(t *testing.T) {
 		got := PlanMachines(f.withoutStuck(map[string]time.Time{"z": now.Add(-time.Hour)}, now), Target{Replicas: 3, maxSurge: 1, initialized: true})
 		if got.String() != c.want {
 			t.Errorf("%s: got %s (%s), want %s", c.what, got, got.Why, c.want)
+		}
+	}
+}
+
+// TestFormerMachines: a restore names the Machines that it waits for, and those whose infrastructure stays for long.
+func TestFormerMachines(t *testing.T) {
+	now := time.Unix(100000, 0)
+	var machines []*clusterv1.Machine
+	for _, name := range []string{"a", "b", "c"} {
+		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		m.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: "CapstanMachine", Name: name + "-infra"}
+		machines = append(machines, m)
+	}
+	const names = "Former control plane machines are being deleted: a, b, c"
+	for _, c := range []struct {
+		what  string
+		going map[string]time.Duration
+		want  string
+		again time.Duration
+	}{
+		{what: "their infrastructure is not deleted yet", want: names},
+		{what: "not for long", going: map[string]time.Duration{"a": StuckAfter / 3, "b": StuckAfter / 2}, want: names, again: StuckAfter / 2},
+		{what: "one for long", going: map[string]time.Duration{"a": StuckAfter / 3, "b": StuckAfter}, again: StuckAfter - StuckAfter/3,
+			want: names + "; Machine b is being deleted, and its CapstanMachine b-infra is still there: the host may not answer; bring it back, or see that object's conditions"},
+	} {
+		cp := &ControlPlane{Now: now, InfrastructureDeletedAt: map[string]time.Time{}}
+		for name, going := range c.going {
+			cp.InfrastructureDeletedAt[name] = now.Add(-going)
+		}
+		if got, again := cp.FormerMachines(machines); got != c.want || again != c.again {
+			t.Errorf("%s: got %q after %s, want %q after %s", c.what, got, again, c.want, c.again)
 		}
 	}
 }
