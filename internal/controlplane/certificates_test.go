@@ -176,9 +176,22 @@ func TestExternalEtcdCertificates(t *testing.T) {
 	if _, outdated := look(); len(outdated) != 1 {
 		t.Errorf("another authority of etcd: %v", outdated)
 	}
-	if err := r.management.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-apiserver-etcd-client"}}); err != nil {
-		t.Fatal(err)
+	lose := func(name string) {
+		t.Helper()
+		if err := r.management.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}); err != nil {
+			t.Fatal(err)
+		}
 	}
+	lose("a")
+	machine.CreationTimestamp = metav1.Now()
+	if _, outdated := look(); len(outdated) > 0 {
+		t.Errorf("lost bootstrap data, and a client certificate that is older than the Machine: %v", outdated)
+	}
+	machine.CreationTimestamp = metav1.NewTime(time.Now().Add(-model.Day))
+	if _, outdated := look(); len(outdated) != 1 {
+		t.Errorf("lost bootstrap data, and a client certificate that is newer than the Machine: %v", outdated)
+	}
+	lose("demo-apiserver-etcd-client")
 	if found, outdated := look(); found != "" || len(outdated) > 0 {
 		t.Errorf("a lost client certificate: %q, %v", found, outdated)
 	}

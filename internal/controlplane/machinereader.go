@@ -142,17 +142,17 @@ func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine)
 }
 
 // findOtherCertificates marks a Machine as outdated if its bootstrap data has not the present authorities of the cluster, or not the
-// present certificates of an external etcd.
+// present certificates of an external etcd. If the data was deleted, the age of the client certificate decides about the latter.
 func (r *machineReader) findOtherCertificates(ctx context.Context, s *scope) error {
 	state := s.Rotation()
 	for _, machine := range s.Machines {
-		made, data, err := r.dataOf(ctx, machine)
+		data, err := r.dataOf(ctx, machine)
 		if err != nil {
 			return err
 		}
 		for _, change := range []*inplace.Change{
-			state.OtherAuthorities(made, model.SplitFingerprints(data[bootstrapv1.AuthoritiesAnnotation])),
-			model.OtherEtcdCertificates(data[bootstrapv1.EtcdCertificatesAnnotation], s.etcdCertificates()),
+			state.OtherAuthorities(data.made, model.SplitFingerprints(data.annotations[bootstrapv1.AuthoritiesAnnotation])),
+			model.OtherEtcdCertificates(data.annotations[bootstrapv1.EtcdCertificatesAnnotation], s.etcdCertificates(), data.lost && s.etcdClientIsNewer(machine)),
 		} {
 			if change != nil {
 				s.Outdated[machine.Name] = append(s.Outdated[machine.Name], change.Why)

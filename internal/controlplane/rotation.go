@@ -261,7 +261,7 @@ func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) 
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, model.TrustHolder{Name: m.Name, Trusted: model.SplitFingerprints(data[bootstrapv1.AuthoritiesAnnotation])})
+		out = append(out, model.TrustHolder{Name: m.Name, Trusted: model.SplitFingerprints(data.annotations[bootstrapv1.AuthoritiesAnnotation])})
 	}
 	slices.SortFunc(out, func(a, b model.TrustHolder) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil

@@ -128,15 +128,33 @@ func (s *scope) etcdCertificates() string {
 	return bootstrap.EtcdFingerprints(authority.KeyPair.Cert, leaf.KeyPair.Cert)
 }
 
-// dataOf returns the annotations of the bootstrap data of a Machine, which record its certificates.
-func (r *secrets) dataOf(ctx context.Context, machine *clusterv1.Machine) (made bool, annotations map[string]string, err error) {
+// etcdClientIsNewer reports whether the client certificate for an external etcd is newer than a Machine, which therefore has another one.
+func (s *scope) etcdClientIsNewer(machine *clusterv1.Machine) bool {
+	leaf := s.certificates.GetByPurpose(secret.APIServerEtcdClient)
+	if leaf == nil || leaf.KeyPair == nil {
+		return false
+	}
+	cert, err := certs.DecodeCertPEM(leaf.KeyPair.Cert)
+	return err == nil && cert != nil && cert.NotBefore.After(machine.CreationTimestamp.Time)
+}
+
+// madeData is the bootstrap data of a Machine.
+type madeData struct {
+	// made: the Machine names its Secret. lost: the Secret does not exist any more; it is not created again after the Machine has started.
+	made, lost bool
+	// annotations record the certificates of the Machine.
+	annotations map[string]string
+}
+
+// dataOf returns the bootstrap data of a Machine.
+func (r *secrets) dataOf(ctx context.Context, machine *clusterv1.Machine) (madeData, error) {
 	name := ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "")
 	if name == "" {
-		return false, nil, nil
+		return madeData{}, nil
 	}
 	data, err := r.getSecret(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: name})
 	if err != nil || data == nil {
-		return true, nil, err
+		return madeData{made: true, lost: true}, err
 	}
-	return true, data.Annotations, nil
+	return madeData{made: true, annotations: data.Annotations}, nil
 }

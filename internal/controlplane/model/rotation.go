@@ -193,10 +193,11 @@ func (r Rotation) OtherAuthorities(dataMade bool, has []string) *inplace.Change 
 }
 
 // OtherEtcdCertificates returns the change to other certificates of an external etcd, which only new Machines have; nil without one.
-// Both are lists of fingerprints, whose order does not matter. Bootstrap data of older versions of Capstan does not record them.
-func OtherEtcdCertificates(has, target string) *inplace.Change {
+// Both are lists of fingerprints, whose order does not matter. Bootstrap data of older versions of Capstan does not record them. newer: the
+// data was deleted, and the client certificate is newer than the Machine.
+func OtherEtcdCertificates(has, target string, newer bool) *inplace.Change {
 	sorted := func(list string) []string { return slices.Sorted(slices.Values(SplitFingerprints(list))) }
-	if has == "" || target == "" || slices.Equal(sorted(has), sorted(target)) {
+	if target == "" || !newer && (has == "" || slices.Equal(sorted(has), sorted(target))) {
 		return nil
 	}
 	return ptr.To(replacedBy("spec.config.cluster.etcd.external", "Certificates of the external etcd are not up-to-date"))

@@ -168,10 +168,13 @@ func TestOtherAuthorities(t *testing.T) {
 func TestOtherEtcdCertificates(t *testing.T) {
 	for _, c := range []struct {
 		has, target string
-		want        bool
-	}{{"a,b", "a,c", true}, {"a,b", "a,b", false}, {"", "a,b", false}, {"a,b", "", false}, {"b,a,c", "a,b,c", false}, {"a,b", "a,b,c", true}} {
-		if got := OtherEtcdCertificates(c.has, c.target); (got != nil) != c.want {
-			t.Errorf("%q, %q: %v", c.has, c.target, got)
+		newer, want bool
+	}{
+		{"a,b", "a,c", false, true}, {"a,b", "a,b", false, false}, {"", "a,b", false, false}, {"a,b", "", false, false},
+		{"b,a,c", "a,b,c", false, false}, {"a,b", "a,b,c", false, true}, {"", "a,b", true, true}, {"", "", true, false},
+	} {
+		if got := OtherEtcdCertificates(c.has, c.target, c.newer); (got != nil) != c.want {
+			t.Errorf("%q, %q, %v: %v", c.has, c.target, c.newer, got)
 		}
 	}
 }
