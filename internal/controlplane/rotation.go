@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"crypto"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,6 +37,9 @@ const (
 	// rotationRetry is the interval of checks of a waiting rotation, because changes of Nodes and ConfigMaps of the
 	// workload cluster are no events here.
 	rotationRetry = 2 * time.Second
+	// passTime is the time in which one reconciliation writes Nodes. A cluster can have more Nodes than its API server and the rate limit of
+	// the client allow. The rest of workloadTimeout is for the last request.
+	passTime = workloadTimeout - 2*time.Second
 )
 
 // caName returns the name of the Secret of the cluster's certificate authority.
@@ -101,7 +106,7 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 	switch step {
 	case model.RotationRecord:
 		if len(state.Established) > 1 && len(state.Target) == 1 {
-			if err := r.finishRotation(ctx, s); err != nil {
+			if finished, err := r.finishRotation(ctx, s); err != nil || !finished {
 				return err
 			}
 		}
@@ -257,7 +262,7 @@ func (r *rotations) lackingControlPlane(ctx context.Context, s *scope, state mod
 func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) ([]model.TrustHolder, error) {
 	var out []model.TrustHolder
 	for _, m := range machines {
-		_, data, err := r.dataOf(ctx, m)
+		data, err := r.dataOf(ctx, m)
 		if err != nil {
 			return nil, err
 		}
@@ -277,7 +282,11 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	if has, _ := nodeconfig.Fingerprints([]byte(published.Data["ca.crt"])); !slices.Equal(has, state.Target) {
 		return []string{"the controller manager has not published the certificate authorities for pods yet"}, nil
 	}
-	workers, err := r.workersOnTheWay(ctx, s)
+	machines := &clusterv1.MachineList{}
+	if err := r.Client.List(ctx, machines, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
+		return nil, err
+	}
+	workers, err := r.holders(ctx, workersOnTheWay(machines))
 	if err != nil {
 		return nil, err
 	}
@@ -286,30 +295,59 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	if err := s.client.List(ctx, nodes); err != nil {
 		return nil, err
 	}
-	var holders []model.TrustHolder
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		if gone, err := r.removeOrphan(ctx, s, n); err != nil || gone {
-			if err != nil {
-				return nil, err
-			}
-			continue
-		}
-		if err := r.announceTarget(ctx, s, n); err != nil {
-			return nil, err
-		}
-		holders = append(holders, model.TrustHolder{
-			Name: n.Name, Trusted: model.SplitFingerprints(n.Annotations[nodeconfig.TrustedAuthoritiesAnnotation]), Signer: n.Annotations[nodeconfig.KubeletAuthorityAnnotation],
-		})
+	holders, reached, err := r.announceToNodes(ctx, s, nodes.Items, machines)
+	if err != nil {
+		return nil, err
+	}
+	if reached < len(nodes.Items) {
+		out = append(out, fmt.Sprintf("%d of %d Nodes were reached in one pass, and the others follow", reached, len(nodes.Items)))
 	}
 	return append(out, model.PendingNodes(state.Target, holders)...), nil
 }
 
+// announceToNodes sends the target to the Nodes until the pass is over, and returns those that it reached. The next pass reaches others: a
+// Node that has the target needs no request.
+func (r *rotations) announceToNodes(ctx context.Context, s *scope, nodes []corev1.Node, machines *clusterv1.MachineList) (holders []model.TrustHolder, reached int, err error) {
+	known := map[string]bool{}
+	for i := range machines.Items {
+		known[machines.Items[i].Name] = true
+	}
+	signer := sync.OnceValues(func() (tls.Certificate, error) {
+		return pki.KeyPair(s.Authority.Data[secret.TLSCrtDataName], s.Authority.Data[secret.TLSKeyDataName])
+	})
+	reached, err = onePass(ctx, nodes, func(n *corev1.Node) error {
+		if gone, err := r.removeOrphan(ctx, s, n, known); err != nil || gone {
+			return err
+		}
+		if err := r.announceTarget(ctx, s, n, signer); err != nil {
+			return err
+		}
+		holders = append(holders, model.TrustHolder{
+			Name: n.Name, Trusted: model.SplitFingerprints(n.Annotations[nodeconfig.TrustedAuthoritiesAnnotation]), Signer: n.Annotations[nodeconfig.KubeletAuthorityAnnotation],
+		})
+		return nil
+	})
+	return holders, reached, err
+}
+
+// onePass does something with Nodes until passTime is over, and returns their number.
+func onePass(ctx context.Context, nodes []corev1.Node, do func(*corev1.Node) error) (reached int, err error) {
+	pass, cancel := context.WithTimeout(ctx, passTime)
+	defer cancel()
+	for ; reached < len(nodes) && pass.Err() == nil; reached++ {
+		if err := do(&nodes[reached]); err != nil {
+			return reached, err
+		}
+	}
+	return reached, nil
+}
+
 // removeOrphan deletes a Node without a Machine. Cluster API tries the same for ten seconds only, and its connection
-// may be refused in that time, because it uses a certificate of the old authority.
-func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) (gone bool, err error) {
+// may be refused in that time, because it uses a certificate of the old authority. known are the Machines in the cache, which can be behind:
+// a missing one is read live.
+func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node, known map[string]bool) (gone bool, err error) {
 	name := n.Annotations[clusterv1.MachineAnnotation]
-	if name == "" || n.Annotations[clusterv1.ClusterNameAnnotation] != s.Cluster.Name || n.Annotations[clusterv1.ClusterNamespaceAnnotation] != s.Cluster.Namespace {
+	if name == "" || known[name] || n.Annotations[clusterv1.ClusterNameAnnotation] != s.Cluster.Name || n.Annotations[clusterv1.ClusterNamespaceAnnotation] != s.Cluster.Namespace {
 		return false, nil
 	}
 	err = r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name}, &clusterv1.Machine{})
@@ -320,9 +358,9 @@ func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) 
 }
 
 // announceTarget writes the target on a Node, and signs it for a machine that has published a challenge.
-func (r *rotations) announceTarget(ctx context.Context, s *scope, n *corev1.Node) error {
+func (r *rotations) announceTarget(ctx context.Context, s *scope, n *corev1.Node, signer func() (tls.Certificate, error)) error {
 	bundle := s.Authority.Data[secret.TLSCrtDataName]
-	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, s.Authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.SignatureAnnotation])
+	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, signer, n.Annotations[nodeconfig.SignatureAnnotation])
 	if err != nil {
 		return fmt.Errorf("the Secret %s: %w", s.Authority.Name, err)
 	}
@@ -339,53 +377,49 @@ func (r *rotations) announceTarget(ctx context.Context, s *scope, n *corev1.Node
 
 // answerTo returns the signature of the target for a challenge; "" without a challenge. A valid signature on the Node is
 // kept, because each new signature is an event for the machine.
-func answerTo(challenge string, bundle, key []byte, has string) (string, error) {
+func answerTo(challenge string, bundle []byte, signer func() (tls.Certificate, error), has string) (string, error) {
 	if challenge == "" {
 		return "", nil
 	}
-	pair, err := pki.KeyPair(bundle, key)
+	pair, err := signer()
 	if err != nil {
 		return "", err
 	}
 	if nodeconfig.VerifyAuthorities([]*x509.Certificate{pair.Leaf}, bundle, challenge, has) == nil {
 		return has, nil
 	}
-	signer, ok := pair.PrivateKey.(crypto.Signer)
+	key, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok {
 		return "", fmt.Errorf("expected a private key that can sign, found %T", pair.PrivateKey)
 	}
-	return nodeconfig.SignAuthorities(signer, bundle, challenge)
+	return nodeconfig.SignAuthorities(key, bundle, challenge)
 }
 
-// workersOnTheWay returns the Machines with bootstrap data and without a Node.
-func (r *rotations) workersOnTheWay(ctx context.Context, s *scope) ([]model.TrustHolder, error) {
-	list := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, list, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
-		return nil, err
-	}
+// workersOnTheWay returns the workers with bootstrap data and without a Node.
+func workersOnTheWay(machines *clusterv1.MachineList) []*clusterv1.Machine {
 	var out []*clusterv1.Machine
-	for i := range list.Items {
-		m := &list.Items[i]
+	for i := range machines.Items {
+		m := &machines.Items[i]
 		if _, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]; !controlPlane && !m.Status.NodeRef.IsDefined() && m.DeletionTimestamp.IsZero() && m.Spec.Bootstrap.DataSecretName != nil {
 			out = append(out, m)
 		}
 	}
-	return r.holders(ctx, out)
+	return out
 }
 
 // finishRotation removes the old authority from the ConfigMap that API servers publish for other servers: API servers add
 // authorities to it and never remove any. It also removes the target from the Nodes, because a restored backup would bring
-// back an outdated one.
-func (r *rotations) finishRotation(ctx context.Context, s *scope) error {
+// back an outdated one. finished is false when the next pass has to reach more Nodes.
+func (r *rotations) finishRotation(ctx context.Context, s *scope) (finished bool, err error) {
 	if s.client == nil {
-		return errors.New("there is no connection to the workload cluster")
+		return false, errors.New("there is no connection to the workload cluster")
 	}
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
 	published := &corev1.ConfigMap{}
-	err := s.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published)
+	err = s.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published)
 	if client.IgnoreNotFound(err) != nil {
-		return err
+		return false, err
 	}
 	if err == nil {
 		before := published.DeepCopy()
@@ -394,24 +428,21 @@ func (r *rotations) finishRotation(ctx context.Context, s *scope) error {
 		}
 		published.Data["client-ca-file"] = string(s.Authority.Data[secret.TLSCrtDataName])
 		if err := s.client.Patch(ctx, published, client.MergeFrom(before)); err != nil {
-			return err
+			return false, err
 		}
 	}
 	nodes := &corev1.NodeList{}
 	if err := s.client.List(ctx, nodes); err != nil {
-		return err
+		return false, err
 	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
+	reached, err := onePass(ctx, nodes.Items, func(n *corev1.Node) error {
 		if _, told := n.Annotations[nodeconfig.AuthoritiesAnnotation]; !told {
-			continue
+			return nil
 		}
 		before := n.DeepCopy()
 		delete(n.Annotations, nodeconfig.AuthoritiesAnnotation)
 		delete(n.Annotations, nodeconfig.SignatureAnnotation)
-		if err := s.client.Patch(ctx, n, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-			return err
-		}
-	}
-	return nil
+		return client.IgnoreNotFound(s.client.Patch(ctx, n, client.MergeFrom(before)))
+	})
+	return reached == len(nodes.Items), err
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -98,17 +99,24 @@ func (r *rotating) change(c client.Client, namespace, name string, obj client.Ob
 	}
 }
 
-// look reconciles once and returns the reason and message of the condition, and the authorities in the Secret.
-func (r *rotating) look() (reason, message string, list []string, bundle []byte) {
+// scope reads the present objects.
+func (r *rotating) scope() *scope {
 	r.t.Helper()
 	cp, machine, ca := &controlplanev1.CapstanControlPlane{}, &clusterv1.Machine{}, &corev1.Secret{}
 	r.get(r.management, "ns", "cp", cp)
 	r.get(r.management, "ns", "a", machine)
 	r.get(r.management, "ns", "demo-ca", ca)
-	s := &scope{ControlPlane: &model.ControlPlane{
+	return &scope{ControlPlane: &model.ControlPlane{
 		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
 		Machines: collections.FromMachines(machine), Authority: ca, Workload: &model.Workload{}, Now: time.Now(),
 	}, client: r.workload}
+}
+
+// look reconciles once and returns the reason and message of the condition, and the authorities in the Secret.
+func (r *rotating) look() (reason, message string, list []string, bundle []byte) {
+	r.t.Helper()
+	s := r.scope()
+	cp, ca := s.Object, &corev1.Secret{}
 	if _, err := (&rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}).reconcile(context.Background(), s); err != nil {
 		r.t.Fatal(err)
 	}
@@ -240,6 +248,58 @@ func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
 	})
 	r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(bundle)} })
 	r.says(controlplanev1.TrustingNewReason, "Machine w has no Node yet")
+}
+
+// TestRotationInPasses: a cluster can have more Nodes than one pass reaches. The next pass continues, and no pass reads a Machine that the
+// cache contains.
+func TestRotationInPasses(t *testing.T) {
+	r, ctx := newRotating(t), t.Context()
+	s := r.scope()
+	state := s.Rotation()
+	objects := []client.Object{&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-root-ca.crt"}, Data: map[string]string{"ca.crt": string(s.Authority.Data[secret.TLSCrtDataName])},
+	}}
+	for _, name := range []string{"n1", "n2", "n3", "n4"} {
+		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+			clusterv1.MachineAnnotation: "w", clusterv1.ClusterNameAnnotation: "demo", clusterv1.ClusterNamespaceAnnotation: "ns",
+		}}})
+	}
+	var written []string
+	var end context.CancelFunc
+	s.client = fake.NewClientBuilder().WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if _, node := obj.(*corev1.Node); node {
+				if written = append(written, obj.GetName()); len(written) == 2 {
+					end()
+				}
+			}
+			return c.Patch(ctx, obj, patch, opts...)
+		},
+	}).Build()
+	r.clients.LiveClient = fake.NewClientBuilder().WithScheme(r.management.Scheme()).Build() // It has no Machine: a read would remove Nodes.
+	rotations := &rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}
+	for _, want := range []string{"2 of 4 Nodes were reached in one pass", "Node n1 does not report"} {
+		pass, cancel := context.WithCancel(ctx)
+		end = cancel
+		lacking, err := rotations.lackingNodes(pass, s, state)
+		cancel()
+		if err != nil || len(lacking) == 0 || !strings.Contains(lacking[0], want) {
+			t.Errorf("got %q, %v, want %s", lacking, err, want)
+		}
+	}
+	if want := []string{"n1", "n2", "n3", "n4"}; !slices.Equal(written, want) {
+		t.Errorf("the Nodes %v were written, want %v", written, want)
+	}
+	written = nil
+	for _, want := range []bool{false, true} {
+		pass, cancel := context.WithCancel(ctx)
+		end = cancel
+		finished, err := rotations.finishRotation(pass, s)
+		cancel()
+		if err != nil || finished != want {
+			t.Errorf("finished %v, %v, want %v", finished, err, want)
+		}
+	}
 }
 
 // TestUnsafeAuthorityIsRefused: a Secret is not used if a user has replaced it with an authority that no machine trusts.
