@@ -142,14 +142,17 @@ build-metrics-server: ## metrics-server: bin/node/bin/metrics-server.
 # A release sets its version. Other builds keep the version in the source. Only the linker uses it.
 STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
 
-# No stamp file: Go's build cache detects changes, and links only then.
+# No stamp file for the sources: Go's build cache detects changes, and links only then. The file linker-flags is for hack/release.sh,
+# because Go does not record these flags in a program with -trimpath.
 .PHONY: build-capstan
 build-capstan: ## The project's own binaries: bin/{capstan,manager,capstand,capstan-init}, bin/node/bin/capstan-runc.
-	@mkdir -p $(BIN)/node/bin
+	@mkdir -p $(BIN)/node/bin $(BIN)/.stamp
+	@rm -f $(BIN)/.stamp/linker-flags
 	@for c in $(patsubst cmd/%/main.go,%,$(wildcard $(COMMANDS:%=cmd/%/main.go))); do \
 		go build -ldflags '$(strip -s -w $(STAMP))' -o $(BIN)/$$c ./cmd/$$c; \
 	done
 	@go build -ldflags '-s -w' -o $(BIN)/node/bin/capstan-runc ./cmd/capstan-runc
+	@echo '$(STAMP)' >$(BIN)/.stamp/linker-flags
 
 ##@ Develop
 

@@ -17,6 +17,7 @@ import (
 // program is a stand-in for a program in bin/. The packages contain what it prints about itself.
 const program = `#!/bin/sh
 if [ "$1" = man-pages ]; then echo page >"$2/page.1"; fi
+if [ "$1" = version ]; then echo "capstan v0.1.0"; fi
 `
 
 // lister is a stand-in for tools/sbom that prints the programs.
@@ -200,4 +201,37 @@ func TestReleaseSetsUp(t *testing.T) {
 	if steps[0] != "hack/setup.sh" {
 		t.Errorf("want hack/setup.sh as the first step, found %s", steps[0])
 	}
+}
+
+// TestReleaseOfOtherPrograms: a release accepts the programs that make build-capstan builds for its version. It refuses those of another
+// version, those with a limit of the validity of certificates, and those whose build did not end.
+func TestReleaseOfOtherPrograms(t *testing.T) {
+	root, _ := newCheckout(t)
+	flags := filepath.Join(root, "bin", ".stamp", "linker-flags")
+	write(t, flags, "")
+	build := func(settings ...string) {
+		steps := run(t, testenv.Root(), "env", append([]string{"-u", "MAKEFLAGS", "make", "--dry-run", "build-capstan"}, settings...)...)
+		run(t, root, "sh", "-c", steps[len(steps)-1]) // which writes the flags
+	}
+	build("VERSION=" + releaseVersion)
+	if out, err := exec.Command(filepath.Join(root, "hack", "release.sh"), "programs", releaseVersion).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	refused := func(what string) {
+		t.Helper()
+		out, err := exec.Command(filepath.Join(root, "hack", "release.sh"), "programs", releaseVersion).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "run make release VERSION="+releaseVersion) {
+			t.Errorf("%s: %v, %s", what, err, out)
+		}
+	}
+	build("VERSION=v0.1.1")
+	refused("another version")
+	build()
+	refused("no version")
+	build("VERSION="+releaseVersion, "STAMP=$(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION)) -X capstan.dev/capstan/internal/pki.maxLife=12m")
+	refused("a limit of the validity")
+	if err := os.Remove(flags); err != nil {
+		t.Fatal(err)
+	}
+	refused("a build that did not end")
 }
