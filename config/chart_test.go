@@ -338,17 +338,8 @@ func TestOperatorProviders(t *testing.T) {
 	}
 }
 
-// An API server with the CRDs of cert-manager and Cluster API Operator accepts the objects of both ways of installation.
-func TestInstallersAreAccepted(t *testing.T) {
-	env, err := testenv.Start(testenv.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+// With the CRDs of cert-manager and Cluster API Operator, the API server accepts the objects of both ways of installation.
+func testInstallers(t *testing.T, env *testenv.Env) {
 	chart, err := render(t, map[string]any{"updatesInPlace": true})
 	if err != nil {
 		t.Fatal(err)

@@ -165,8 +165,9 @@ func TestClassNamespace_CTL18(t *testing.T) {
 	}
 }
 
-// CTL-09, CTL-10: an API server with Capstan's CRDs accepts all objects unchanged, so no field is misspelt.
-func TestTemplatesAreAccepted(t *testing.T) {
+// CTL-09, CTL-10: an API server with Capstan's CRDs accepts the objects of the release. Those of the installers come last, because they
+// change the API server.
+func TestObjectsAreAccepted(t *testing.T) {
 	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme}})
 	if err != nil {
 		t.Fatal(err)
@@ -176,6 +177,12 @@ func TestTemplatesAreAccepted(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("templates", func(t *testing.T) { testTemplates(t, env) })
+	t.Run("installers", func(t *testing.T) { testInstallers(t, env) })
+}
+
+// The API server accepts all objects unchanged, so no field is misspelt.
+func testTemplates(t *testing.T, env *testenv.Env) {
 	namespace := env.Namespace(t)
 	for _, file := range append(assets(t, "cluster-template*.yaml"), assets(t, "clusterclass-*.yaml")...) {
 		for _, o := range process(t, asset(t, file), given(namespace)) {

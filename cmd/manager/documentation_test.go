@@ -106,7 +106,7 @@ func parse(data []byte) (all []*unstructured.Unstructured, err error) {
 // must contain no unknown field.
 func TestExamplesOfDocuments(t *testing.T) {
 	all := examples(t)
-	w := newEnvironment(t, "config/bootstrap/webhook", "config/control-plane/webhook", "config/infrastructure/webhook", "config/ipam/webhook")
+	w := sharedEnvironment(t, allWebhooks...)
 	w.run(w.serveWebhooks()...)
 	applied, fragments := 0, 0
 	for _, e := range all {

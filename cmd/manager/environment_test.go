@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -38,8 +39,8 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if shared != nil {
-		if err := shared.Stop(); err != nil {
+	for _, env := range shared {
+		if err := env.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -47,8 +48,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shared is the API server without webhooks of several tests, after the first of them.
-var shared *testenv.Env
+// shared are the API servers of several tests, after the first of them, by the folders of their webhooks.
+var shared = map[string]*testenv.Env{}
+
+// allWebhooks are the folders of the webhooks of all providers.
+var allWebhooks = []string{"config/bootstrap/webhook", "config/control-plane/webhook", "config/infrastructure/webhook", "config/ipam/webhook"}
 
 // environment is an API server without Cluster API core. The test does the work of core.
 type environment struct {
@@ -65,14 +69,15 @@ func newEnvironment(t *testing.T, webhooks ...string) *environment {
 	return w
 }
 
-// sharedEnvironment is for tests whose objects do not disturb each other: their names differ, or their namespaces. The managers of a
+// sharedEnvironment is newEnvironment for tests whose objects do not disturb each other: their names differ, or their namespaces. The managers of a
 // test end with it.
-func sharedEnvironment(t *testing.T) *environment {
+func sharedEnvironment(t *testing.T, webhooks ...string) *environment {
 	t.Helper()
-	if shared == nil {
-		shared = startAPI(t)
+	key := strings.Join(webhooks, " ")
+	if shared[key] == nil {
+		shared[key] = startAPI(t, webhooks...)
 	}
-	return environmentOf(t, shared)
+	return environmentOf(t, shared[key])
 }
 
 func startAPI(t *testing.T, webhooks ...string) *testenv.Env {
