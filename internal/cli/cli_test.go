@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -393,6 +394,16 @@ func TestParseDescribed(t *testing.T) {
 		if got := fmt.Sprintf("%v %s", kinds, name); err == nil && got != want || err != nil && (want != "" || exitCode(err) != exitUsage) {
 			t.Errorf("%q: %s, %v", args, got, err)
 		}
+	}
+}
+
+// The clients of all commands have a logger: without one, controller-runtime prints a stack into the progress of a long command.
+func TestLibraryLogger(t *testing.T) {
+	if err := execute(t, "version"); err != nil {
+		t.Fatal(err)
+	}
+	if sink := fmt.Sprintf("%T", ctrllog.Log.WithName("client").GetSink()); sink == "*log.delegatingLogSink" {
+		t.Errorf("controller-runtime still waits for a logger: its sink is %s", sink)
 	}
 }
 

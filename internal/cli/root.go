@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/logging"
@@ -221,11 +222,11 @@ func help(c *cobra.Command, args []string) error {
 func (a *app) setUpLogs(c *cobra.Command) error {
 	if c.Annotations[daemon] == "" && !c.Flags().Changed("logging-format") && !c.Flags().Changed("v") {
 		klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-		return nil
-	}
-	if _, err := a.logs.Apply(a.errOut); err != nil {
+	} else if _, err := a.logs.Apply(a.errOut); err != nil {
 		return coded{err, exitUsage}
 	}
+	// Without a logger, controller-runtime prints a stack at a warning of the API server, 30 seconds after the start of the process.
+	ctrllog.SetLogger(klog.Background())
 	return nil
 }
 
