@@ -216,12 +216,10 @@ generate-api: tools
 		rbac:roleName=capstan-$(call provider,$(g))-manager webhook paths=./internal/$(g)/... \
 		output:rbac:dir=config/$(call provider,$(g))/rbac output:webhook:dir=config/$(call provider,$(g))/webhook;)
 
-# The pages of the API follow from the CRDs, so this comes after generate-api. The programs are linked once, for the build as well.
-# TMPDIR is part of a default of the manager.
+# The pages of the API follow from the CRDs, so this comes after generate-api. TMPDIR is part of a default of the manager.
 .PHONY: generate-reference
 generate-reference: generate-api
-	@$(MAKE) build-capstan
-	@for c in capstan manager capstand; do TMPDIR=/tmp $(BIN)/$$c man-pages --markdown docs/reference; done
+	@for c in capstan manager capstand; do TMPDIR=/tmp go run ./cmd/$$c man-pages --markdown docs/reference; done
 	@go run ./hack/reference docs/reference
 
 .PHONY: generate-proto
