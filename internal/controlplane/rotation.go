@@ -37,9 +37,9 @@ const (
 	// rotationRetry is the interval of checks of a waiting rotation, because changes of Nodes and ConfigMaps of the
 	// workload cluster are no events here.
 	rotationRetry = 2 * time.Second
-	// passTime is the time in which one reconciliation writes Nodes. A cluster can have more Nodes than its API server and the rate limit of
-	// the client allow. The rest of workloadTimeout is for the last request.
-	passTime = workloadTimeout - 2*time.Second
+	// lastRequest is the time before the deadline of a context that a pass over Nodes leaves to its last request. A cluster can have more
+	// Nodes than its API server and the rate limit of the client allow, and the reads before the pass take part of the same time.
+	lastRequest = 2 * time.Second
 )
 
 // caName returns the name of the Secret of the cluster's certificate authority.
@@ -330,11 +330,13 @@ func (r *rotations) announceToNodes(ctx context.Context, s *scope, nodes []corev
 	return holders, reached, err
 }
 
-// onePass does something with Nodes until passTime is over, and returns their number.
+// onePass does something with Nodes until only lastRequest is left before the deadline, and returns their number.
 func onePass(ctx context.Context, nodes []corev1.Node, do func(*corev1.Node) error) (reached int, err error) {
-	pass, cancel := context.WithTimeout(ctx, passTime)
-	defer cancel()
-	for ; reached < len(nodes) && pass.Err() == nil; reached++ {
+	deadline, limited := ctx.Deadline()
+	for ; reached < len(nodes) && ctx.Err() == nil; reached++ {
+		if limited && time.Until(deadline) < lastRequest {
+			break
+		}
 		if err := do(&nodes[reached]); err != nil {
 			return reached, err
 		}

@@ -302,6 +302,18 @@ func TestRotationInPasses(t *testing.T) {
 	}
 }
 
+// TestPassEndsBeforeDeadline: the reads before a pass have used a part of the time, and the pass ends without an error all the same.
+func TestPassEndsBeforeDeadline(t *testing.T) {
+	for left, want := range map[time.Duration]int{lastRequest / 2: 0, time.Hour: 2} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		reached, err := onePass(ctx, make([]corev1.Node, 2), func(*corev1.Node) error { return nil })
+		cancel()
+		if err != nil || reached != want {
+			t.Errorf("with %s left: reached %d Nodes, %v, want %d", left, reached, err, want)
+		}
+	}
+}
+
 // TestUnsafeAuthorityIsRefused: a Secret is not used if a user has replaced it with an authority that no machine trusts.
 func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	r := newRotating(t)
