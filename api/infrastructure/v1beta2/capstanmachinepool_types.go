@@ -213,13 +213,13 @@ type CapstanMachinePoolStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// readyReplicas is the number of machines whose Nodes are ready.
+	// readyReplicas is the number of machines whose Machines have the condition Ready and are not being deleted.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
 
-	// availableReplicas is the number of available machines: their Nodes have been ready for the MachinePool's
-	// minReadySeconds.
+	// availableReplicas is the number of available machines: those of readyReplicas whose Machines have been ready for the
+	// MachinePool's minReadySeconds.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	AvailableReplicas *int32 `json:"availableReplicas,omitempty"`

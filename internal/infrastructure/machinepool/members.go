@@ -91,8 +91,8 @@ func stuckIn(m *infrav1.CapstanMachine, now time.Time) time.Duration {
 	return max(0, stuckAfter-now.Sub(m.DeletionTimestamp.Time))
 }
 
-// availableIn returns the time until the machine counts as available, if its Node stays ready. It is zero if it is
-// available, and negative if the Node is not ready. Core sets no minReadySeconds on the Machines of pools, so their
+// availableIn returns the time until the machine counts as available, if its Machine stays ready. It is zero if it is
+// available, and negative if the Machine is not ready or is being deleted. Core sets no minReadySeconds on the Machines of pools, so their
 // Available condition does not include it.
 func (m member) availableIn(minReady time.Duration, now time.Time) time.Duration {
 	if m.machine == nil || !m.machine.Status.NodeRef.IsDefined() || m.leaving() {

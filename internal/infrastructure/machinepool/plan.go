@@ -21,7 +21,7 @@ type instance struct {
 	leaving bool
 	// stuck is true if it cannot leave: its host does not answer, perhaps for good.
 	stuck bool
-	// available is true if its Node has been ready for long enough.
+	// available is true if its Machine has been ready for long enough.
 	available bool
 	// failed is true if it will not come back by itself.
 	failed bool

@@ -101,7 +101,7 @@ func (b *bench) remove(ctx context.Context, pool *infrav1.CapstanMachinePool) er
 // settled reports whether the pool has n machines, all available and up to date.
 func settled(p *infrav1.CapstanMachinePool, n int) bool {
 	s := p.Status
-	return ptr.Deref(s.Replicas, -1) == int32(n) && ptr.Deref(s.ReadyReplicas, -1) == int32(n) && ptr.Deref(s.UpToDateReplicas, -1) == int32(n) &&
+	return ptr.Deref(s.Replicas, -1) == int32(n) && ptr.Deref(s.AvailableReplicas, -1) == int32(n) && ptr.Deref(s.UpToDateReplicas, -1) == int32(n) &&
 		len(s.Instances) == min(n, infrav1.MaxPoolInstances) && conditions.IsTrue(p, clusterv1.ReadyCondition) && conditions.IsFalse(p, clusterv1.RollingOutCondition)
 }
 
