@@ -1,5 +1,5 @@
-// Package expiry reports the expiry of an object's certificates: in a metric, and in a condition after two thirds of
-// their lifetime. Each of them should have been renewed by then.
+// Package expiry reports the expiry of an object's certificates: in a metric, and in a condition some time after two thirds
+// of their lifetime. Each of them should have been renewed by then.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package expiry

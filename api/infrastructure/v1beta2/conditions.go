@@ -71,8 +71,8 @@ const (
 
 // Condition of a CapstanHost, a CapstanMachine and a CapstanControlPlane about their certificates, and its reasons.
 const (
-	// CertificatesExpiringCondition is true if the renewal of a certificate of the object is overdue: less than a third of its lifetime
-	// is left.
+	// CertificatesExpiringCondition is true if the renewal of a certificate of the object is overdue: two thirds and another hundredth of
+	// its lifetime have passed.
 	CertificatesExpiringCondition = "CertificatesExpiring"
 	// CertificatesExpiringReason: the renewal of certificates is overdue. The message contains their names and expiry.
 	CertificatesExpiringReason = "CertificatesExpiring"
