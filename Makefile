@@ -27,7 +27,9 @@ PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one whose tests read files of the root one: Go does not notice that these have changed.
 DOCUMENT_MODULES := tools/docs test/gitops
 # Modules beside the root one that have tests.
-TEST_MODULES := etcd kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/sbom $(DOCUMENT_MODULES)
+TEST_MODULES := etcd kube/multicall node/images coredns metrics-server tools/sbom $(DOCUMENT_MODULES)
+# Modules beside the root one that the linter reads.
+LINTED_MODULES := $(TEST_MODULES) $(KUBE_MINORS:%=kube/%)
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
@@ -67,7 +69,7 @@ setup-vm: setup
 
 .PHONY: modules
 modules: ## Download the Go modules of our packages and their tests.
-	@for m in . $(TEST_MODULES); do hack/download.sh $$m list -deps -test -tags e2e ./...; done
+	@for m in . $(LINTED_MODULES); do hack/download.sh $$m list -deps -test -tags e2e ./...; done
 	@GOOS=windows hack/download.sh . list -deps -test ./internal/cli/... ./cmd/capstan
 	@hack/download.sh tools/crds mod download github.com/cert-manager/cert-manager sigs.k8s.io/cluster-api-operator
 
@@ -237,7 +239,7 @@ generate-proto: tools
 SIDE_LINTERS := asciicheck,bidichk,copyloopvar,errcheck,funlen,gocritic,ineffassign,misspell,nakedret,noctx,perfsprint,predeclared,revive,unconvert
 .PHONY: lint
 lint: golangci-lint ## Run golangci-lint in each of our modules, and compile the capstan command and its tests for Windows.
-	@for m in $(TEST_MODULES); do \
+	@for m in $(LINTED_MODULES); do \
 		TESTS=read $(CACHED) lint-$${m//\//-} '' "$$m kube/multicall .golangci.yml tools/golangci-lint" \
 			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
@@ -348,7 +350,7 @@ test-kube-next: setup build versitygw registry ## Test the next Kubernetes minor
 	@$(MAKE) build-kube-$(NEXT_KUBE_MINOR) BIN=$(NEXT_BIN)
 	@cp -alf $(BIN)/{node,images,capi,clusterctl,tools} $(addprefix $(BIN)/,$(COMMANDS)) $(NEXT_BIN)/
 	@cp -alf $(KUBERNETES) $(NEXT_BIN)/kubernetes/
-	cd kube/$(NEXT_KUBE_MINOR) && go test ./...
+	KUBEBUILDER_ASSETS=$(CURDIR)/$(NEXT_BIN)/kubernetes/$(call kube_version,$(NEXT_KUBE_MINOR)) go test -count=1 ./internal/testenv -run TestKubernetesPrograms
 	CAPSTAN_BIN=$(CURDIR)/$(NEXT_BIN) CAPSTAN_KUBERNETES_VERSION=$(call kube_version,$(NEXT_KUBE_MINOR)) \
 		hack/isolated.sh kube-next go test -tags e2e -count=1 -v -timeout 90m -p 1 ./test/e2e/cluster ./test/e2e/controlplane
 
