@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -82,7 +84,10 @@ func (c Chain) iptablesMend() string {
 	if c.Legacy {
 		program += "-legacy"
 	}
-	const last = ", and `netfilter-persistent save` to keep it after a reboot"
+	last := ", and `netfilter-persistent save` to keep it after a reboot"
+	if c.Legacy { // netfilter-persistent may save the rules of the other iptables.
+		last = ""
+	}
 	if c.Hook == "input" {
 		return fmt.Sprintf("`%s -I INPUT -i cap+ -j ACCEPT`", program) + last
 	}
@@ -110,7 +115,17 @@ func refusingChains(ctx context.Context) (chains []Chain) {
 	if out, err := exec.CommandContext(ctx, "nft", "--json", "list", "ruleset").Output(); err == nil {
 		chains = refusingNFT(out)
 	}
+	return append(chains, refusingLegacy(ctx, "/proc/net")...)
+}
+
+// refusingLegacy returns the chains of iptables-legacy. It asks only for a table that the kernel lists in net, because the program would
+// load the module of a missing one.
+func refusingLegacy(ctx context.Context, net string) (chains []Chain) {
 	for _, family := range []string{"ip", "ip6"} {
+		tables, err := os.ReadFile(filepath.Join(net, family+"_tables_names"))
+		if err != nil || !slices.Contains(strings.Fields(string(tables)), "filter") {
+			continue
+		}
 		for _, h := range firewallHooks {
 			out, err := exec.CommandContext(ctx, family+"tables-legacy", "-S", h.chain).Output()
 			if err == nil && refusesLegacy(h.chain, out) {

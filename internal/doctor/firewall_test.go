@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -82,6 +83,9 @@ func TestMendOfNFT(t *testing.T) {
 
 // TestCheckFirewall: the commands are those of the program that owns the chain.
 func TestCheckFirewall(t *testing.T) {
+	if mend := (Chain{Name: "INPUT", Hook: "input", Family: "ip", Table: "filter", Legacy: true}).mend(); strings.Contains(mend, "netfilter-persistent") {
+		t.Errorf("netfilter-persistent may not save rules of iptables-legacy: %s", mend)
+	}
 	for name, test := range map[string]struct {
 		chain Chain
 		found string
@@ -123,6 +127,40 @@ func TestRefusesLegacy(t *testing.T) {
 			if got := refusesLegacy(chain, []byte(strings.ReplaceAll(out, "FORWARD", chain))); got != want {
 				t.Errorf("%s: %q: %v", chain, out, got)
 			}
+		}
+	}
+}
+
+// TestRefusingLegacy: a check does not create the tables of iptables-legacy.
+func TestRefusingLegacy(t *testing.T) {
+	programs := t.TempDir()
+	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		if err := os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\necho \"-P $2 DROP\"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs)
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"no module":     {nil, ""},
+		"other tables":  {map[string]string{"ip_tables_names": "nat\nraw\n", "ip6_tables_names": ""}, ""},
+		"IPv4":          {map[string]string{"ip_tables_names": "nat\nfilter\n"}, "ip FORWARD ip INPUT"},
+		"both families": {map[string]string{"ip_tables_names": "filter\n", "ip6_tables_names": "filter\n"}, "ip FORWARD ip INPUT ip6 FORWARD ip6 INPUT"},
+	} {
+		net := t.TempDir()
+		for file, tables := range test.files {
+			if err := os.WriteFile(filepath.Join(net, file), []byte(tables), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []string
+		for _, c := range refusingLegacy(t.Context(), net) {
+			got = append(got, c.Family, c.Name)
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s: found %q, want %q", name, got, test.want)
 		}
 	}
 }
