@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/keymutex"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -62,8 +62,8 @@ type Reconciler struct {
 	recorder events.EventRecorder
 	// secrets reads the metadata of Secrets that have an owner; see addSecrets.
 	secrets client.Reader
-	// draining is held from the list of a cluster's Machines until those that may go are deleted.
-	draining sync.Mutex
+	// draining is locked by cluster from the list of its Machines until those that may go are deleted.
+	draining keymutex.KeyMutex
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package.
@@ -75,7 +75,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err != nil {
 		return err
 	}
-	r.secrets = secrets
+	r.secrets, r.draining = secrets, keymutex.NewHashed(drainLocks)
 	r.recorder = reconciling.EventRecorder(mgr, "capstanhost-controller")
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,

@@ -31,6 +31,9 @@ import (
 // drainPause is the time between two decisions. This controller has no events of Machines, because drains are rare.
 const drainPause = 5 * time.Second
 
+// drainLocks makes it improbable that two clusters wait for each other.
+const drainLocks = 1024
+
 // maxDelays is the largest number of causes of delays in a condition.
 const maxDelays = 5
 
@@ -89,15 +92,15 @@ func drainMessage(left int, delays []string) string {
 }
 
 // drainCluster deletes the Machines of one cluster that may go now. names are those of its CapstanMachines on the host. It
-// reads the Machines live, because a decision on outdated ones could remove too many. For the same reason, it waits for the decisions on
-// other hosts. Managers share no cluster, so each of them drains its own ones.
+// reads the Machines live, because a decision on outdated ones could remove too many. For the same reason, it waits for the
+// decisions on the same cluster for other hosts. Managers share no cluster, so each of them drains its own ones.
 func (r *Reconciler) drainCluster(ctx context.Context, key client.ObjectKey, names map[string]bool) (delays []string, err error) {
 	cluster := &clusterv1.Cluster{}
 	if err := r.Client.Get(ctx, key, cluster); err != nil {
 		return nil, err
 	}
-	r.draining.Lock()
-	defer r.draining.Unlock()
+	r.draining.LockKey(key.String())
+	defer func() { _ = r.draining.UnlockKey(key.String()) }() // never fails
 	machines := &clusterv1.MachineList{}
 	if err := r.LiveClient.List(ctx, machines, reconciling.OfCluster(key)); err != nil {
 		return nil, err

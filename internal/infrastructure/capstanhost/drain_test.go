@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/keymutex"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -108,7 +109,7 @@ func TestDrainsOfSeveralHosts(t *testing.T) {
 			return err
 		},
 	}).Build()
-	r := &Reconciler{Options: reconciling.Options{LiveClient: reconciling.Live(c)}, Client: c}
+	r := &Reconciler{Options: reconciling.Options{LiveClient: reconciling.Live(c)}, Client: c, draining: keymutex.NewHashed(drainLocks)}
 	var started, all sync.WaitGroup
 	started.Add(hosts)
 	for i := range hosts {
@@ -133,5 +134,32 @@ func TestDrainsOfSeveralHosts(t *testing.T) {
 	}
 	if len(leaving) != 1 {
 		t.Errorf("expected one Machine that is being deleted, found %v", leaving)
+	}
+}
+
+// A drain does not wait for the requests of a drain of another cluster.
+func TestDrainsOfSeveralClusters(t *testing.T) {
+	scheme := kruntime.NewScheme()
+	if err := clusterv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	slow := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "slow", Namespace: "default"}}
+	other := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "default"}}
+	r := &Reconciler{draining: keymutex.NewHashed(drainLocks)}
+	decided := 0
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(slow, other).WithInterceptorFuncs(interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			decided++
+			if decided == 1 { // With one lock for all clusters, this call does not end.
+				if _, err := r.drainCluster(ctx, client.ObjectKeyFromObject(other), nil); err != nil {
+					t.Error(err)
+				}
+			}
+			return c.List(ctx, list, opts...)
+		},
+	}).Build()
+	r.Client, r.LiveClient = c, reconciling.Live(c)
+	if _, err := r.drainCluster(t.Context(), client.ObjectKeyFromObject(slow), nil); err != nil || decided != 2 {
+		t.Errorf("expected the decisions on 2 clusters, found %d: %v", decided, err)
 	}
 }
