@@ -119,6 +119,19 @@ const unconfirmedFile = "unconfirmed"
 
 func (m *machine) unconfirmedPath() string { return filepath.Join(m.dir, unconfirmedFile) }
 
+// loadDoubts finds out which machines need a confirmation. After an absence, this writes a file for each machine, all at the same
+// time.
+func (ms *machines) loadDoubts() {
+	var loads []func() error
+	for _, m := range ms.byID {
+		loads = append(loads, func() error {
+			m.unconfirmed = m.loadDoubt()
+			return nil // loadDoubt logs its errors.
+		})
+	}
+	_ = atomicfile.Together(loads...)
+}
+
 // loadDoubt returns whether the machine may have been replaced and no manager has confirmed it since. It records this before a manager can
 // connect.
 func (m *machine) loadDoubt() bool {

@@ -246,7 +246,6 @@ func (h *Host) loadAll() error {
 	}
 	for _, spec := range machines {
 		m := h.machines.add(spec)
-		m.unconfirmed = m.loadDoubt()
 		if m.state.bootstrapped() {
 			m.eraseBootstrapData()
 		}
@@ -254,6 +253,7 @@ func (h *Host) loadAll() error {
 			m.eraseUpdateData()
 		}
 	}
+	h.machines.loadDoubts()
 	h.machines.loadUnreadable(badMachines)
 	h.mendNetworks(badNetworks)
 	h.balancers.loadUnreadable(badBalancers)
