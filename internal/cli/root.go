@@ -42,7 +42,7 @@ const (
 	exitTimeout = 3
 	// exitNotFound: the named object does not exist.
 	exitNotFound = 4
-	// exitUnfit: `capstan doctor` found a problem that must be fixed.
+	// exitUnfit: the box cannot run clusters: `capstan doctor` found a problem, or `capstan quickstart` too little memory.
 	exitUnfit = 5
 )
 
@@ -158,7 +158,7 @@ const longHelp = `Capstan runs Kubernetes clusters on plain Linux hosts, with Cl
   capstan down                remove the management plane and all clusters of this box
 
 Exit codes: 0 success · 1 failure · 2 invalid usage · 3 timeout · 4 not found ·
-5 doctor found a problem that must be fixed.`
+5 doctor found a problem that must be fixed, or quickstart too little memory.`
 
 func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
