@@ -144,7 +144,7 @@ func (a *app) checkHosts(ctx context.Context, m *management, key client.ObjectKe
 	after, err := before.changed(to)
 	if err == nil {
 		// The limits of these machines are in templates that the user may not be allowed to read.
-		a.warnOfMemory(slices.Repeat([]int64{smallestMachine}, max(after.machines()-before.machines(), 0)), hosts)
+		a.warnOfMemory(slices.Repeat([]int64{smallestMachine}, max(after.machines()-before.machines(), 0)), true, hosts)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,10 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
 // lateClient answers after the time of the command has ended.
@@ -77,6 +81,26 @@ func TestMachines(t *testing.T) {
 	for want, p := range map[int]parts{2: plain, 4: shaped, 0: {cluster: parseObject(t, plainCluster)}} {
 		if got := p.machines(); got != want {
 			t.Errorf("%d machines, want %d", got, want)
+		}
+	}
+}
+
+// TestScaleWithoutMemory: a scaled cluster counts its new machines as the smallest ones.
+func TestScaleWithoutMemory(t *testing.T) {
+	for host, want := range map[string]string{
+		"1536Mi": "",
+		"1Gi": "3 new machines do not fit, even with the smallest limit, 512 MiB each: the hosts have free memory for 2 of them. " +
+			"The other machines wait for more hosts\n",
+	} {
+		cluster := &clusterv1.Cluster{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(parseObject(t, topologyCluster).Object, cluster); err != nil {
+			t.Fatal(err)
+		}
+		m := managementWith(t, cluster, hostWith(host))
+		var out bytes.Buffer
+		to := target{controlPlanes: unchanged, workers: 4, group: "one"}
+		if err := (&app{errOut: &out}).checkHosts(t.Context(), m, client.ObjectKeyFromObject(cluster), to); err != nil || out.String() != want {
+			t.Errorf("%s: %q, want %q: %v", host, out.String(), want, err)
 		}
 	}
 }

@@ -94,7 +94,7 @@ func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait 
 	if err != nil {
 		return err
 	}
-	a.warnOfMemory(memoryLimits(objects), hosts)
+	a.warnOfMemory(memoryLimits(objects), false, hosts)
 	class, err := o.class(templates.FS, objects)
 	if err != nil {
 		return err

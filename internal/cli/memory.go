@@ -14,11 +14,18 @@ import (
 // smallestMachine is the memory that each machine has at least.
 const smallestMachine = 512 << 20
 
-// warnOfMemory warns of new machines that the hosts have no memory for. limits has the memory limit of each new machine.
-func (a *app) warnOfMemory(limits []int64, hosts []infrav1.CapstanHost) {
-	if fit, known := fitting(limits, hosts); known && fit < len(limits) {
-		a.warn("%d new machines do not fit: the hosts have free memory for %d of them, whose limits are %d MiB together. The other machines wait for more hosts", len(limits), fit, sum(limits)>>20)
+// warnOfMemory warns of new machines that the hosts have no memory for. limits has the memory limit of each new machine. With
+// assumed, the limits are unknown, and each is smallestMachine.
+func (a *app) warnOfMemory(limits []int64, assumed bool, hosts []infrav1.CapstanHost) {
+	fit, known := fitting(limits, hosts)
+	if !known || fit == len(limits) {
+		return
 	}
+	misfit := fmt.Sprintf("with limits of %d MiB together do not fit", sum(limits)>>20)
+	if assumed {
+		misfit = fmt.Sprintf("do not fit, even with the smallest limit, %d MiB each", smallestMachine>>20)
+	}
+	a.warn("%d new machines %s: the hosts have free memory for %d of them. The other machines wait for more hosts", len(limits), misfit, fit)
 }
 
 func sum(limits []int64) (total int64) {

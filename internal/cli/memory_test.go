@@ -30,14 +30,14 @@ func TestWarnOfMemory(t *testing.T) {
 		want   string
 	}{
 		"they fit":           {[]int64{512 * mib, 2048 * mib, 1000 * mib}, []infrav1.CapstanHost{hostWith("1023Mi"), hostWith("2560Mi")}, ""},
-		"too many":           {[]int64{1024 * mib, 2048 * mib, 1024 * mib}, []infrav1.CapstanHost{hostWith("3Gi")}, "3 new machines do not fit: the hosts have free memory for 2 of them, whose limits are 4096 MiB together. The other machines wait for more hosts\n"},
-		"no host has enough": {[]int64{2048 * mib}, []infrav1.CapstanHost{hostWith("1Gi"), hostWith("1Gi")}, "1 new machines do not fit: the hosts have free memory for 0 of them, whose limits are 2048 MiB together. The other machines wait for more hosts\n"},
+		"too many":           {[]int64{1024 * mib, 2048 * mib, 1024 * mib}, []infrav1.CapstanHost{hostWith("3Gi")}, "3 new machines with limits of 4096 MiB together do not fit: the hosts have free memory for 2 of them. The other machines wait for more hosts\n"},
+		"no host has enough": {[]int64{2048 * mib}, []infrav1.CapstanHost{hostWith("1Gi"), hostWith("1Gi")}, "1 new machines with limits of 2048 MiB together do not fit: the hosts have free memory for 0 of them. The other machines wait for more hosts\n"},
 		"an unknown host":    {[]int64{2048 * mib}, []infrav1.CapstanHost{hostWith("512Mi"), hostWith("")}, ""},
 		"no hosts":           {[]int64{2048 * mib}, nil, ""},
 		"no machines":        {nil, []infrav1.CapstanHost{hostWith("0")}, ""},
 	} {
 		var out bytes.Buffer
-		(&app{errOut: &out}).warnOfMemory(test.limits, test.hosts)
+		(&app{errOut: &out}).warnOfMemory(test.limits, false, test.hosts)
 		if out.String() != test.want {
 			t.Errorf("%s: %q", name, out.String())
 		}
