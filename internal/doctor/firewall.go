@@ -105,7 +105,7 @@ func (c Chain) nftMend() string {
 	}
 	var commands []string
 	for _, key := range keys {
-		commands = append(commands, fmt.Sprintf("`nft 'insert rule %s %s %s %s \"%s\" accept'`", c.Family, c.Table, c.Name, key, interfaces))
+		commands = append(commands, fmt.Sprintf("`nft 'insert rule %s %s %s %s %q accept'`", c.Family, c.Table, c.Name, key, interfaces))
 	}
 	return strings.Join(commands, " and ") + ", and the same rules in the file of the chain, for example /etc/nftables.conf, to keep them after a reboot"
 }
