@@ -7,14 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 // TestCreateDemo: a run continues an interrupted creation, and refuses a box without memory and a cluster that is being deleted.
@@ -68,21 +62,4 @@ func TestCreateDemo(t *testing.T) {
 			}
 		})
 	}
-}
-
-// managementWith returns a management cluster with a host, and with a Cluster unless it is nil.
-func managementWith(t *testing.T, cluster *clusterv1.Cluster, host infrav1.CapstanHost) *management {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	host.Name, host.Status.Versions = "local", []string{"v1.36.3"}
-	existing := []client.Object{&host}
-	if cluster != nil {
-		existing = append(existing, cluster)
-	}
-	return &management{client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).WithStatusSubresource(&infrav1.CapstanHost{}).Build()}
 }
