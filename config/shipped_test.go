@@ -197,7 +197,7 @@ func checkLinks(t *testing.T, folder string) {
 
 // TestReleaseSetsUp: make release installs the packages that it needs before it builds.
 func TestReleaseSetsUp(t *testing.T) {
-	steps := run(t, testenv.Root(), "env", "-u", "MAKEFLAGS", "make", "--dry-run", "release", "VERSION="+releaseVersion)
+	steps := run(t, testenv.Root(), "env", "-u", "MAKEFLAGS", "make", "--no-print-directory", "--dry-run", "release", "VERSION="+releaseVersion)
 	if steps[0] != "hack/setup.sh" {
 		t.Errorf("want hack/setup.sh as the first step, found %s", steps[0])
 	}
@@ -210,7 +210,7 @@ func TestReleaseOfOtherPrograms(t *testing.T) {
 	flags := filepath.Join(root, "bin", ".stamp", "linker-flags")
 	write(t, flags, "")
 	build := func(settings ...string) {
-		steps := run(t, testenv.Root(), "env", append([]string{"-u", "MAKEFLAGS", "make", "--dry-run", "build-capstan"}, settings...)...)
+		steps := run(t, testenv.Root(), "env", append([]string{"-u", "MAKEFLAGS", "make", "--no-print-directory", "--dry-run", "build-capstan"}, settings...)...)
 		run(t, root, "sh", "-c", steps[len(steps)-1]) // which writes the flags
 	}
 	build("VERSION=" + releaseVersion)
