@@ -273,6 +273,7 @@ func TestHeldRollout(t *testing.T) {
 		{"too many go", "no backup", "a:vo b:vo c:vo", 1, "remove a", ""},
 		{"too many wait for healthy ones", "no backup", "a:vo b:uo c:vo d:uo e:vo", 3, "wait", "is not healthy"},
 		{"a surge that began before waits", "no backup", "a:vo b:vo c:vo d:v", 3, "wait", "no backup"},
+		{"no two members remain", "no backup", "a:vo b:v", 1, "remove a", ""},
 		{"too many with a surge that began before", "no backup", "a:vo b:vo c:vo d:vo e:vo f:v", 3, "remove a", ""},
 	} {
 		got := PlanMachines(build(c.machines), Target{Replicas: c.replicas, maxSurge: 1, initialized: true, held: c.held})

@@ -104,7 +104,7 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	}
 	surplus := 0 // The number of Machines that a surge may have created before the hold.
 	if w.held != "" {
-		if len(outdated) < len(active) {
+		if len(outdated) < len(active) && w.Replicas > 1 { // An etcd of two members is lost with either of them.
 			surplus = w.maxSurge
 		}
 		w.maxSurge = 0 // Missing Machines are created, because a majority is more important than a backup.
