@@ -37,9 +37,9 @@ const (
 	// rotationRetry is the interval of checks of a waiting rotation, because changes of Nodes and ConfigMaps of the
 	// workload cluster are no events here.
 	rotationRetry = 2 * time.Second
-	// lastRequest is the time before the deadline of a context that a pass over Nodes leaves to its last request. A cluster can have more
-	// Nodes than its API server and the rate limit of the client allow, and the reads before the pass take part of the same time.
-	lastRequest = 2 * time.Second
+	// passTime limits a pass over Nodes, because a cluster can have more Nodes than its API server and the rate limit of the client
+	// allow. The rest of workloadTimeout is for the last request.
+	passTime = workloadTimeout - 2*time.Second
 )
 
 // caName returns the name of the Secret of the cluster's certificate authority.
@@ -236,8 +236,6 @@ func (r *rotations) lacking(ctx context.Context, s *scope, state model.Rotation)
 	if s.client == nil || s.Workload.Err != nil {
 		return []string{"cannot read the Nodes of the workload cluster: " + fmt.Sprint(cmp.Or(s.Workload.Err, errors.New("there is no connection to it")))}
 	}
-	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
-	defer cancel()
 	if out, err = r.lackingNodes(ctx, s, state); err != nil {
 		return []string{"cannot read the Nodes of the workload cluster: " + err.Error()}
 	}
@@ -275,27 +273,29 @@ func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) 
 // lackingNodes sends the target to the Nodes once kube-root-ca.crt, which pods use, has it, and reads the reports of the
 // Nodes.
 func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rotation) ([]string, error) {
+	reading, cancel := context.WithTimeout(ctx, workloadTimeout)
+	defer cancel()
 	published := &corev1.ConfigMap{}
-	if err := s.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "kube-root-ca.crt"}, published); err != nil {
+	if err := s.client.Get(reading, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "kube-root-ca.crt"}, published); err != nil {
 		return nil, err
 	}
 	if has, _ := nodeconfig.Fingerprints([]byte(published.Data["ca.crt"])); !slices.Equal(has, state.Target) {
 		return []string{"the controller manager has not published the certificate authorities for pods yet"}, nil
 	}
 	machines := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, machines, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
+	if err := r.Client.List(reading, machines, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
-	workers, err := r.holders(ctx, workersOnTheWay(machines))
+	workers, err := r.holders(reading, workersOnTheWay(machines))
 	if err != nil {
 		return nil, err
 	}
 	out := model.PendingMachines(state.Target, workers, "Machine %s has no Node yet, and was made with other certificate authorities: when it has joined it follows; if it never does, delete it")
 	nodes := &corev1.NodeList{}
-	if err := s.client.List(ctx, nodes); err != nil {
+	if err := s.client.List(reading, nodes); err != nil {
 		return nil, err
 	}
-	holders, reached, err := r.announceToNodes(ctx, s, nodes.Items, machines)
+	holders, reached, err := r.announceToNodes(ctx, s, state.Target, nodes.Items, machines)
 	if err != nil {
 		return nil, err
 	}
@@ -306,8 +306,8 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 }
 
 // announceToNodes sends the target to the Nodes until the pass is over, and returns those that it reached. The next pass reaches others: a
-// Node that has the target needs no request.
-func (r *rotations) announceToNodes(ctx context.Context, s *scope, nodes []corev1.Node, machines *clusterv1.MachineList) (holders []model.TrustHolder, reached int, err error) {
+// Node that has the target needs no request, and neither does one whose machine has confirmed it, from which finishRotation has removed it.
+func (r *rotations) announceToNodes(ctx context.Context, s *scope, target []string, nodes []corev1.Node, machines *clusterv1.MachineList) (holders []model.TrustHolder, reached int, err error) {
 	known := map[string]bool{}
 	for i := range machines.Items {
 		known[machines.Items[i].Name] = true
@@ -315,29 +315,30 @@ func (r *rotations) announceToNodes(ctx context.Context, s *scope, nodes []corev
 	signer := sync.OnceValues(func() (tls.Certificate, error) {
 		return pki.KeyPair(s.Authority.Data[secret.TLSCrtDataName], s.Authority.Data[secret.TLSKeyDataName])
 	})
-	reached, err = onePass(ctx, nodes, func(n *corev1.Node) error {
+	reached, err = onePass(ctx, nodes, func(ctx context.Context, n *corev1.Node) error {
 		if gone, err := r.removeOrphan(ctx, s, n, known); err != nil || gone {
 			return err
 		}
-		if err := r.announceTarget(ctx, s, n, signer); err != nil {
-			return err
-		}
-		holders = append(holders, model.TrustHolder{
+		h := model.TrustHolder{
 			Name: n.Name, Trusted: model.SplitFingerprints(n.Annotations[nodeconfig.TrustedAuthoritiesAnnotation]), Signer: n.Annotations[nodeconfig.KubeletAuthorityAnnotation],
-		})
-		return nil
+		}
+		holders = append(holders, h)
+		if _, announced := n.Annotations[nodeconfig.AuthoritiesAnnotation]; !announced && len(model.PendingNodes(target, []model.TrustHolder{h})) == 0 {
+			return nil
+		}
+		return r.announceTarget(ctx, s, n, signer)
 	})
 	return holders, reached, err
 }
 
-// onePass does something with Nodes until only lastRequest is left before the deadline, and returns their number.
-func onePass(ctx context.Context, nodes []corev1.Node, do func(*corev1.Node) error) (reached int, err error) {
-	deadline, limited := ctx.Deadline()
-	for ; reached < len(nodes) && ctx.Err() == nil; reached++ {
-		if limited && time.Until(deadline) < lastRequest {
-			break
-		}
-		if err := do(&nodes[reached]); err != nil {
+// onePass does something with Nodes for passTime, and returns their number. The time of the reads before does not count: they would leave
+// none in a large cluster.
+func onePass(ctx context.Context, nodes []corev1.Node, do func(context.Context, *corev1.Node) error) (reached int, err error) {
+	end := time.Now().Add(passTime)
+	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
+	defer cancel()
+	for ; reached < len(nodes) && ctx.Err() == nil && time.Now().Before(end); reached++ {
+		if err := do(ctx, &nodes[reached]); err != nil {
 			return reached, err
 		}
 	}
@@ -416,10 +417,10 @@ func (r *rotations) finishRotation(ctx context.Context, s *scope) (finished bool
 	if s.client == nil {
 		return false, errors.New("there is no connection to the workload cluster")
 	}
-	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
+	reading, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
 	published := &corev1.ConfigMap{}
-	err = s.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published)
+	err = s.client.Get(reading, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published)
 	if client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
@@ -429,15 +430,15 @@ func (r *rotations) finishRotation(ctx context.Context, s *scope) (finished bool
 			published.Data = map[string]string{}
 		}
 		published.Data["client-ca-file"] = string(s.Authority.Data[secret.TLSCrtDataName])
-		if err := s.client.Patch(ctx, published, client.MergeFrom(before)); err != nil {
+		if err := s.client.Patch(reading, published, client.MergeFrom(before)); err != nil {
 			return false, err
 		}
 	}
 	nodes := &corev1.NodeList{}
-	if err := s.client.List(ctx, nodes); err != nil {
+	if err := s.client.List(reading, nodes); err != nil {
 		return false, err
 	}
-	reached, err := onePass(ctx, nodes.Items, func(n *corev1.Node) error {
+	reached, err := onePass(ctx, nodes.Items, func(ctx context.Context, n *corev1.Node) error {
 		if _, told := n.Annotations[nodeconfig.AuthoritiesAnnotation]; !told {
 			return nil
 		}

@@ -54,7 +54,7 @@ func TestDescribeInstance_MP01(t *testing.T) {
 	}
 }
 
-// A machine is ready while its Node is, and available after minReadySeconds. A machine that is being deleted is neither.
+// A machine is ready while its Machine is, and available after minReadySeconds. A machine that is being deleted is neither.
 func TestReadyAndAvailable(t *testing.T) {
 	now := time.Now()
 	of := func(name string, status metav1.ConditionStatus, since time.Duration) member {
