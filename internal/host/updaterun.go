@@ -208,7 +208,7 @@ func (m *machine) applyLimits(ctx context.Context, spec *hostpb.MachineSpec) err
 
 // limits returns the parameters of the container that an update can change.
 func (m *machine) limits(spec *hostpb.MachineSpec) (runc.Params, error) {
-	p := runc.Params{CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), Cgroup: m.cgroup(), Views: m.viewsDir()}
+	p := runc.Params{CPUs: spec.Cpus, ControlPlane: spec.ControlPlane, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), Cgroup: m.cgroup(), Views: m.viewsDir()}
 	meminfo, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return p, err

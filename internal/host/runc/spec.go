@@ -50,6 +50,8 @@ type Params struct {
 	Cgroup cgroup.Group
 	// CPUs limits the machine; 0 is no limit.
 	CPUs int32
+	// ControlPlane machines get more processor time than workers when the host has too little for all.
+	ControlPlane bool
 	// MemoryBytes limits the machine.
 	MemoryBytes int64
 	// SwapBytes is the swap that the machine can use and sees, beside its memory. With nil, runc sets no limit, and the machine sees no swap.
@@ -157,13 +159,24 @@ func resources(p Params) *specs.LinuxResources {
 		sum := p.MemoryBytes + *p.SwapBytes // runc subtracts the memory on cgroup v2.
 		r.Memory.Swap = &sum
 	}
+	shares := cpuShares(p)
+	r.CPU = &specs.LinuxCPU{Shares: &shares}
 	if p.CPUs > 0 {
 		quota, period := int64(p.CPUs)*cpuPeriod, uint64(cpuPeriod)
-		// Shares keep the proportion between machines when together they need more than the host has.
-		shares := uint64(p.CPUs) * 1024
-		r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares}
+		r.CPU.Quota, r.CPU.Period = &quota, &period
 	}
 	return r
+}
+
+// cpuShares keep the proportion between machines when together they need more processor time than the host has. All workloads of a
+// cluster depend on its control plane, so a worker that computes must not delay an API server or an etcd of the same host.
+func cpuShares(p Params) uint64 {
+	const share, controlPlaneFactor, most = 1024, 8, 262144 // runc refuses more than the kernel's maximum.
+	shares := uint64(max(p.CPUs, 1)) * share
+	if p.ControlPlane {
+		shares *= controlPlaneFactor
+	}
+	return min(shares, most)
 }
 
 func mounts(p Params) []specs.Mount {

@@ -61,6 +61,23 @@ func TestSpec(t *testing.T) {
 	}
 }
 
+func TestShares(t *testing.T) {
+	for _, c := range []struct {
+		p    Params
+		want uint64
+	}{
+		{Params{}, 1024},
+		{Params{ControlPlane: true}, 8192},
+		{Params{CPUs: 2}, 2048},
+		{Params{CPUs: 2, ControlPlane: true}, 16384},
+		{Params{CPUs: 128, ControlPlane: true}, 262144},
+	} {
+		if got := *Spec(c.p).Linux.Resources.CPU.Shares; got != c.want {
+			t.Errorf("%d CPUs, control plane %v: %d shares, want %d", c.p.CPUs, c.p.ControlPlane, got, c.want)
+		}
+	}
+}
+
 func TestMounts(t *testing.T) {
 	find := func(all []specs.Mount, to string) *specs.Mount {
 		i := slices.IndexFunc(all, func(m specs.Mount) bool { return m.Destination == to })
@@ -79,7 +96,7 @@ func TestMounts(t *testing.T) {
 	unlimited := params()
 	unlimited.CPUs = 0
 	all = mounts(unlimited)
-	if find(all, "/proc/meminfo") == nil || find(all, "/proc/cpuinfo") != nil || Spec(unlimited).Linux.Resources.CPU != nil {
+	if find(all, "/proc/meminfo") == nil || find(all, "/proc/cpuinfo") != nil || Spec(unlimited).Linux.Resources.CPU.Quota != nil {
 		t.Error("a machine without a CPU limit must see the cpuinfo of the host and have no quota")
 	}
 }

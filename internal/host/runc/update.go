@@ -10,13 +10,8 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"capstan.dev/capstan/internal/host/foreignfile"
 )
-
-// noCPUShares is the kernel's default for a group without a CPU limit.
-const noCPUShares = 1024
 
 // Update changes the limits of a running container, on cgroup v1 and v2. A memory limit below the present use is refused, and
 // changes nothing: the kernel would kill processes of the machine.
@@ -26,9 +21,9 @@ func (r Runc) Update(ctx context.Context, id string, p Params) error {
 	limits.Devices = nil
 	check := true
 	limits.Memory.CheckBeforeUpdate = &check
-	if limits.CPU == nil {
-		quota, period, shares := int64(-1), uint64(cpuPeriod), uint64(noCPUShares)
-		limits.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares}
+	if p.CPUs == 0 {
+		quota, period := int64(-1), uint64(cpuPeriod)
+		limits.CPU.Quota, limits.CPU.Period = &quota, &period
 	}
 	data, err := json.Marshal(limits)
 	if err != nil {
