@@ -25,15 +25,14 @@ func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *conn
 	// The last reports count also while their hosts are away.
 	var reports []*hostpb.LoadBalancer
 	for _, name := range hostselection.BalancerHosts(s.capstan) {
-		reports = append(reports, r.lastBalancer(s, name))
+		reports = append(reports, lastBalancer(r.Pool.Get(name), s))
 	}
 	initialized := ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false)
 	return loadbalancer.VirtualAddress(s.capstan, h, initialized, conn.LoadBalancer(s.capstan.Spec.ID), reports[0], reports[1:])
 }
 
-// lastBalancer returns the load balancer of the cluster in the last report of a host; nil if there is none.
-func (r *Reconciler) lastBalancer(s *scope, host string) *hostpb.LoadBalancer {
-	conn := r.Pool.Get(host)
+// lastBalancer returns the load balancer of the cluster as its host last reported it. It returns nil without a host or without a report.
+func lastBalancer(conn *connections.Host, s *scope) *hostpb.LoadBalancer {
 	if conn == nil {
 		return nil
 	}
@@ -47,12 +46,7 @@ func (r *Reconciler) lastBalancer(s *scope, host string) *hostpb.LoadBalancer {
 // endpointHolder returns the connected host that has the endpoint's virtual address and serves it. It returns "" if no host does.
 func (r *Reconciler) endpointHolder(s *scope) string {
 	for _, name := range hostselection.BalancerHosts(s.capstan) {
-		conn := r.Pool.Connected(name)
-		if conn == nil {
-			continue
-		}
-		lb := conn.LoadBalancer(s.capstan.Spec.ID)
-		if owner.Same(lb, s.cluster) && lb.GetServing() && lb.GetVirtualAddress().GetHeld() {
+		if lb := lastBalancer(r.Pool.Connected(name), s); lb.GetServing() && lb.GetVirtualAddress().GetHeld() {
 			return name
 		}
 	}
