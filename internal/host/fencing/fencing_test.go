@@ -88,10 +88,7 @@ func TestProbes(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
+	lo, err := testnetns.LoopbackUp()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,11 +170,7 @@ func TestTwoCapstandsOnOneBox(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
+	if _, err := testnetns.LoopbackUp(); err != nil {
 		t.Fatal(err)
 	}
 	box, other := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")

@@ -31,11 +31,7 @@ func TestConnectionOutlivesOtherNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	loopback, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(loopback); err != nil {
+	if _, err := testnetns.LoopbackUp(); err != nil {
 		t.Fatal(err)
 	}
 	listener, err := net.Listen("tcp", "10.231.7.1:0")

@@ -93,10 +93,7 @@ func (r *rack) receiver(ns netns.NsHandle, at netip.Addr, port int) func(time.Du
 func (r *rack) send(ns netns.NsHandle, from netip.Addr, to netip.AddrPort) {
 	r.Helper()
 	r.must(in(ns, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
+		lo, err := testnetns.LoopbackUp()
 		if held, _ := HasAddress(from); err == nil && !held {
 			err = netlink.AddrReplace(lo, &netlink.Addr{IPNet: ipNet(from, from.BitLen()), Flags: unix.IFA_F_NODAD})
 		}

@@ -15,27 +15,33 @@ import (
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
+// virtualCIDR is the network of the cluster of poolWithVirtual.
+const virtualCIDR = "10.200.8.0/21"
+
+// poolWithVirtual returns a pool with a host that has reported its load balancer for the cluster ns/c with a virtual address.
+func poolWithVirtual(t *testing.T, name, address string) (*connections.Pool, *infrav1.CapstanHost) {
+	t.Helper()
+	server := fakehost.New(t)
+	_, err := server.EnsureNetwork(t.Context(), &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: virtualCIDR})
+	expect.NoError(t, err)
+	_, err = server.EnsureLoadBalancer(t.Context(), &hostpb.LoadBalancer{
+		Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"},
+		Endpoint: address + ":6443", VirtualAddress: &hostpb.VirtualAddress{Address: address},
+	})
+	expect.NoError(t, err)
+	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}}
+	pool := connections.NewPool(t.Context(), nil)
+	conn, err := pool.Connect(t.Context(), host)
+	expect.NoError(t, err)
+	expect.True(t, "the host has reported its load balancer", func() bool { return conn.LoadBalancer("net") != nil })
+	return pool, host
+}
+
 // ALL-18: the report of a host reserves an address for a new cluster only if the administrator has listed the address on this host. Root on
 // any host can report any address.
 func TestReportedEndpoint_ALL18(t *testing.T) {
 	const address = "203.0.113.64"
-	server := fakehost.New(t)
-	n := &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.8.0/21"}
-	lb := &hostpb.LoadBalancer{
-		Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"},
-		Endpoint: address + ":6443", VirtualAddress: &hostpb.VirtualAddress{Address: address},
-	}
-	if _, err := server.EnsureNetwork(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := server.EnsureLoadBalancer(t.Context(), lb); err != nil {
-		t.Fatal(err)
-	}
-	host := infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "h"}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}}
-	pool := connections.NewPool(t.Context(), nil)
-	conn, err := pool.Connect(t.Context(), &host)
-	expect.NoError(t, err)
-	expect.True(t, "the host has reported its load balancer", func() bool { return conn.LoadBalancer("net") != nil })
+	pool, host := poolWithVirtual(t, "h", address)
 	for name, tc := range map[string]struct {
 		namespace, listed string
 		boots, want       bool
@@ -49,12 +55,12 @@ func TestReportedEndpoint_ALL18(t *testing.T) {
 	} {
 		c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: tc.namespace, Name: "c"}}
 		c.Spec.ID, c.Spec.ControlPlaneEndpoint.Host = "net", address
-		c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI = n.Cidr, 5000
+		c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI = virtualCIDR, 5000
 		c.Status.Initialization.Provisioned = ptr.To(tc.boots)
 		if host.Spec.VirtualAddresses = nil; tc.listed != "" {
 			host.Spec.VirtualAddresses = []string{tc.listed}
 		}
-		if got := (&Reconciler{Pool: pool}).hasEndpoint(c, []infrav1.CapstanHost{host}); got != tc.want {
+		if got := (&Reconciler{Pool: pool}).hasEndpoint(c, []infrav1.CapstanHost{*host}); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -64,22 +70,7 @@ func TestReportedEndpoint_ALL18(t *testing.T) {
 // host of the cluster reports that it takes part.
 func TestElectionWithoutFirstHost(t *testing.T) {
 	const address = "203.0.113.64"
-	server := fakehost.New(t)
-	n := &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.8.0/21"}
-	lb := &hostpb.LoadBalancer{
-		Id: "net", Namespace: "ns", Name: "c", NetworkId: "net", Listen: []string{":6443"},
-		Endpoint: address + ":6443", VirtualAddress: &hostpb.VirtualAddress{Address: address},
-	}
-	if _, err := server.EnsureNetwork(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := server.EnsureLoadBalancer(t.Context(), lb); err != nil {
-		t.Fatal(err)
-	}
-	pool := connections.NewPool(t.Context(), nil)
-	conn, err := pool.Connect(t.Context(), &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: infrav1.CapstanHostSpec{Address: server.Address()}})
-	expect.NoError(t, err)
-	expect.True(t, "the host has reported its load balancer", func() bool { return conn.LoadBalancer("net") != nil })
+	pool, _ := poolWithVirtual(t, "second", address)
 	third := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "third"}, Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{address + "/32"}}}
 	added, err := pool.Connect(t.Context(), &infrav1.CapstanHost{ObjectMeta: third.ObjectMeta, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}})
 	expect.NoError(t, err)
@@ -88,7 +79,7 @@ func TestElectionWithoutFirstHost(t *testing.T) {
 		s.cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
 		spec := &s.capstan.Spec
 		spec.ID, spec.ControlPlaneEndpoint.Host, spec.LoadBalancer.HostName = "net", address, "lost"
-		spec.Network.MachineCIDR, spec.Network.Overlay.VNI = n.Cidr, 5000
+		spec.Network.MachineCIDR, spec.Network.Overlay.VNI = virtualCIDR, 5000
 		spec.LoadBalancerHosts = []infrav1.LoadBalancerHost{{Name: "lost"}, {Name: "second"}, {Name: "third"}}
 		if v := (&Reconciler{Pool: pool}).virtualAddress(s, third, added); (v.GetAddress() == address) != want || v.GetFirst() {
 			t.Errorf("cluster %s: found %v, want a part in the election: %v", name, v, want)

@@ -59,8 +59,8 @@ func TestUsable_ALL18(t *testing.T) {
 	}
 }
 
-// The machines of a cluster across hosts still have hosts after the CapstanHost of its load balancer was deleted: another host of the
-// cluster tells the IP family and the encryption of the network.
+// The machines of a cluster across hosts still have hosts after the CapstanHost of its load balancer was deleted: the network has
+// the IP family and the encryption of another host of the cluster.
 func TestWithin(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := infrav1.AddToScheme(scheme); err != nil {

@@ -23,12 +23,18 @@ func New() (ns netns.NsHandle, err error) {
 				return
 			}
 		}
-		var lo netlink.Link
-		if lo, err = netlink.LinkByName("lo"); err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
+		_, err = LoopbackUp()
 	})
 	return ns, err
+}
+
+// LoopbackUp activates the loopback device of the present network namespace, and returns it.
+func LoopbackUp() (netlink.Link, error) {
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	return lo, err
 }
 
 // In runs f in a network namespace.
