@@ -33,9 +33,11 @@ import (
 const (
 	namespace   = metav1.NamespaceDefault
 	hollowLabel = "hollow"
-	// bootstrapData is the Secret of all machines. Hollow machines run no programs. Without the data of a cluster they register
-	// no Node.
+	// bootstrapData is the Secret of all machines. Hollow machines run no programs.
 	bootstrapData = "bootstrap"
+	// bootDelay keeps the machines from registering Nodes, because their clusters have no API servers. Each machine would try
+	// it twice a second: the tries of 5,000 machines occupied one of two processors and slowed the manager down.
+	bootDelay = 24 * time.Hour
 	// limit bounds each step. A slow box takes an hour for thousands of machines.
 	limit = 2 * time.Hour
 	// reportEvery is the number of machines after which the costs since the last report are printed: they show whether a machine costs
@@ -128,7 +130,8 @@ func (f *fleet) startHosts(ctx context.Context) error {
 		name := hostName(i)
 		socket := filepath.Join(sockets, name+".sock")
 		cmd := exec.Command(filepath.Join(f.o.bin, "capstand"), "hollow", "--root", filepath.Join(f.root, name), "--name", name,
-			"--socket", socket, "--socket-uid", uid, "--versions", f.o.version, "--cpus", "128", "--memory", "512Gi")
+			"--socket", socket, "--socket-uid", uid, "--versions", f.o.version, "--cpus", "128", "--memory", "512Gi",
+			"--boot-delay", bootDelay.String())
 		if err := cmd.Start(); err != nil {
 			return err
 		}
