@@ -55,6 +55,7 @@ type fleet struct {
 	config *rest.Config
 	client client.Client
 	meter  measure.Meter
+	speed  measure.Yardstick // while machines are created
 	hosts  []*exec.Cmd
 }
 
@@ -99,6 +100,7 @@ func (f *fleet) measure(ctx context.Context) (*result, error) {
 			return nil, fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
+	r.work = f.speed.Mean()
 	err := f.spread(ctx, r)
 	if err == nil {
 		r.rest, err = f.meter.AtRest(ctx)
@@ -213,6 +215,7 @@ func (f *fleet) createMachines(ctx context.Context) error {
 	}
 	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
 		running, why, err := running(ctx, machines)
+		err = errors.Join(err, f.speed.Work())
 		for ; err == nil && created < min(n, running+f.o.atOnce); created++ {
 			err = f.createMachine(ctx, created)
 		}

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -102,6 +103,7 @@ type result struct {
 	hosts, clusters, machines      int
 	connect, provision, create     measure.Step
 	rest                           measure.Rest
+	work                           time.Duration // the processor time of a fixed piece of work while machines were created
 	lost                           float64
 	busiest, leastBusy, hostsInUse int
 }
@@ -114,6 +116,9 @@ func (r *result) perMachineAlone() float64 {
 	atRest := r.rest.Cost.CPU.Seconds() / r.rest.Quiet.Seconds()
 	return (r.create.CPU.Seconds() - atRest*r.create.Measured) * 1000 / float64(r.machines)
 }
+
+// inWork returns milliseconds as a multiple of the fixed piece of work: the speed of the box changes between two numbers of hosts.
+func (r *result) inWork(ms float64) float64 { return ms / (r.work.Seconds() * 1000) }
 
 func (r *result) print(first *result) {
 	fmt.Printf("%d hosts, %d clusters, %d machines\n", r.hosts, r.clusters, r.machines)
@@ -131,5 +136,7 @@ func (r *result) print(first *result) {
 		r.rest.Settled.Seconds(), r.rest.Quiet.Seconds(), r.rest.Cost.Ours, r.rest.Cost.CPU.Seconds())
 	fmt.Printf("  a stopped host is reported after %.1f s\n", r.lost)
 	fmt.Printf("  manager's CPU for a machine: %.2f ms, %.2f x that of the first line\n", r.perMachine(), r.perMachine()/first.perMachine())
-	fmt.Printf("  without its work at rest: %.2f ms, %.2f x that of the first line\n\n", r.perMachineAlone(), r.perMachineAlone()/first.perMachineAlone())
+	fmt.Printf("  without its work at rest: %.2f ms, %.2f x that of the first line\n", r.perMachineAlone(), r.perMachineAlone()/first.perMachineAlone())
+	fmt.Printf("  a fixed piece of work took %.1f ms of CPU meanwhile; in multiples of it, a machine cost %.2f x that of the first line, without the work at rest %.2f x\n\n",
+		r.work.Seconds()*1000, r.inWork(r.perMachine())/first.inWork(first.perMachine()), r.inWork(r.perMachineAlone())/first.inWork(first.perMachineAlone()))
 }
