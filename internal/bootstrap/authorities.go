@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -13,6 +14,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // CrossCADataName is the key of the cross-signed authority in the secret <cluster>-ca: the certificate of the signing
@@ -97,8 +99,12 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 	if err != nil {
 		return data, nil // The existing data still works.
 	}
-	before := existing.DeepCopy()
-	existing.Data[secret.KubeconfigDataName] = fresh
-	metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, want)
-	return fresh, r.Client.Patch(ctx, existing, client.MergeFrom(before))
+	err = reconciling.Change(ctx, r.Client, existing, func() {
+		existing.Data[secret.KubeconfigDataName] = fresh
+		metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, want)
+	})
+	if apierrors.IsConflict(err) {
+		return data, nil // The Secret may have another token than the cache, whose event follows.
+	}
+	return fresh, err
 }

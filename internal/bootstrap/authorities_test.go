@@ -3,15 +3,20 @@ package bootstrap
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
@@ -76,6 +81,59 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 	files, _ = dataOf(t, cluster, ofControlPlane)
 	if string(files[nodeconfig.CrossCAPath].Content) != "signed by the one before" || named(ofControlPlane) != want {
 		t.Errorf("a control plane machine: %q, %s", files[nodeconfig.CrossCAPath].Content, named(ofControlPlane))
+	}
+}
+
+// TestAuthoritiesKeepTheToken_CP15: a cache can be from before the rotation of a pool's token. New authorities then wait for the event of the
+// Secret, and do not bring the former token back.
+func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}
+	cluster.Spec.ControlPlaneEndpoint = endpoint
+	old, next := Certificates(bootstrapv1.ClusterConfiguration{}), Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := errors.Join(old.Generate(), next.Generate()); err != nil {
+		t.Fatal(err)
+	}
+	ca := old.GetByPurpose(secret.ClusterCA).AsSecret(client.ObjectKeyFromObject(cluster), metav1.OwnerReference{Name: "demo", UID: "1"})
+	stored := fake.NewClientBuilder().WithObjects(ca).Build()
+	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pool", UID: "2"}}
+	s := &scope{config: config, owner: &owner{clusterName: "demo", version: "v1.36.3", pool: &clusterv1.MachinePool{}}, cluster: cluster, controlPlane: &controlplanev1.CapstanControlPlane{}}
+	r := &Reconciler{Client: stored, SecretClient: stored}
+	config.Status.DataSecretName = dataSecretName(s)
+	read := func() (*corev1.Secret, string) {
+		t.Helper()
+		data := &corev1.Secret{}
+		if err := stored.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: config.Status.DataSecretName}, data); err != nil {
+			t.Fatal(err)
+		}
+		token, err := render.Token(data.Data[secret.KubeconfigDataName])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data, token
+	}
+	if _, err := r.dataSecret(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	cached, first := read()
+	if err := r.rotate(t.Context(), s, first); err != nil {
+		t.Fatal(err)
+	}
+	current, second := read()
+	ca.Data[secret.TLSCrtDataName] = bytes.Join([][]byte{ca.Data[secret.TLSCrtDataName], next.GetByPurpose(secret.ClusterCA).KeyPair.Cert}, nil)
+	if err := stored.Update(t.Context(), ca); err != nil {
+		t.Fatal(err)
+	}
+	for _, existing := range []*corev1.Secret{cached, current} {
+		version := existing.ResourceVersion
+		if _, err := r.refreshAuthorities(t.Context(), s, existing); err != nil {
+			t.Errorf("version %s: %v", version, err)
+		}
+		if _, token := read(); token != second || token == first {
+			t.Errorf("version %s: the data has the token %s, want %s", version, token, second)
+		}
+	}
+	if after, _ := read(); strings.Count(after.Annotations[bootstrapv1.AuthoritiesAnnotation], ",") != 1 {
+		t.Errorf("the data names the authorities %q, want two", after.Annotations[bootstrapv1.AuthoritiesAnnotation])
 	}
 }
 
