@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -286,11 +287,10 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	if err := r.Client.List(reading, machines, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
-	workers, err := r.holders(reading, workersOnTheWay(machines))
+	out, err := r.lackingOnTheWay(reading, state, machines)
 	if err != nil {
 		return nil, err
 	}
-	out := model.PendingMachines(state.Target, workers, "Machine %s has no Node yet, and was made with other certificate authorities: when it has joined it follows; if it never does, delete it")
 	nodes := &corev1.NodeList{}
 	if err := s.client.List(reading, nodes); err != nil {
 		return nil, err
@@ -303,6 +303,20 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 		out = append(out, fmt.Sprintf("%d of %d Nodes were reached in one pass, and the others follow", reached, len(nodes.Items)))
 	}
 	return append(out, model.PendingNodes(state.Target, holders)...), nil
+}
+
+// lackingOnTheWay describes the workers without a Node that may not have the target.
+func (r *rotations) lackingOnTheWay(ctx context.Context, state model.Rotation, machines *clusterv1.MachineList) ([]string, error) {
+	own, pooled := workersOnTheWay(machines)
+	holders, err := r.holders(ctx, own)
+	if err != nil {
+		return nil, err
+	}
+	out := model.PendingMachines(state.Target, holders, "Machine %s has no Node yet, and was made with other certificate authorities: when it has joined it follows; if it never does, delete it")
+	for _, m := range pooled {
+		out = append(out, fmt.Sprintf("Machine %s of a pool has started and has no Node yet, and can have other certificate authorities: when it has joined it follows; if it never does, delete it", m.Name))
+	}
+	return out, nil
 }
 
 // announceToNodes sends the target to the Nodes until the pass is over, and returns those that it reached. The next pass reaches others: a
@@ -398,16 +412,22 @@ func answerTo(challenge string, bundle []byte, signer func() (tls.Certificate, e
 	return nodeconfig.SignAuthorities(key, bundle, challenge)
 }
 
-// workersOnTheWay returns the workers with bootstrap data and without a Node.
-func workersOnTheWay(machines *clusterv1.MachineList) []*clusterv1.Machine {
-	var out []*clusterv1.Machine
+// workersOnTheWay returns the workers without a Node: those with bootstrap data of their own, and those of pools that have started. Core
+// gives Machines of pools an empty name of data, because they share the data of the pool. This gets the target under its present name: a
+// Machine that starts later reads the target, and nothing records the authorities that a Machine that has started has read.
+func workersOnTheWay(machines *clusterv1.MachineList) (own, pooled []*clusterv1.Machine) {
 	for i := range machines.Items {
 		m := &machines.Items[i]
-		if _, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]; !controlPlane && !m.Status.NodeRef.IsDefined() && m.DeletionTimestamp.IsZero() && m.Spec.Bootstrap.DataSecretName != nil {
-			out = append(out, m)
+		_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
+		switch {
+		case controlPlane || m.Status.NodeRef.IsDefined() || !m.DeletionTimestamp.IsZero():
+		case ptr.Deref(m.Spec.Bootstrap.DataSecretName, "") != "":
+			own = append(own, m)
+		case ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false):
+			pooled = append(pooled, m)
 		}
 	}
-	return out
+	return own, pooled
 }
 
 // finishRotation removes the old authority from the ConfigMap that API servers publish for other servers: API servers add

@@ -250,6 +250,40 @@ func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
 	r.says(controlplanev1.TrustingNewReason, "Machine w has no Node yet")
 }
 
+// TestRotationAndMachinesOfPools: a rotation waits for a Machine of a pool that has started and has not joined, because nothing records the
+// authorities that it has read. It does not wait for one that has not started: core gives it an empty name of bootstrap data, and it will
+// read the current data of the pool.
+func TestRotationAndMachinesOfPools(t *testing.T) {
+	r := newRotating(t)
+	s := r.scope()
+	pooled := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Labels: map[string]string{clusterv1.ClusterNameLabel: "demo", clusterv1.MachinePoolNameLabel: "pool"}}}
+	pooled.Spec.Bootstrap.DataSecretName = ptr.To("")
+	if err := r.management.Create(t.Context(), pooled); err != nil {
+		t.Fatal(err)
+	}
+	published := &corev1.ConfigMap{}
+	r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(s.Authority.Data[secret.TLSCrtDataName])} })
+	rotations := &rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}
+	waits := func() bool {
+		t.Helper()
+		lacking, err := rotations.lackingNodes(t.Context(), s, s.Rotation())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(strings.Join(lacking, "\n"), "Machine p")
+	}
+	if waits() {
+		t.Error("the rotation waits for a Machine of a pool that has not started")
+	}
+	pooled.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	if err := r.management.Status().Update(t.Context(), pooled); err != nil {
+		t.Fatal(err)
+	}
+	if !waits() {
+		t.Error("the rotation does not wait for a Machine of a pool that has started and has not joined")
+	}
+}
+
 // TestRotationInPasses: a cluster can have more Nodes than one pass reaches. The next pass continues, and no pass reads a Machine that the
 // cache contains.
 func TestRotationInPasses(t *testing.T) {
