@@ -18,10 +18,14 @@ const (
 	inPlaceUpdates = string(feature.InPlaceUpdates)
 )
 
-// gatesOf returns the feature gates of Cluster API after a request. An empty request changes nothing.
+// gatesOf returns the feature gates of Cluster API after a request. An empty request changes nothing. Cluster API removes gates in new
+// versions, so stored gates are checked as well.
 func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 	switch asked {
 	case "":
+		if err := checkGates(have); err != nil {
+			return nil, invalid("the stored feature gates do not fit this build: %w. Set others, or remove them with --core-feature-gates none", err)
+		}
 		return have, nil
 	case defaultGates:
 		return nil, nil
@@ -35,14 +39,19 @@ func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 		}
 		out[name] = enabled
 	}
+	return out, checkGates(out)
+}
+
+// checkGates returns an error for gates with which Cluster API core does not start.
+func checkGates(gates map[string]bool) error {
 	// A copy, because the gates of this process must not change.
-	if err := feature.MutableGates.DeepCopy().SetFromMap(out); err != nil {
-		return nil, invalid("expected feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
+	if err := feature.MutableGates.DeepCopy().SetFromMap(gates); err != nil {
+		return invalid("expected feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
 	}
-	if out[inPlaceUpdates] && !coreGates(out)[runtimeSDK] {
-		return nil, invalid("expected RuntimeSDK=true with InPlaceUpdates=true in --core-feature-gates, found %q: Cluster API core does not start without its client for hooks. Set InPlaceUpdates=false, or leave it out", asked)
+	if gates[inPlaceUpdates] && !coreGates(gates)[runtimeSDK] {
+		return invalid("expected RuntimeSDK=true with InPlaceUpdates=true in --core-feature-gates, found RuntimeSDK=false: Cluster API core does not start without its client for hooks. Set InPlaceUpdates=false, or leave it out")
 	}
-	return out, nil
+	return nil
 }
 
 // coreGates returns the gates that differ from core's defaults, from those of a plane. The gates of ClusterClasses and of updates in place

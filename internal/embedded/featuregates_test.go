@@ -39,6 +39,9 @@ func TestCoreFeatureGates(t *testing.T) {
 			t.Errorf("--core-feature-gates %q is accepted by a plane with %v: %v", test.asked, before.CoreFeatureGates, served)
 		}
 	}
+	if _, err := gatesOf(map[string]bool{"Removed": true}, ""); err == nil || !strings.Contains(err.Error(), "Removed") || !strings.Contains(err.Error(), "--core-feature-gates none") {
+		t.Errorf("a stored gate that this version does not have: %v", err)
+	}
 	for asked, why := range map[string]string{"Unheard=true": "Unheard", "MachinePool": "Name=true", "MachinePool=maybe": "Name=true", "InPlaceUpdates=true,RuntimeSDK=false": "RuntimeSDK=true with InPlaceUpdates=true"} {
 		if _, err := decideState(l, assets, Options{CoreFeatureGates: asked}); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("--core-feature-gates %q: %v", asked, err)

@@ -29,6 +29,8 @@ func TestSettings(t *testing.T) {
 	changed := func(s Settings, change func(*Settings)) *Settings { change(&s); return &s }
 	tried := map[string]bool{}
 	two := *changed(plain, func(s *Settings) { s.Hosts = []string{"local", "local-2"} })
+	// A former version of Cluster API had this gate.
+	removed := *changed(plain, func(s *Settings) { s.CoreFeatureGates = map[string]bool{"Removed": true} })
 	for name, test := range map[string]struct {
 		have    Settings
 		options Options
@@ -58,6 +60,8 @@ func TestSettings(t *testing.T) {
 		"fewer hosts":          {two, Options{Hosts: 1}, nil},
 		"an older version":     {full, Options{KubernetesVersion: "v1.35.9"}, nil},
 		"two hosts, listen":    {full, Options{Hosts: 2}, nil},
+		"a removed gate":       {removed, Options{}, nil},
+		"removed gates ended":  {removed, Options{CoreFeatureGates: "none"}, &plain},
 		"a wrong gate":         {full, Options{CoreFeatureGates: "Unheard=true"}, nil},
 		"a wrong address":      {full, Options{APIAddress: "127.0.0.1:6443"}, nil},
 		"a wrong collector":    {full, Options{Tracing: collector.Flags{Endpoint: "collector"}}, nil},
