@@ -275,13 +275,25 @@ func (p *plane) trim(ctx context.Context) {
 
 // maintain repeats a task until ctx ends.
 func maintain(ctx context.Context, interval time.Duration, task func(now time.Time) error) {
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(min(interval/10, time.Minute))
 	defer ticker.Stop()
+	maintainAt(ctx, ticker.C, interval, task)
+}
+
+// maintainAt does the task at a tick if the interval has passed by the clock of the box since the last time. Timers stop while the box is
+// paused, for example as a virtual machine, and certificates expire meanwhile. It also does the task if the clock was set back.
+func maintainAt(ctx context.Context, ticks <-chan time.Time, interval time.Duration, task func(now time.Time) error) {
+	last := time.Now().Round(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-ticker.C:
+		case now := <-ticks:
+			now = now.Round(0) // Without its monotonic reading, which stops like a timer.
+			if passed := now.Sub(last); 0 <= passed && passed < interval {
+				continue
+			}
+			last = now
 			if err := task(now); err != nil {
 				slog.Error("Cannot maintain the management plane", "error", err)
 			}

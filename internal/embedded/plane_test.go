@@ -105,6 +105,38 @@ func checkMaintenance(t *testing.T, fails int, shown string) {
 	}
 }
 
+// TestMaintenanceAfterAPause: the task follows the clock of the box, and not the timers, which stop while the box is paused.
+func TestMaintenanceAfterAPause(t *testing.T) {
+	begin := time.Now()
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	ticks, ended := make(chan time.Time), make(chan struct{})
+	var done []time.Duration
+	go func() {
+		defer close(ended)
+		maintainAt(ctx, ticks, 12*time.Hour, func(now time.Time) error {
+			if now != now.Round(0) {
+				t.Errorf("%s has a monotonic reading", now)
+			}
+			done = append(done, now.Sub(begin.Round(0)))
+			return errors.New("failed")
+		})
+	}()
+	const day = 24 * time.Hour
+	for _, at := range []time.Duration{
+		time.Minute, 11 * time.Hour, 13 * time.Hour, // The third has passed the interval.
+		13*time.Hour + time.Minute, 400 * day, 400*day + time.Minute, // The box was paused until the second one.
+		20 * day, 20*day + time.Minute, 21 * day, // The clock was set back before the first one.
+	} {
+		ticks <- begin.Add(at)
+	}
+	end()
+	<-ended
+	if want := []time.Duration{13 * time.Hour, 400 * day, 20 * day, 21 * day}; !slices.Equal(done, want) {
+		t.Errorf("the task was done after %v, want %v", done, want)
+	}
+}
+
 // TestPartsAfterAnError: a plane that cannot prepare its files has no components, and makes each of them once afterwards. Incomplete files of
 // a killed plane are removed.
 func TestPartsAfterAnError(t *testing.T) {
