@@ -13,6 +13,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"time"
 
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
@@ -357,7 +359,46 @@ func ensureDirs(l Layout, owner user) error {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return err
 		}
-		if err := errors.Join(os.Chmod(d.path, d.mode), os.Chown(d.path, d.owner.uid, d.owner.gid)); err != nil {
+		if err := errors.Join(os.Chmod(d.path, d.mode), d.owner.take(d.path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take gives a folder to its user. A box that is installed again on a kept file system can give its system user another id, so the content
+// of a folder follows. Folders of root contain those of others.
+func (u user) take(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if have := info.Sys().(*syscall.Stat_t); int(have.Uid) == u.uid && int(have.Gid) == u.gid {
+		return nil
+	}
+	if u.uid == 0 {
+		return os.Chown(dir, u.uid, u.gid)
+	}
+	return u.takeTree(dir)
+}
+
+// takeTree gives a folder with its content to the user, the folder itself last: an interrupted take is repeated. No link leads out of the
+// folder, because the user of the former id can write to it.
+func (u user) takeTree(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	var names []string
+	if err := fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
+		names = append(names, name)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, name := range slices.Backward(names) {
+		if err := root.Lchown(name, u.uid, u.gid); err != nil {
 			return err
 		}
 	}

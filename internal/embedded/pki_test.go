@@ -3,16 +3,19 @@ package embedded
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 	certutil "k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func testPKI(t *testing.T) (Layout, State, user) {
@@ -54,6 +57,45 @@ func TestPKIModes(t *testing.T) {
 			t.Errorf("%s: %v %v", dir, info.Mode(), err)
 		}
 	}
+}
+
+// TestPKIOfAnotherUser: after an installation of the box on a kept file system, the system user can have another id. It owns the files that
+// the former id has owned, and no file behind a link.
+func TestPKIOfAnotherUser(t *testing.T) {
+	l, s, former := testPKI(t)
+	outside, link := filepath.Join(t.TempDir(), "outside"), filepath.Join(l.Etcd(), "member", "link")
+	kept := []string{filepath.Join(l.Etcd(), "member", "snap", "db"), l.AuditLog()}
+	for _, path := range append(kept, outside) {
+		expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
+	}
+	expect.NoError(t, os.Symlink(outside, link))
+	for _, path := range append(kept, link, filepath.Dir(kept[0]), filepath.Dir(link)) {
+		expect.NoError(t, os.Lchown(path, former.uid, former.gid))
+	}
+	before := owners(t, l.Root)
+	now := user{former.uid + 1, former.gid + 1}
+	expect.NoError(t, ensurePKI(l, s, now, time.Now()))
+	for path, after := range owners(t, l.Root) {
+		if want := map[user]user{former: now, {}: {}}[before[path]]; after != want {
+			t.Errorf("%s belonged to %v, and now to %v", path, before[path], after)
+		}
+	}
+	if got := owners(t, outside)[outside]; got != (user{}) {
+		t.Errorf("a file outside of the folder belongs to %v", got)
+	}
+}
+
+// owners returns the owner of each file.
+func owners(t *testing.T, dir string) map[string]user {
+	t.Helper()
+	out := map[string]user{}
+	expect.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		var stat unix.Stat_t
+		err = errors.Join(err, unix.Lstat(path, &stat))
+		out[path] = user{int(stat.Uid), int(stat.Gid)}
+		return err
+	}))
+	return out
 }
 
 // RBAC applies to managers: no certificate of theirs is in a group that bypasses RBAC.

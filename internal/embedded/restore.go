@@ -261,12 +261,7 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	if err := member.Restore(ctx, filepath.Join(Assets{assets}.Kubernetes(), version, "etcdutl"), filepath.Join(from.Root, snapshotName), to.Etcd()); err != nil {
 		return err
 	}
-	return filepath.WalkDir(to.Etcd(), func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		return os.Lchown(path, owner.uid, owner.gid) //nolint:gosec // only root can write below the new folder
-	})
+	return owner.takeTree(to.Etcd())
 }
 
 // unpackState adapts the state to this box: the path of the programs, hosts that are newer than the backup, and the address for remote
