@@ -407,6 +407,38 @@ func TestStateOfBackup(t *testing.T) {
 	}
 }
 
+// TestMayReplace: a restore moves the existing files away, which is impossible for a mount point and useless for a link. It is refused before
+// it changes anything.
+func TestMayReplace(t *testing.T) {
+	assets := testAssets(t, "v1.35.4")
+	m := archive.Manifest{KubernetesVersion: "v1.35.4", CapstanVersion: version.Version, Files: []archive.File{{Name: snapshotName}, {Name: stateName}}}
+	for _, key := range keyFiles(Layout{}) {
+		m.Files = append(m.Files, archive.File{Name: key})
+	}
+	for name, test := range map[string]struct {
+		make func(path string) error
+		want string
+	}{
+		"nothing": {func(string) error { return nil }, ""},
+		"folder":  {func(path string) error { return os.Mkdir(path, 0o700) }, ""},
+		"link":    {func(path string) error { return os.Symlink(t.TempDir(), path) }, "found a symbolic link "},
+		"mount": {func(path string) error {
+			t.Cleanup(func() { expect.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
+			return errors.Join(os.Mkdir(path, 0o700), unix.Mount("tmpfs", path, "tmpfs", 0, ""))
+		}, "found a mount point "},
+	} {
+		for _, part := range []string{pkiName, "etcd"} {
+			l := Layout{Root: t.TempDir()}
+			path := filepath.Join(l.Root, part)
+			expect.NoError(t, test.make(path))
+			err := mayRestore(l, assets, m, true)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want+path) {
+				t.Errorf("%s as %s: %v", part, name, err)
+			}
+		}
+	}
+}
+
 // The next start completes a restore that was killed between two renames.
 func TestFinishRestore(t *testing.T) {
 	m := archive.Manifest{Installation: "x", Time: time.Unix(0, 0), Files: []archive.File{{Name: "a"}}}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/mod/semver"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -175,11 +176,37 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 		return fmt.Errorf("cannot restore a backup of Kubernetes %s: %w", m.KubernetesVersion, err)
 	}
 	if replace {
-		return nil
+		return mayReplace(l)
 	}
 	for _, part := range restoredParts {
 		if path := filepath.Join(l.Root, part); atomicfile.Exists(path) {
 			return fmt.Errorf("expected an empty --root, found an installation in %s (%s): choose another folder, or replace its data with --replace; its machines stay", l.Root, path)
+		}
+	}
+	return nil
+}
+
+// mayReplace returns an error if a restore cannot move the existing files to another folder. A mount point cannot be renamed, and after the
+// rename of a link the new files would be on the disk of the root folder.
+func mayReplace(l Layout) error {
+	for _, part := range restoredParts {
+		path := filepath.Join(l.Root, part)
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if info.Mode().Type() == fs.ModeSymlink {
+			return fmt.Errorf("expected files of %s that --replace can move, found a symbolic link %s: remove the link, and create it again after you have moved the restored files to its target", l.Root, path)
+		}
+		mounted, err := mountinfo.Mounted(path)
+		if err != nil {
+			return err
+		}
+		if mounted {
+			return fmt.Errorf("expected files of %s that --replace can move, found a mount point %s: unmount it, and mount it again after you have moved the restored files to its file system", l.Root, path)
 		}
 	}
 	return nil
