@@ -387,7 +387,7 @@ func TestStateOfBackup(t *testing.T) {
 			for _, host := range test.folders {
 				expect.NoError(t, os.MkdirAll(here.HostRoot(host), 0o711))
 			}
-			expect.NoError(t, State{ID: "abcd1234", Settings: Settings{KubernetesVersion: "v1.35.4", Hosts: test.have}}.save(from))
+			expect.NoError(t, State{ID: "abcd1234", StoppedUnit: "capstan.service", Settings: Settings{KubernetesVersion: "v1.35.4", Hosts: test.have}}.save(from))
 			err := unpackState(here, from, to, assets, archive.Manifest{KubernetesVersion: "v1.35.4"})
 			if test.refusal != "" {
 				if err == nil || !strings.Contains(err.Error(), test.refusal) {
@@ -400,6 +400,9 @@ func TestStateOfBackup(t *testing.T) {
 			expect.NoError(t, err)
 			state, err := LoadState(to)
 			expect.NoError(t, err)
+			if state.StoppedUnit != "" {
+				t.Errorf("a unit of the other box: %s", state.StoppedUnit)
+			}
 			if state.KubernetesVersion != test.version || restored.PlaneKubernetesVersion != test.version || !slices.Equal(state.Hosts, test.hosts) {
 				t.Errorf("got %s, %s and the hosts %v, want %s and %v", state.KubernetesVersion, restored.PlaneKubernetesVersion, state.Hosts, test.version, test.hosts)
 			}

@@ -57,7 +57,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		return err
 	}
 	if keepState {
-		return nil
+		return forgetUnit(l)
 	}
 	if err := purgeHosts(ctx, l, assets, step); err != nil {
 		return err
@@ -71,6 +71,14 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		step("keep " + filepath.Join(l.Root, e.Name()) + ", which outlives the management plane")
 	}
 	return atomicfile.IgnoreMissing(err)
+}
+
+// forgetUnit makes the next `capstan up` start the plane without a unit. A damaged state stays for the error of `capstan up`.
+func forgetUnit(l Layout) error {
+	if state, err := LoadState(l); err == nil {
+		return state.forgetUnit(l)
+	}
+	return nil
 }
 
 // Installed reports whether the root folder has an installation, or what an interrupted `capstan down` left of one.

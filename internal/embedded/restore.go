@@ -291,14 +291,14 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	return owner.takeTree(to.Etcd())
 }
 
-// unpackState adapts the state to this box: the path of the programs, hosts that are newer than the backup, and the address for remote
+// unpackState adapts the state to this box: the path of the programs, no unit, hosts that are newer than the backup, and the address for remote
 // managers if its certificates are missing.
 func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) error {
 	state, err := LoadState(from)
 	if err != nil {
 		return err
 	}
-	state.Assets = assets
+	state.Assets, state.StoppedUnit = assets, ""
 	if state.KubernetesVersion, err = versionFor(assets, m); err != nil {
 		return err
 	}

@@ -25,6 +25,9 @@ type State struct {
 	Settings
 	// PortBase is the first port of the installation on loopback; 0 before its first start.
 	PortBase int `json:"portBase,omitempty"`
+	// StoppedUnit of systemd runs the plane, and `capstan up` stops the plane to start this unit with other settings. Empty after each
+	// start of the plane.
+	StoppedUnit string `json:"stoppedUnit,omitempty"`
 }
 
 // LoadState reads the state. Without an installation in the root folder, the error is fs.ErrNotExist.
@@ -98,6 +101,15 @@ func (s State) save(l Layout) error {
 		return err
 	}
 	return atomicfile.WriteFile(l.State(), append(data, '\n'), 0o600)
+}
+
+// forgetUnit removes the unit that the next `capstan up` would start.
+func (s *State) forgetUnit(l Layout) error {
+	if s.StoppedUnit == "" {
+		return nil
+	}
+	s.StoppedUnit = ""
+	return s.save(l)
 }
 
 func isDir(path string) bool {

@@ -75,6 +75,10 @@ func TestDecideState(t *testing.T) {
 			t.Errorf("%d hosts: a plane with three hosts is accepted: %v", hosts, got)
 		}
 	}
+	// A `capstan up` was interrupted after it had stored three hosts.
+	if running := (Status{Settings: first.Settings, Assets: more.Assets, Build: buildOf(more)}); (Options{}).served(running, more.Assets, l) {
+		t.Error("a plane without the stored settings is accepted")
+	}
 }
 
 // TestKubernetesVersion: the version of a plane changes only on request, and only to one whose API server can read the stored objects.

@@ -89,7 +89,7 @@ func becomeBuild(assets string) error {
 // startUnit starts the daemon as a systemd unit, and returns when its status can be read.
 func startUnit(ctx context.Context, unit string) error {
 	if out, err := exec.CommandContext(ctx, "systemctl", "start", unit).CombinedOutput(); err != nil {
-		return fmt.Errorf("expected systemd to start %s, the unit of the management plane: %w: %s; see `journalctl -u %s`", unit, err, strings.TrimSpace(string(out)), unit)
+		return fmt.Errorf("expected systemd to start %s, the unit of the management plane: %w: %s; see `journalctl -u %s`. To start the plane without the unit, run `capstan down --keep-state` and `capstan up`", unit, err, strings.TrimSpace(string(out)), unit)
 	}
 	return nil
 }

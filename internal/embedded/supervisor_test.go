@@ -5,11 +5,16 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // otherDaemon is a process that holds the plane's lock like a daemon.
@@ -73,46 +78,110 @@ func TestUnitWaitsForCommands(t *testing.T) {
 	}
 }
 
-// TestUpOfUnit: `capstan up` of another build makes systemd restart the unit after it has the command lock.
-func TestUpOfUnit(t *testing.T) {
-	root, assets, tools := filepath.Join(t.TempDir(), "root"), t.TempDir(), t.TempDir()
-	l := Layout{Root: root}
-	if err := os.Chmod(filepath.Dir(filepath.Dir(root)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	write := func(path, content string) {
-		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, program := range []string{apiServer, controllerManager, etcd} {
-		write(filepath.Join(assets, "kubernetes", "v1.36.3", program), "")
-	}
-	write(filepath.Join(tools, "systemctl"), "#!/bin/sh\nflock --nonblock "+l.commandLock()+" echo \"$@\" >"+filepath.Join(tools, "called"))
-	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
-	write(l.commandLock(), "")
-	ended := otherDaemon(t, l)
-	server, err := newBoard(Status{Unit: "capstan.service", Assets: "/an/older/build", Ready: true}).serve(l.StatusSocket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = server.Close() }()
+// unitPlane is a plane of another build that a unit runs, with a systemctl that records its arguments.
+type unitPlane struct {
+	layout  Layout
+	options Options
+	tools   string          // the folder of systemctl
+	ended   <-chan struct{} // the daemon
+	status  *http.Server
+}
 
-	if _, err := Up(t.Context(), Options{Root: root, Assets: assets}, func(Status) {}); err != nil {
-		t.Fatal(err)
-	}
-	<-ended
-	if called, err := os.ReadFile(filepath.Join(tools, "called")); string(called) != "start capstan.service\n" {
+func newUnitPlane(t *testing.T, root string) unitPlane {
+	t.Helper()
+	u := unitPlane{layout: Layout{Root: root}, options: Options{Root: root, Assets: testAssets(t, "v1.36.3")}, tools: t.TempDir()}
+	expect.NoError(t, errors.Join(os.MkdirAll(root, 0o711), os.WriteFile(u.layout.commandLock(), nil, 0o600)))
+	u.systemctl(t, "")
+	t.Setenv("PATH", u.tools+":"+os.Getenv("PATH"))
+	u.ended = otherDaemon(t, u.layout)
+	server, err := newBoard(Status{Unit: "capstan.service", Assets: "/an/older/build", Ready: true}).serve(u.layout.StatusSocket())
+	expect.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	u.status = server
+	return u
+}
+
+// systemctl sets what systemctl does after it has taken the lock of the commands.
+func (u unitPlane) systemctl(t *testing.T, then string) {
+	t.Helper()
+	script := "#!/bin/sh\nflock --nonblock " + u.layout.commandLock() + " echo \"$@\" >" + u.called() + "\n" + then
+	expect.NoError(t, os.WriteFile(filepath.Join(u.tools, "systemctl"), []byte(script), 0o755))
+}
+
+// called is the file with the arguments of the last systemctl.
+func (u unitPlane) called() string { return filepath.Join(u.tools, "called") }
+
+func (u unitPlane) checkStarted(t *testing.T) {
+	t.Helper()
+	if called, err := os.ReadFile(u.called()); string(called) != "start capstan.service\n" {
 		t.Errorf("systemctl was called with %q, %v", called, err)
 	}
-	if state, err := LoadState(l); state.Assets != assets || err != nil {
+}
+
+// TestUpOfUnit: `capstan up` of another build makes systemd restart the unit after it has the command lock.
+func TestUpOfUnit(t *testing.T) {
+	u := newUnitPlane(t, newRoot(t))
+	_, err := Up(t.Context(), u.options, func(Status) {})
+	expect.NoError(t, err)
+	<-u.ended
+	u.checkStarted(t)
+	if state, err := LoadState(u.layout); state.Assets != u.options.Assets || err != nil {
 		t.Errorf("the state is %+v, %v", state, err)
 	}
+}
 
-	write(filepath.Join(tools, "systemctl"), "#!/bin/sh\necho no such unit >&2; exit 5")
-	if err := startUnit(t.Context(), "capstan.service"); err == nil || !strings.Contains(err.Error(), "no such unit") || !strings.Contains(err.Error(), "journalctl -u capstan.service") {
-		t.Errorf("a unit that does not start: %v", err)
+// TestInterruptedUpOfUnit: after a `capstan up` that has stopped the plane and did not start the unit, the next one starts the unit. A
+// start of the plane ends this, and so does `capstan down --keep-state`, which is the way back if the unit no longer exists.
+func TestInterruptedUpOfUnit(t *testing.T) {
+	u := newUnitPlane(t, newRoot(t))
+	expect.NoError(t, os.WriteFile(u.layout.Logs(), nil, 0o600)) // A daemon without a unit cannot start.
+	u.systemctl(t, "echo no such unit >&2; exit 5")
+	up := func() error {
+		_, err := Up(t.Context(), u.options, func(Status) {})
+		return err
+	}
+	err := up()
+	for _, part := range []string{"no such unit", "journalctl -u capstan.service", "capstan down --keep-state"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("a unit that does not start: %v", err)
+		}
+	}
+	<-u.ended
+	expect.NoError(t, errors.Join(u.status.Close(), os.Remove(u.called())))
+	if err := up(); err == nil || !strings.Contains(err.Error(), "no such unit") {
+		t.Errorf("the next `capstan up`: %v", err)
+	}
+	u.checkStarted(t)
+
+	stored, err := LoadState(u.layout)
+	expect.NoError(t, err)
+	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {}))
+	if err := up(); err == nil || !strings.Contains(err.Error(), u.layout.Logs()) {
+		t.Errorf("after `capstan down --keep-state`: %v", err)
+	}
+	expect.NoError(t, errors.Join(os.Remove(u.layout.Logs()), stored.save(u.layout)))
+	ended, end := context.WithCancel(t.Context())
+	end()
+	expect.NoError(t, Run(ended, u.layout, Supervisor{}))
+	if state, err := LoadState(u.layout); state.StoppedUnit != "" || err != nil {
+		t.Errorf("after a start of the plane: %+v, %v", state, err)
+	}
+}
+
+// TestUpOnAFullDisk: `capstan up` that cannot store its decisions leaves the plane running.
+func TestUpOnAFullDisk(t *testing.T) {
+	root := newRoot(t)
+	expect.NoError(t, errors.Join(os.Mkdir(root, 0o711), unix.Mount("tmpfs", root, "tmpfs", 0, "size=64k")))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(root, unix.MNT_DETACH)) })
+	u := newUnitPlane(t, root)
+	if err := os.WriteFile(filepath.Join(root, "full"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if _, err := Up(t.Context(), u.options, func(Status) {}); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got %v", err)
+	}
+	if pid, err := planeProcess(u.layout); pid == 0 || err != nil {
+		t.Errorf("the plane does not run: %v", err)
 	}
 }
 

@@ -79,16 +79,20 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		return Status{}, err
 	}
 	if notRunning == nil {
+		state.StoppedUnit = status.Unit
+	}
+	// Before the stop: the plane continues if the disk is full, and after an interruption the next `capstan up` knows the unit.
+	if err := state.save(l); err != nil {
+		return Status{}, err
+	}
+	if notRunning == nil {
 		if err := stopPlane(ctx, l); err != nil {
 			return Status{}, err
 		}
 	}
-	if err := state.save(l); err != nil {
-		return Status{}, err
-	}
-	if status.Unit != "" {
+	if state.StoppedUnit != "" {
 		unlock() // for the daemon of the unit
-		err = startUnit(ctx, status.Unit)
+		err = startUnit(ctx, state.StoppedUnit)
 	} else {
 		err = startPlane(l, o.Logging)
 	}
@@ -106,8 +110,12 @@ func afterUpgrade(before, now string, err error) error {
 	return fmt.Errorf("%w (this start changed Kubernetes from %s to %s. To return to %s, restore a backup of it: stop the plane with `capstan down --keep-state`, and run `capstan restore --replace` and `capstan up`)", err, before, now, before)
 }
 
-// served reports whether a plane has the requested options and this build.
+// served reports whether a plane has the stored settings, the requested options and this build. An interrupted `capstan up` can leave a
+// plane that runs without the stored settings.
 func (o Options) served(s Status, assets string, l Layout) bool {
+	if stored, err := LoadState(l); err == nil && !reflect.DeepEqual(stored.Settings, s.Settings) {
+		return false
+	}
 	next, err := s.with(o, l, Assets{assets})
 	return err == nil && reflect.DeepEqual(next, s.Settings) && s.Error == "" && s.Assets == assets && s.Build == buildOf(State{Assets: assets, Settings: next})
 }
