@@ -1,15 +1,12 @@
 package cli
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
-
-	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/atomicfile"
 )
@@ -156,17 +153,3 @@ func arguments(options []option) (words []string) {
 func optionLine(words []string) string {
 	return fmt.Sprintf("%s=%q", defaultsVariable, strings.Join(words, " "))
 }
-
-// splitChain returns the certificate of a host and that of its authority, after a check of the signature.
-func splitChain(data []byte) (leaf, authority *x509.Certificate, err error) {
-	chain, err := cert.ParseCertsPEM(data)
-	if err != nil || len(chain) != 2 {
-		return nil, nil, fmt.Errorf("expected the certificates of this host and of its authority, found %d: the signer %w", len(chain), errForeignSigner)
-	}
-	if err := chain[0].CheckSignatureFrom(chain[1]); err != nil {
-		return nil, nil, err
-	}
-	return chain[0], chain[1], nil
-}
-
-var errForeignSigner = errors.New("is not of Capstan's infrastructure provider")

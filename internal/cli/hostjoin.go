@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -24,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/atomicfile"
@@ -260,6 +262,18 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 	}
 	a.step("The certificate is in %s, valid until %s", files.Cert, made.NotAfter.UTC().Format(time.RFC3339))
 	return finishJoin(o.dir, want)
+}
+
+// splitChain returns the certificate of a host and that of its authority, after a check of the signature.
+func splitChain(data []byte) (leaf, authority *x509.Certificate, err error) {
+	chain, err := cert.ParseCertsPEM(data)
+	if err != nil || len(chain) != 2 {
+		return nil, nil, fmt.Errorf("expected the certificates of this host and of its authority, found %d: the signer is not of Capstan's infrastructure provider", len(chain))
+	}
+	if err := chain[0].CheckSignatureFrom(chain[1]); err != nil {
+		return nil, nil, err
+	}
+	return chain[0], chain[1], nil
 }
 
 // request creates the CertificateSigningRequest, and waits for the certificate of the host and that of its authority.

@@ -222,6 +222,10 @@ func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want 
 	return "", nil
 }
 
+// stores provides the access of machines to a backup store: its credentials, and the fingerprints of the keys that a
+// backup depends on.
+type stores struct{ *secrets }
+
 // storeSecret returns the content of the Secrets of a store; nil when it needs none. problem names the missing part, never any
 // content.
 func (r *stores) storeSecret(ctx context.Context, s *scope, store etcdv1.BackupStore) (data map[string][]byte, problem string, err error) {

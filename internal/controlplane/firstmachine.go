@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -73,58 +71,4 @@ func (r *machines) checkData(ctx context.Context, s *scope, name string) error {
 		return fmt.Errorf("the Secret %s still has the bootstrap data of a former %s: the garbage collector has to delete it first", name, owner.Kind)
 	}
 	return nil
-}
-
-const (
-	// firstPause and longestPause limit the delay after a failed attempt to create a Machine.
-	firstPause, longestPause = 250 * time.Millisecond, 30 * time.Second
-)
-
-// trial is the memory of failed attempts to create a Machine. It is lost with the process.
-type trial struct {
-	// name of the Machine. The next attempt uses the same name, so that the same error has the same text.
-	name string
-	// why is the last error. The next attempt follows at after, or at once for another generation of the spec.
-	why        string
-	failures   int
-	after      time.Time
-	generation int64
-}
-
-// trials are those of each control plane.
-type trials struct {
-	mu sync.Mutex
-	of map[client.ObjectKey]trial
-}
-
-func (a *trials) get(controlPlane *controlplanev1.CapstanControlPlane) trial {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	found := a.of[client.ObjectKeyFromObject(controlPlane)]
-	if found.generation != controlPlane.Generation {
-		return trial{generation: controlPlane.Generation}
-	}
-	return found
-}
-
-func (a *trials) set(controlPlane *controlplanev1.CapstanControlPlane, to trial) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.of == nil {
-		a.of = map[client.ObjectKey]trial{}
-	}
-	a.of[client.ObjectKeyFromObject(controlPlane)] = to
-}
-
-func (a *trials) forget(key client.ObjectKey) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.of, key)
-}
-
-// failed returns the trial after one more failure.
-func (a trial) failed(why string, now time.Time) trial {
-	a.why, a.after = why, now.Add(min(longestPause, firstPause<<min(a.failures, 10)))
-	a.failures++
-	return a
 }

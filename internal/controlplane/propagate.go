@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -224,25 +222,4 @@ func specOf(obj client.Object) any {
 		return machine.Spec
 	}
 	return nil
-}
-
-// memory of applied objects. It is lost with the process; then everything is applied again without an effect.
-type memory struct {
-	mu   sync.Mutex
-	sums map[types.UID][sha256.Size]byte
-}
-
-func (m *memory) is(uid types.UID, sum [sha256.Size]byte) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.sums[uid] == sum
-}
-
-func (m *memory) set(uid types.UID, sum [sha256.Size]byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.sums == nil || len(m.sums) > 10000 { // These entries belong to Machines that were deleted long ago.
-		m.sums = map[types.UID][sha256.Size]byte{}
-	}
-	m.sums[uid] = sum
 }

@@ -39,7 +39,7 @@ type Reconciler struct {
 	prober         *prober
 	workloads      *workloads
 	metricsServers *metricsServers
-	manifests      *creation
+	manifests      *userManifests
 	infrastructure *infrastructure
 	adoption       *adoption
 	authorities    *authorities
@@ -75,7 +75,7 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 		clients: clients, machineReader: reader, recorder: recorder, Options: opts,
 		prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
 		metricsServers: &metricsServers{},
-		manifests:      &creation{clients: clients},
+		manifests:      &userManifests{clients: clients},
 		adoption:       &adoption{clients, reader, recorder},
 		authorities:    &authorities{clients, secrets},
 		kubeconfigs:    &kubeconfigs{clients, secrets},

@@ -30,6 +30,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/ipam/webhook"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -104,7 +105,7 @@ var Provider = reconciling.Provider{
 		return SetupWithManager(ctx, mgr, Options{Options: opts})
 	},
 	SetupWebhooks: func(_ context.Context, mgr ctrl.Manager, _ reconciling.Options) error {
-		return SetupWebhooksWithManager(mgr)
+		return webhook.Setup(mgr)
 	},
 }
 

@@ -27,6 +27,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam"
+	ipamwebhook "capstan.dev/capstan/internal/ipam/webhook"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 
@@ -100,7 +101,7 @@ func startWebhooks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ipam.SetupWebhooksWithManager(mgr); err != nil {
+	if err := ipamwebhook.Setup(mgr); err != nil {
 		return err
 	}
 	ended := make(chan error, 1)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/contentsource"
 	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 const (
@@ -37,15 +37,15 @@ const (
 	maxManifestObjects, maxManifestMessage = 200, 1024
 )
 
-// creation applies the manifests of the spec to the workload cluster, each once.
-type creation struct {
+// userManifests applies the manifests of the spec to the workload cluster, each once.
+type userManifests struct {
 	*clients
 	// done remembers the control planes whose manifests were applied.
 	done memory
 }
 
 // reconcile applies the manifests that the cluster does not have yet. A manifest that fails holds up no other step.
-func (r *creation) reconcile(ctx context.Context, s *scope) (result, error) {
+func (r *userManifests) reconcile(ctx context.Context, s *scope) (result, error) {
 	wanted := s.Object.Spec.Manifests
 	if len(wanted) == 0 {
 		conditions.Delete(s.Object, controlplanev1.ManifestsAppliedCondition)
@@ -80,7 +80,7 @@ func sumOfNames(wanted []controlplanev1.Manifest, restored string) [sha256.Size]
 }
 
 // applyAll applies the manifests in their order and stops at the first that fails, because later ones can depend on it.
-func (r *creation) applyAll(ctx context.Context, s *scope, wanted []controlplanev1.Manifest) error {
+func (r *userManifests) applyAll(ctx context.Context, s *scope, wanted []controlplanev1.Manifest) error {
 	ctx, cancel := context.WithTimeout(ctx, manifestTimeout)
 	defer cancel()
 	record := &corev1.ConfigMap{}
@@ -100,8 +100,8 @@ func (r *creation) applyAll(ctx context.Context, s *scope, wanted []controlplane
 		if err != nil {
 			return fmt.Errorf("manifest %s: %w", m.Name, err)
 		}
-		if err := apply(ctx, s.client, content, m.ContentFrom.Secret.Name != ""); err != nil {
-			return shortened(fmt.Errorf("manifest %s: %w", m.Name, err))
+		if err := applyManifest(ctx, s.client, content, m.ContentFrom.Secret.Name != ""); err != nil {
+			return errors.New(shorten.Marked(fmt.Sprintf("manifest %s: %s", m.Name, err), maxManifestMessage))
 		}
 		applied[m.Name] = s.Now.UTC().Format(time.RFC3339)
 		if err := recordApplied(ctx, s.client, applied); err != nil {
@@ -111,15 +111,8 @@ func (r *creation) applyAll(ctx context.Context, s *scope, wanted []controlplane
 	return nil
 }
 
-func shortened(err error) error {
-	if text := err.Error(); len(text) > maxManifestMessage {
-		return errors.New(strings.ToValidUTF8(text[:maxManifestMessage], "") + " ...")
-	}
-	return err
-}
-
 // content reads the documents of a manifest.
-func (r *creation) content(ctx context.Context, namespace string, m controlplanev1.Manifest) ([]byte, error) {
+func (r *userManifests) content(ctx context.Context, namespace string, m controlplanev1.Manifest) ([]byte, error) {
 	switch from := m.ContentFrom; {
 	case from.Secret.Name != "":
 		return contentsource.Secret(ctx, r.Client, namespace, from.Secret)
@@ -149,9 +142,9 @@ func parseManifest(content []byte) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// apply applies the objects of a manifest. An error about a secret one has the reason of the API server, and not its message,
+// applyManifest applies the objects of a manifest. An error about a secret one has the reason of the API server, and not its message,
 // which can quote values.
-func apply(ctx context.Context, c client.Client, content []byte, secret bool) error {
+func applyManifest(ctx context.Context, c client.Client, content []byte, secret bool) error {
 	objects, err := parseManifest(content)
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ func TestManifests(t *testing.T) {
 		{Name: "third", ContentFrom: bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "source", Key: "objects"}}},
 	}
 	s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Workload: &model.Workload{}, Now: time.Now()}}
-	r := &creation{clients: &clients{Client: env.Client}}
+	r := &userManifests{clients: &clients{Client: env.Client}}
 	exists := func(name string) bool {
 		err := env.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &corev1.ConfigMap{})
 		if client.IgnoreNotFound(err) != nil {
@@ -130,7 +130,7 @@ func TestManifests(t *testing.T) {
 		t.Error("a manifest was applied twice, or not at all")
 	}
 	// Another manager has no memory, and the cluster has the record.
-	r = &creation{clients: r.clients}
+	r = &userManifests{clients: r.clients}
 	expect(metav1.ConditionTrue, "")
 	if exists("one") {
 		t.Error("another manager applied a manifest again")
