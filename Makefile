@@ -142,7 +142,7 @@ build-metrics-server: ## metrics-server: bin/node/bin/metrics-server.
 		'metrics-server hack/go-install.sh' hack/go-install.sh metrics-server $(BIN)/node/bin .
 
 # A release sets its version. Other builds keep the version in the source. Only the linker uses it.
-STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
+STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION))
 
 # No stamp file for the sources: Go's build cache detects changes, and links only then. The file linker-flags is for hack/release.sh,
 # because Go does not record these flags in a program with -trimpath.

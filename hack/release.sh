@@ -41,7 +41,7 @@ core_version() { basename bin/capi/repository/cluster-api/v*; }
 # plane records the version for clusterctl, and hosts report it.
 programs() {
 	local package=capstan.dev/capstan/internal expected found
-	expected="-X $package/version.Version=$version -X $package/host.Version=$version"
+	expected="-X $package/version.Version=$version"
 	found=$(cat bin/.stamp/linker-flags) || true
 	if [[ $found != "$expected" ]]; then
 		echo "release.sh: expected programs with the linker flags '$expected', found '$found': run make release VERSION=$version" >&2

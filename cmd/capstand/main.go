@@ -33,6 +33,7 @@ import (
 	"capstan.dev/capstan/internal/manpages"
 	"capstan.dev/capstan/internal/tracing"
 	"capstan.dev/capstan/internal/tracing/collector"
+	"capstan.dev/capstan/internal/version"
 )
 
 func main() {
@@ -125,7 +126,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
 	}
 	config.Certificates = o.certificates()
-	stopTracing, err := tracing.Start(ctx, o.tracing, "capstand", host.Version, func(err error) { log.Warn("Tracing", "problem", err) })
+	stopTracing, err := tracing.Start(ctx, o.tracing, "capstand", version.Version, func(err error) { log.Warn("Tracing", "problem", err) })
 	if err != nil {
 		return err
 	}

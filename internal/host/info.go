@@ -24,13 +24,11 @@ import (
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/versions"
+	"capstan.dev/capstan/internal/version"
 )
 
 // Driver that makes machines.
 const Driver = "runc"
-
-// Version of capstand, stamped by the build.
-var Version = "v0.0.0-dev"
 
 // hostMemory reads the host's memory, in bytes.
 func hostMemory() (int64, error) {
@@ -165,7 +163,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Cpus: int32(runtime.NumCPU()), MemoryBytes: ms.capacity,
 		Machines:           int32(len(ms.byID)),
 		KubernetesVersions: ms.installed(),
-		Driver:             Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
+		Driver:             Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: version.Version,
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion, Fencing: fencingOf(ms.fence.Settings()),
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, LocalVolumeSizes: ms.localVolumeSizes, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}

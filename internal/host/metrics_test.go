@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/version"
 )
 
 // scrape returns the lines of the metrics.
@@ -51,7 +52,7 @@ func TestMetrics(t *testing.T) {
 	own := []string{
 		`capstand_machines{state="RUNNING"} 1`, `capstand_machines{state="FAILED"} 0`,
 		`capstand_memory_bytes{state="capacity"} 8.589934592e+09`, `capstand_memory_bytes{state="allocated"} 1.073741824e+09`,
-		`capstand_disk_bytes{state="free"} `, `capstand_info{protocol="`,
+		`capstand_disk_bytes{state="free"} `, `,version="` + version.Version + `"} 1`,
 		`capstand_machine_restarts_total{machine="one",namespace="default"} 3`,
 		`capstand_service_ready{machine="one",namespace="default",service="etcd"} 1`,
 		`capstand_service_ready{machine="one",namespace="default",service="kubelet"} 0`,

@@ -3,7 +3,7 @@
 // Layer: library. Allowed imports: api.
 package version
 
-// Version of Capstan, and of its providers in clusterctl's inventory. Set with -ldflags -X.
+// Version of Capstan, which capstand reports, and of its providers in clusterctl's inventory. Set with -ldflags -X.
 var Version = "v0.1.0"
 
 // InstallPrograms says how to get programs of Capstan that are missing on a box.

@@ -18,7 +18,7 @@ import (
 func TestUpgradeInPlace(t *testing.T) {
 	leavesNothing(t)
 	next := t.TempDir()
-	expect.NoError(t, harness.GoBuild(filepath.Join(next, "capstand"), "capstan.dev/capstan/cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
+	expect.NoError(t, harness.GoBuild(filepath.Join(next, "capstand"), "capstan.dev/capstan/cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/version.Version=v99.0.0"))
 	expect.NoError(t, harness.GoBuild(filepath.Join(next, "capstan-init"), harness.TestInit, "-ldflags=-X main.version=second"))
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
