@@ -70,7 +70,7 @@ func external(c *infrav1.CapstanCluster) bool {
 	return c.Spec.LoadBalancer.Mode == infrav1.LoadBalancerExternal
 }
 
-// ensureLoadBalancer makes the load balancer, keeps its members (IM-06), and records the endpoint (IC-10). A former host that keeps its
+// ensureLoadBalancer makes the load balancer, keeps its backends (IM-06), and records the endpoint (IC-10). A former host that keeps its
 // load balancer holds nothing up, and is tried again.
 func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 	if external(s.capstan) {
@@ -81,7 +81,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope) error {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return reconciling.ErrWaiting
 	}
-	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
+	backends, err := loadbalancer.ListBackends(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
 	if err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func (r *Reconciler) reconcileLAN(ctx context.Context, s *scope) error {
 	if err := r.recordMembers(ctx, s, members); err != nil {
 		return err
 	}
-	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
+	backends, err := loadbalancer.ListBackends(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
 	if err != nil {
 		return err
 	}

@@ -217,7 +217,7 @@ func (r *Reconciler) overlayPart(ctx context.Context, s *scope, members []member
 	if err != nil {
 		return nil, err
 	}
-	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
+	backends, err := loadbalancer.ListBackends(ctx, r.Client, s.cluster, s.capstan.Spec.Network, "")
 	if err != nil {
 		return nil, err
 	}

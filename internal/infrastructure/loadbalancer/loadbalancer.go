@@ -1,5 +1,5 @@
 // Package loadbalancer decides about the load balancer of a cluster: the addresses at which it listens, the virtual address of the
-// endpoint, and its members, the control plane machines (IM-06).
+// endpoint, and its backends, the API servers of the control plane machines (IM-06).
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package loadbalancer
@@ -272,9 +272,9 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 	return out
 }
 
-// Members lists the Backends of a cluster in a network, except the CapstanMachine of the given name: that one is known
+// ListBackends lists the Backends of a cluster in a network, except the CapstanMachine of the given name: that one is known
 // to leave, even if the cache does not show it yet.
-func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
+func ListBackends(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
 	key := client.ObjectKeyFromObject(cluster)
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
 	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key)); err != nil {

@@ -49,7 +49,7 @@ func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
 
 // leaveLoadBalancer removes a control plane machine from the load balancer before its deletion, so that no client is
 // sent to it. It does nothing for a cluster that is being deleted, which loses its load balancer anyway, and for a host
-// that does not answer: its load balancer checks the health of its members itself, and is updated when the host is
+// that does not answer: its load balancer checks the health of its backends itself, and is updated when the host is
 // back.
 func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if s.capstan.Spec.ID == "" || s.machine == nil || s.cluster == nil || !s.cluster.DeletionTimestamp.IsZero() || !util.IsControlPlaneMachine(s.machine) {
@@ -62,19 +62,19 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	members, err := loadbalancer.Members(ctx, r.Client, s.cluster, capstanCluster.Spec.Network, s.capstan.Name)
+	backends, err := loadbalancer.ListBackends(ctx, r.Client, s.cluster, capstanCluster.Spec.Network, s.capstan.Name)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, name := range hostselection.BalancerHosts(capstanCluster) {
-		errs = append(errs, r.keepMembers(ctx, s, capstanCluster, name, members))
+		errs = append(errs, r.keepBackends(ctx, s, capstanCluster, name, backends))
 	}
 	return errors.Join(errs...)
 }
 
-// keepMembers removes all but the members from the load balancer of one host, if the host is connected and has one.
-func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.CapstanCluster, name string, members []*hostpb.Backend) error {
+// keepBackends removes all but the given backends from the load balancer of one host, if the host is connected and has one.
+func (r *Reconciler) keepBackends(ctx context.Context, s *scope, c *infrav1.CapstanCluster, name string, backends []*hostpb.Backend) error {
 	host := r.Pool.Connected(name)
 	if host == nil || !owner.Same(host.LoadBalancer(c.Spec.ID), s.cluster) {
 		return nil
@@ -83,7 +83,7 @@ func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.Capst
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	desired := loadbalancer.Desired(c, client.ObjectKeyFromObject(s.cluster), members, loadbalancer.Host{
+	desired := loadbalancer.Desired(c, client.ObjectKeyFromObject(s.cluster), backends, loadbalancer.Host{
 		Name: name, Tunnel: h.Spec.TunnelAddress, Virtual: host.LoadBalancer(c.Spec.ID).GetVirtualAddress(),
 	})
 	end, err := r.turn(ctx, s, host.Name(), showWait)

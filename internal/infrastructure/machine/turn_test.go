@@ -81,7 +81,7 @@ func TestHungHost(t *testing.T) {
 		},
 		"EnsureLoadBalancer": func(r *Reconciler, ctx context.Context, s *scope) error {
 			c := &infrav1.CapstanCluster{Spec: infrav1.CapstanClusterSpec{ID: "net"}}
-			return r.keepMembers(ctx, s, c, s.capstan.Spec.HostName, []*hostpb.Backend{{Name: "m", Address: "10.200.0.2:6443"}})
+			return r.keepBackends(ctx, s, c, s.capstan.Spec.HostName, []*hostpb.Backend{{Name: "m", Address: "10.200.0.2:6443"}})
 		},
 	} {
 		t.Run(method, func(t *testing.T) {
