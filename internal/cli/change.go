@@ -34,7 +34,7 @@ type target struct {
 	version string
 }
 
-// cluster parts are the objects that contain the sizes and versions of a cluster.
+// parts are the objects that contain the sizes and versions of a cluster.
 type parts struct {
 	cluster *unstructured.Unstructured
 	// controlPlane and workers are nil for a cluster of a ClusterClass: its Cluster contains sizes and version.

@@ -315,9 +315,7 @@ func ownLabels(s *scope) map[string]string {
 		clusterv1.MachineControlPlaneLabel:     "",
 		clusterv1.MachineControlPlaneNameLabel: format.MustFormatValue(s.Object.Name),
 	}
-	if watched := s.Object.Labels[clusterv1.WatchLabel]; watched != "" {
-		out[clusterv1.WatchLabel] = watched
-	}
+	reconciling.CopyWatchLabel(out, s.Object)
 	return out
 }
 

@@ -95,7 +95,7 @@ func (u *updated) publish(id, version string) {
 	u.Expect(env.Client.Status().Patch(ctx, u.config, client.MergeFrom(before))).To(Succeed())
 }
 
-// host returns the machine of the host.
+// onHost returns the machine of the host.
 func (u *updated) onHost() *hostpb.Machine {
 	m, _ := u.fake.Machine(u.m.Spec.ID)
 	return m

@@ -48,11 +48,12 @@ func (f *fleet) create(text string) {
 
 func (f *fleet) ago(d time.Duration) string { return f.now.Add(-d).UTC().Format(time.RFC3339) }
 
-// condition in the form of YAML. good is written as "True" without a message.
+// condition in the form of YAML.
 func (f *fleet) condition(kind, status, reason, message string, since time.Duration) string {
 	return fmt.Sprintf("{type: %s, status: %q, reason: %s, message: %q, lastTransitionTime: %s}", kind, status, reason, message, f.ago(since))
 }
 
+// good returns conditions that are "True" without a message.
 func (f *fleet) good(kinds ...string) string {
 	var all []string
 	for _, kind := range kinds {

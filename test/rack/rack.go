@@ -2,8 +2,7 @@
 
 // Package rack runs several real capstands on one machine as if each had a box of its own: with a network namespace, a mount
 // namespace, a /run/capstan and a machine-id. The boxes reach each other through a router, and clients through a LAN with
-// IPv4 and IPv6. Tests
-// and demonstrations use it. It needs root.
+// IPv4 and IPv6. Tests and demonstrations use it. It needs root.
 //
 // Layer: test. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package rack
