@@ -138,7 +138,7 @@ func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfi
 	}
 	// The watch starts on first use, because the control plane provider may not be installed.
 	controlPlane := &controlplanev1.CapstanControlPlane{}
-	controlPlane.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind("CapstanControlPlane"))
+	controlPlane.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind))
 	if err := r.watchControlPlanes(ctx, controlPlane); err != nil {
 		return nil, err
 	}
@@ -290,11 +290,11 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 // isController reports whether the config is the controller of an object. It compares group, kind and name, because a
 // reference can have an older version, or the UID from before a restore.
 func isController(obj metav1.Object, config *bootstrapv1.CapstanConfig) bool {
-	return util.IsControlledBy(obj, config, bootstrapv1.GroupVersion.WithKind("CapstanConfig").GroupKind())
+	return util.IsControlledBy(obj, config, bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind).GroupKind())
 }
 
 func controllerRef(config *bootstrapv1.CapstanConfig) metav1.OwnerReference {
-	return *metav1.NewControllerRef(config, bootstrapv1.GroupVersion.WithKind("CapstanConfig"))
+	return *metav1.NewControllerRef(config, bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind))
 }
 
 // reconcileToken keeps the token of the bootstrap data valid in the workload cluster until the machine has joined, and

@@ -31,7 +31,7 @@ import (
 // without that provider.
 var Provider = reconciling.Provider{
 	Name:              "bootstrap",
-	Kinds:             []string{"CapstanConfig"},
+	Kinds:             []string{bootstrapv1.ConfigKind},
 	NeedsClusterCache: true,
 	ByCluster:         []client.Object{&bootstrapv1.CapstanConfig{}, &corev1.Secret{}},
 	AddToScheme: func(s *runtime.Scheme) error {
@@ -54,7 +54,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		Options: opts, recorder: reconciling.EventRecorder(mgr, "capstanconfig-controller"),
 	}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
-	b := opts.Controller(mgr, "CapstanConfig").
+	b := opts.Controller(mgr, bootstrapv1.ConfigKind).
 		For(&bootstrapv1.CapstanConfig{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig), machineChanged()).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig), reconciling.IgnoreStatus()).
@@ -67,11 +67,11 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
 	}
 	// A config is created before its Machine.
-	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For("CapstanConfig").MaxConcurrentReconciles, reconciling.Traced("CapstanConfig", r)))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For(bootstrapv1.ConfigKind).MaxConcurrentReconciles, reconciling.Traced(bootstrapv1.ConfigKind, r)))
 	if err != nil {
 		return err
 	}
-	r.wrote = opts.Wrote(c, bootstrapv1.GroupVersion, "CapstanConfig")
+	r.wrote = opts.Wrote(c, bootstrapv1.GroupVersion, bootstrapv1.ConfigKind)
 	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	return nil
 }
@@ -106,7 +106,7 @@ func machinePoolToConfig(_ context.Context, obj client.Object) []ctrl.Request {
 }
 
 func refToConfig(obj client.Object, ref clusterv1.ContractVersionedObjectReference) []ctrl.Request {
-	if ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != "CapstanConfig" {
+	if ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != bootstrapv1.ConfigKind {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: ref.Name}}}
@@ -124,7 +124,7 @@ func (r *Reconciler) labelledToConfigs(ctx context.Context, obj client.Object) [
 // secretToConfigs maps a data secret to its config, so that a deleted one is created again. It maps any other secret of
 // a cluster to all configs of the cluster.
 func (r *Reconciler) secretToConfigs(ctx context.Context, obj client.Object) []ctrl.Request {
-	if ref := metav1.GetControllerOf(obj); ref != nil && ref.Kind == "CapstanConfig" {
+	if ref := metav1.GetControllerOf(obj); ref != nil && ref.Kind == bootstrapv1.ConfigKind {
 		return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: ref.Name}}}
 	}
 	return r.labelledToConfigs(ctx, obj)

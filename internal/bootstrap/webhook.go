@@ -41,7 +41,7 @@ type webhook struct{}
 
 // ValidateCreate checks a new config.
 func (webhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfig"), obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
 }
 
 // ValidateUpdate checks a changed config. A change has no effect on existing data. While an update in place is in progress, it
@@ -60,7 +60,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.Capsta
 			errs = append(errs, field.Forbidden(path, change.String()))
 		}
 	}
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfig"), obj.Name, errs)
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, errs)
 }
 
 // ValidateDelete allows every deletion.
@@ -162,13 +162,13 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.Capsta
 	if obj.Spec.Template.Spec.Node.Name != "" {
 		errs = append(errs, field.Forbidden(path.Child("node", "name"), "a name cannot be set in a template: every machine needs its own name"))
 	}
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind("CapstanConfigTemplate"), obj.Name, errs)
+	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigTemplateKind), obj.Name, errs)
 }
 
 // ValidateUpdate refuses all changes except dry runs of the topology controller, which test the effect of a changed
 // ClusterClass.
 func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
-	return nil, reconciling.UnchangedTemplate(ctx, bootstrapv1.GroupVersion.WithKind("CapstanConfigTemplate"), obj, field.NewPath("spec", "template", "spec"),
+	return nil, reconciling.UnchangedTemplate(ctx, bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigTemplateKind), obj, field.NewPath("spec", "template", "spec"),
 		stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec))
 }
 

@@ -111,7 +111,7 @@ func (r *abandonment) remainingParts(ctx context.Context, machine *clusterv1.Mac
 	config := &bootstrapv1.CapstanConfig{}
 	err = r.LiveClient.Get(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}, config)
 	if err == nil {
-		config.SetGroupVersionKind(bootstrapv1.GroupVersion.WithKind("CapstanConfig"))
+		config.SetGroupVersionKind(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind))
 		parts = append(parts, config)
 	}
 	return parts, client.IgnoreNotFound(err)

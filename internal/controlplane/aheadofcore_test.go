@@ -59,7 +59,7 @@ func TestStrictContract_CP02_ALL15(t *testing.T) {
 func TestHandOverAfterConflict(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	object := &corev1.ConfigMap{ObjectMeta: cluster.Meta("handed-over")}
-	object.OwnerReferences = []metav1.OwnerReference{{APIVersion: controlplanev1.GroupVersion.String(), Kind: model.Kind, Name: "demo", UID: "cp"}}
+	object.OwnerReferences = []metav1.OwnerReference{{APIVersion: controlplanev1.GroupVersion.String(), Kind: controlplanev1.ControlPlaneKind, Name: "demo", UID: "cp"}}
 	cluster.Create(object)
 	added := object.DeepCopy()
 	added.OwnerReferences = append(added.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "other", UID: "other"})

@@ -234,5 +234,5 @@ func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 }
 
 func controllerRef(controlPlane *controlplanev1.CapstanControlPlane) metav1.OwnerReference {
-	return *metav1.NewControllerRef(controlPlane, controlplanev1.GroupVersion.WithKind("CapstanControlPlane"))
+	return *metav1.NewControllerRef(controlPlane, controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind))
 }

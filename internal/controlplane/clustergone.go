@@ -22,8 +22,8 @@ import (
 const partsRetry = 5 * time.Second
 
 var (
-	clusterKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
-	machineKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
+	clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
+	machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
 )
 
 // clusterOf returns the Cluster of a control plane; nil until core has written the owner reference. A deleted control plane may have lost the
@@ -39,7 +39,7 @@ func (r *Reconciler) clusterOf(ctx context.Context, controlPlane *controlplanev1
 		return nil, false, err
 	}
 	for i := range clusters.Items {
-		if cluster := &clusters.Items[i]; model.IsReferenced(controlPlane, cluster) || util.IsOwnedByObject(controlPlane, cluster, clusterKind) {
+		if cluster := &clusters.Items[i]; model.IsReferenced(controlPlane, cluster) || util.IsOwnedByObject(controlPlane, cluster, clusterGroupKind) {
 			return cluster, false, nil
 		}
 	}
@@ -106,7 +106,7 @@ func (r *deletion) finishMachine(ctx context.Context, s *scope, machine *cluster
 			continue
 		}
 		name := part.GetObjectKind().GroupVersionKind().Kind + " " + part.GetName()
-		if !util.IsControlledBy(part, machine, machineKind) && !util.IsOwnedByObject(part, s.Object, model.ControlPlaneKind) {
+		if !util.IsControlledBy(part, machine, machineGroupKind) && !util.IsOwnedByObject(part, s.Object, model.ControlPlaneGroupKind) {
 			foreign = append(foreign, name)
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/pki"
@@ -25,7 +26,7 @@ func reconcileExpiry(_ context.Context, s *scope) (result, error) {
 
 func showExpiry(s *scope, members []model.Member) time.Duration {
 	certificates := expirations(s, members)
-	certexpiry.Record(model.Kind, s.Object.Namespace, s.Object.Name, certificates)
+	certexpiry.Record(controlplanev1.ControlPlaneKind, s.Object.Namespace, s.Object.Name, certificates)
 	condition, again := certexpiry.Condition(certificates, "see docs/certificates.md for their renewal", s.Now)
 	conditions.Set(s.Object, condition)
 	return again

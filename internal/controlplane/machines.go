@@ -267,7 +267,7 @@ func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstra
 	var out []*bootstrapv1.CapstanConfig
 	for i := range list.Items {
 		config := &list.Items[i]
-		ours := util.IsOwnedByObject(config, s.Object, model.ControlPlaneKind) || len(config.OwnerReferences) == 0 && model.IsReferenced(s.Object, s.Cluster)
+		ours := util.IsOwnedByObject(config, s.Object, model.ControlPlaneGroupKind) || len(config.OwnerReferences) == 0 && model.IsReferenced(s.Object, s.Cluster)
 		if ours && s.Machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
 			out = append(out, config)
 		}
@@ -366,7 +366,7 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 			Version:       model.WantedVersion(s.Object),
 			FailureDomain: model.PlaceMachine(model.ForControlPlanes(s.FailureDomains()), s.Machines.UnsortedList(), s.Outdated),
 			Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{
-				APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: infraMachine.GetName(),
+				APIGroup: bootstrapv1.GroupVersion.Group, Kind: bootstrapv1.ConfigKind, Name: infraMachine.GetName(),
 			}},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: infraMachine.GroupVersionKind().Group, Kind: infraMachine.GetKind(), Name: infraMachine.GetName(),

@@ -72,6 +72,6 @@ func forgetMetrics(key client.ObjectKey) {
 	updated.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
 	forgetEtcd(key)
-	certexpiry.Forget(model.Kind, key.Namespace, key.Name)
+	certexpiry.Forget(controlplanev1.ControlPlaneKind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)
 }

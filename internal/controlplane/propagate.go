@@ -64,7 +64,7 @@ func (r *propagation) propagateTo(ctx context.Context, s *scope, i *model.Instan
 		return err
 	}
 	if config != nil {
-		if err := r.applyOnce(ctx, config, desiredMetadata(s, config, bootstrapv1.GroupVersion.String(), "CapstanConfig")); err != nil {
+		if err := r.applyOnce(ctx, config, desiredMetadata(s, config, bootstrapv1.GroupVersion.String(), bootstrapv1.ConfigKind)); err != nil {
 			return fmt.Errorf("cannot bring changes to the CapstanConfig %s: %w", config.Name, err)
 		}
 	}

@@ -128,7 +128,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 			"config":          map[string]any{"cluster": map[string]any{"dns": "None"}},
 			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
 		}}}
-		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(model.Kind))
+		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind))
 		u.SetNamespace(cp.Namespace)
 		u.SetName(cp.Name)
 		return u

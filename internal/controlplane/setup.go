@@ -26,7 +26,6 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/csr"
-	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -41,7 +40,7 @@ const probeFailure = 20 * time.Second
 // Provider runs the control plane provider in a manager.
 var Provider = reconciling.Provider{
 	Name:              "control-plane",
-	Kinds:             []string{model.Kind},
+	Kinds:             []string{controlplanev1.ControlPlaneKind},
 	NeedsClusterCache: true,
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	ByCluster:         []client.Object{&clusterv1.Machine{}, &clusterv1.MachinePool{}, &corev1.Secret{}},
@@ -65,7 +64,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		return err
 	}
 	log := mgr.GetLogger().WithValues("controller", "capstancontrolplane")
-	b := opts.Controller(mgr, model.Kind).
+	b := opts.Controller(mgr, controlplanev1.ControlPlaneKind).
 		For(&controlplanev1.CapstanControlPlane{}).
 		Owns(&clusterv1.Machine{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane), clusterChanged()).
@@ -78,7 +77,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
 	}
 	// Each step of a rollout waits for the one before it.
-	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For(model.Kind).MaxConcurrentReconciles, reconciling.Traced("CapstanControlPlane", r)))
+	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(opts.For(controlplanev1.ControlPlaneKind).MaxConcurrentReconciles, reconciling.Traced(controlplanev1.ControlPlaneKind, r)))
 	if err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if opts.ClusterCache == nil {
 		return nil
 	}
-	return csr.SetupWithManager(ctx, mgr, opts, opts.For(model.Kind))
+	return csr.SetupWithManager(ctx, mgr, opts, opts.For(controlplanev1.ControlPlaneKind))
 }
 
 // clusterChanged passes the changes of a Cluster that the steps read. The status of a Cluster changes with each of its machines, and each
@@ -105,7 +104,7 @@ func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request 
 		return nil
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != model.Kind {
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != controlplanev1.ControlPlaneKind {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}}}
@@ -154,7 +153,7 @@ func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object
 // secretToControlPlane leaves out bootstrap data.
 func (r *Reconciler) secretToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	for _, ref := range obj.GetOwnerReferences() {
-		if ref.Kind != "Cluster" && ref.Kind != model.Kind {
+		if ref.Kind != "Cluster" && ref.Kind != controlplanev1.ControlPlaneKind {
 			return nil
 		}
 	}

@@ -102,7 +102,7 @@ func (r *machineReader) desiredInfrastructure(ctx context.Context, s *scope, inf
 		return err
 	}
 	spec, found, err := unstructured.NestedMap(template.Object, "spec", "template", "spec")
-	if template.GroupVersionKind().Group != infrav1.GroupVersion.Group || template.GetKind() != "CapstanMachineTemplate" || err != nil {
+	if template.GroupVersionKind().Group != infrav1.GroupVersion.Group || template.GetKind() != infrav1.MachineTemplateKind || err != nil {
 		parts.Foreign = true
 		return nil
 	}
@@ -115,7 +115,7 @@ func (r *machineReader) desiredInfrastructure(ctx context.Context, s *scope, inf
 
 // capstanMachine returns an infrastructure machine as a CapstanMachine; nil for a kind of another provider.
 func capstanMachine(obj *unstructured.Unstructured) *infrav1.CapstanMachine {
-	if obj.GroupVersionKind().Group != infrav1.GroupVersion.Group || obj.GetKind() != "CapstanMachine" {
+	if obj.GroupVersionKind().Group != infrav1.GroupVersion.Group || obj.GetKind() != infrav1.MachineKind {
 		return nil
 	}
 	out := &infrav1.CapstanMachine{}

@@ -72,7 +72,7 @@ func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPl
 
 // ValidateCreate checks a new control plane.
 func (webhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
-	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")), reconciling.Invalid(controlplanev1.GroupVersion.WithKind("CapstanControlPlane"), obj.Name, validateSpec(obj))
+	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")), reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, validateSpec(obj))
 }
 
 // ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so that its deletion can
@@ -87,7 +87,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
 	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")),
-		reconciling.Invalid(controlplanev1.GroupVersion.WithKind("CapstanControlPlane"), obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
+		reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
 }
 
 // ValidateDelete allows every deletion.
@@ -246,12 +246,12 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.Cap
 	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
 	errs = append(errs, validateManifests(obj.Spec.Template.Spec.Manifests, spec)...)
 	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
-	return warnAboutExpiry(obj.Spec.Template.Spec.Rollout, obj.Spec.Template.Spec.Config.Cluster, spec), reconciling.Invalid(controlplanev1.GroupVersion.WithKind("CapstanControlPlaneTemplate"), obj.Name, errs)
+	return warnAboutExpiry(obj.Spec.Template.Spec.Rollout, obj.Spec.Template.Spec.Config.Cluster, spec), reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneTemplateKind), obj.Name, errs)
 }
 
 // ValidateUpdate refuses changes, except in a dry run of the topology controller, which tries a change of a ClusterClass.
 func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
-	return nil, reconciling.UnchangedTemplate(ctx, controlplanev1.GroupVersion.WithKind("CapstanControlPlaneTemplate"), obj, field.NewPath("spec", "template", "spec"),
+	return nil, reconciling.UnchangedTemplate(ctx, controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneTemplateKind), obj, field.NewPath("spec", "template", "spec"),
 		stored.Equal(before.Spec.Template.Spec, obj.Spec.Template.Spec))
 }
 

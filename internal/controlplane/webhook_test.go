@@ -16,7 +16,6 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -57,7 +56,7 @@ func TestVersionWithoutV_CP05(t *testing.T) {
 			"version":         version,
 			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
 		}}}
-		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(model.Kind))
+		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind))
 		u.SetNamespace(namespace)
 		u.SetName("demo")
 		if err := env.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), append(opts, client.FieldOwner(owner))...); err != nil {

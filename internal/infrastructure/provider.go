@@ -55,7 +55,7 @@ func Provider() reconciling.Provider {
 	return reconciling.Provider{
 		Name:              "infrastructure",
 		NeedsClusterCache: true, // for the Services of clusters
-		Kinds:             []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost", "CapstanVolume"},
+		Kinds:             []string{infrav1.ClusterKind, infrav1.MachineKind, infrav1.MachineTemplateKind, infrav1.MachinePoolKind, infrav1.MachinePoolTemplateKind, infrav1.HostKind, infrav1.VolumeKind},
 		ByCluster:         []client.Object{&clusterv1.Machine{}, &infrav1.CapstanMachine{}},
 		AddToScheme: func(s *runtime.Scheme) error {
 			return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s))

@@ -26,9 +26,6 @@ const (
 	// PoolProviderIDPrefix is the prefix of every pool's providerID. The pool's id follows.
 	PoolProviderIDPrefix = "capstan-pool://"
 
-	// MachineKind is the value of status.infrastructureMachineKind of every pool.
-	MachineKind = "CapstanMachine"
-
 	// MaxPoolInstances is the maximum number of entries in status.instances, because the size of an object in the
 	// API server is limited. The first instances by name are listed. spec.providerIDList contains all of them.
 	MaxPoolInstances = 1000

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
 // Cluster is the knowledge about the machines of a cluster that a decision needs.
@@ -89,7 +90,7 @@ func dataOfPool(p *clusterv1.MachinePool) string {
 func (c Cluster) openPool(token string) *clusterv1.MachinePool {
 	for i := range c.Pools {
 		p := &c.Pools[i]
-		if p.Spec.Template.Spec.InfrastructureRef.Kind != "CapstanMachinePool" && !c.hasMachines(p) && c.holds(dataOfPool(p), token) {
+		if p.Spec.Template.Spec.InfrastructureRef.Kind != infrav1.MachinePoolKind && !c.hasMachines(p) && c.holds(dataOfPool(p), token) {
 			return p
 		}
 	}

@@ -13,22 +13,19 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// Kind of control planes.
-const Kind = "CapstanControlPlane"
-
-// ControlPlaneKind is the kind of control planes in every API version.
-var ControlPlaneKind = controlplanev1.GroupVersion.WithKind(Kind).GroupKind()
+// ControlPlaneGroupKind is the kind of control planes in every API version.
+var ControlPlaneGroupKind = controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind).GroupKind()
 
 // IsReferenced reports whether the Cluster references the control plane.
 func IsReferenced(controlPlane *controlplanev1.CapstanControlPlane, cluster *clusterv1.Cluster) bool {
 	ref := cluster.Spec.ControlPlaneRef
-	return ref.GroupKind() == ControlPlaneKind && ref.Name == controlPlane.Name
+	return ref.GroupKind() == ControlPlaneGroupKind && ref.Name == controlPlane.Name
 }
 
 // IsController reports whether the control plane is the controller of an object. The reference may have an older version, or
 // the UID that the control plane had before it was restored.
 func IsController(controlPlane *controlplanev1.CapstanControlPlane, obj metav1.Object) bool {
-	return metav1.IsControlledBy(obj, controlPlane) || util.IsControlledBy(obj, controlPlane, ControlPlaneKind)
+	return metav1.IsControlledBy(obj, controlPlane) || util.IsControlledBy(obj, controlPlane, ControlPlaneGroupKind)
 }
 
 // WhyNotOwned returns the reason why a Machine with the labels of a control plane does not belong to it, and the remedy; ""
@@ -44,7 +41,7 @@ func WhyNotOwned(controlPlane *controlplanev1.CapstanControlPlane, cluster *clus
 		return fmt.Sprintf("Machine %s has the label of the Cluster %s and spec.clusterName %s: correct the label", m.Name, cluster.Name, m.Spec.ClusterName)
 	case !IsReferenced(controlPlane, cluster):
 		return fmt.Sprintf("Machine %s belongs to the control plane that the Cluster names, %s", m.Name, cluster.Spec.ControlPlaneRef.Name)
-	case ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != "CapstanConfig":
+	case ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != bootstrapv1.ConfigKind:
 		return fmt.Sprintf("Machine %s has no owner and bootstrap.configRef of kind %q; only Machines with a CapstanConfig can be adopted: remove the label %s or the Machine", m.Name, ref.Kind, clusterv1.MachineControlPlaneLabel)
 	}
 	return ""

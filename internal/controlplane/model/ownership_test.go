@@ -18,7 +18,7 @@ func TestNotOurs(t *testing.T) {
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Name: "demo", UID: "now"}}
 	cp.Spec.Version = "v1.36.3"
 	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}
-	cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: Kind, Name: "demo"}
+	cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind, Name: "demo"}
 	controlledBy := func(apiVersion, kind, name, uid string) func(m *clusterv1.Machine) {
 		return func(m *clusterv1.Machine) {
 			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: ptr.To(true)}}
@@ -29,10 +29,10 @@ func TestNotOurs(t *testing.T) {
 		not, skew string
 	}{
 		"no owner":            {func(*clusterv1.Machine) {}, "", ""},
-		"ours":                {controlledBy("controlplane.capstan.dev/v1beta2", Kind, "demo", "now"), "", ""},
-		"an old version":      {controlledBy("controlplane.capstan.dev/v1alpha1", Kind, "demo", "now"), "", ""},
-		"a former UID":        {controlledBy("controlplane.capstan.dev/v1beta2", Kind, "demo", "before"), "", ""},
-		"another's":           {controlledBy("controlplane.capstan.dev/v1beta2", Kind, "other", "other"), "controlled by", ""},
+		"ours":                {controlledBy("controlplane.capstan.dev/v1beta2", controlplanev1.ControlPlaneKind, "demo", "now"), "", ""},
+		"an old version":      {controlledBy("controlplane.capstan.dev/v1alpha1", controlplanev1.ControlPlaneKind, "demo", "now"), "", ""},
+		"a former UID":        {controlledBy("controlplane.capstan.dev/v1beta2", controlplanev1.ControlPlaneKind, "demo", "before"), "", ""},
+		"another's":           {controlledBy("controlplane.capstan.dev/v1beta2", controlplanev1.ControlPlaneKind, "other", "other"), "controlled by", ""},
 		"a MachineSet's":      {controlledBy("cluster.x-k8s.io/v1beta2", "MachineSet", "demo", "set"), "controlled by the MachineSet demo", ""},
 		"another cluster's":   {func(m *clusterv1.Machine) { m.Spec.ClusterName = "other" }, "spec.clusterName other", ""},
 		"of kubeadm":          {func(m *clusterv1.Machine) { m.Spec.Bootstrap.ConfigRef.Kind = "KubeadmConfig" }, "only Machines with a CapstanConfig", ""},

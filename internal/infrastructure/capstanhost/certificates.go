@@ -18,11 +18,8 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
-const (
-	hostKind = "CapstanHost"
-	// renewRetry after a renewal that failed: a third of the certificate's life is left to try.
-	renewRetry = time.Minute
-)
+// renewRetry after a renewal that failed: a third of the certificate's life is left to try.
+const renewRetry = time.Minute
 
 // reconcileCertificates renews the manager's certificate over the connection that it protects, and shows when the
 // certificates of the connection expire. It returns when to look again. The host renews its own.
@@ -59,7 +56,7 @@ func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.Ca
 		}
 	}
 	certificates = conn.Certificates()
-	expiry.Record(hostKind, "", host.Name, certificates)
+	expiry.Record(infrav1.HostKind, "", host.Name, certificates)
 	condition, again := expiry.Condition(certificates, why, now)
 	conditions.Set(host, condition)
 	if condition.Status == metav1.ConditionTrue {

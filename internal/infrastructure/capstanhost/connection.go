@@ -77,7 +77,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 		return nil
 	}
 	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
-	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
+	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: infrav1.HostKind, Name: host.Name, UID: host.UID}
 	if cached := secretMetadata(); r.secrets.Get(ctx, key, cached) == nil && ownedBy(cached, owner) {
 		return nil
 	}

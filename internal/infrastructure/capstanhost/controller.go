@@ -81,7 +81,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,
 		Summary: []string{infrav1.HostConnectedCondition},
 	}
-	return r.Controller(mgr, "CapstanHost").
+	return r.Controller(mgr, infrav1.HostKind).
 		For(&infrav1.CapstanHost{}).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), reconciling.OnlyDeletes).
@@ -103,7 +103,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			}
 			return request(e.Host)
 		})).
-		Complete(ctx, reconciling.Traced("CapstanHost", r))
+		Complete(ctx, reconciling.Traced(infrav1.HostKind, r))
 }
 
 func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
@@ -158,7 +158,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	host := &infrav1.CapstanHost{}
 	if err := r.Client.Get(ctx, req.NamespacedName, host); err != nil {
 		if apierrors.IsNotFound(err) {
-			expiry.Forget(hostKind, "", req.Name)
+			expiry.Forget(infrav1.HostKind, "", req.Name)
 			r.Pool.Disconnect(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)

@@ -51,7 +51,7 @@ func secretMetadata() *metav1.PartialObjectMetadata {
 func hostsOfSecret(_ context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, owner := range o.GetOwnerReferences() {
-		if owner.Kind == "CapstanHost" {
+		if owner.Kind == infrav1.HostKind {
 			requests = append(requests, request(owner.Name)...)
 		}
 	}

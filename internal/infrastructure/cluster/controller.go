@@ -113,8 +113,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.ClusterFinalizer,
 		Summary: []string{infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition},
 	}
-	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
-	b := r.Controller(mgr, "CapstanCluster").
+	gvk := infrav1.GroupVersion.WithKind(infrav1.ClusterKind)
+	b := r.Controller(mgr, infrav1.ClusterKind).
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(reconciling.OwnedOrDeleting(clusterGroupKind))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(addresses.OfOwner(mgr.GetClient(), gvk.Kind)), reconciling.OnlyCreates).
@@ -132,7 +132,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.slots.source())
 	// All that a cluster waits for are events, such as a new member of the load balancer.
-	_, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(r.For("CapstanCluster").MaxConcurrentReconciles, reconciling.Traced("CapstanCluster", r)))
+	_, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Fair(r.For(infrav1.ClusterKind).MaxConcurrentReconciles, reconciling.Traced(infrav1.ClusterKind, r)))
 	return err
 }
 

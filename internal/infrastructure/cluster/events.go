@@ -58,7 +58,7 @@ func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.R
 	switch err := r.Client.Get(ctx, key, cluster); {
 	case apierrors.IsNotFound(err):
 		return r.withoutCluster(ctx, key)
-	case !reconciling.Found(ctx, err) || cluster.Spec.InfrastructureRef.Kind != "CapstanCluster":
+	case !reconciling.Found(ctx, err) || cluster.Spec.InfrastructureRef.Kind != infrav1.ClusterKind:
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: key.Namespace, Name: cluster.Spec.InfrastructureRef.Name}}}

@@ -16,6 +16,7 @@ import (
 
 	"sigs.k8s.io/cluster-api/util/conditions"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -31,7 +32,7 @@ func checkNetworks(s *scope) error {
 	if err := network.Validate(machines, n.Pods.CIDRBlocks, n.Services.CIDRBlocks); err != nil {
 		return err
 	}
-	if s.cluster.Spec.ControlPlaneRef.Kind == "CapstanControlPlane" && network.IPv6Only(machines) && (len(n.Pods.CIDRBlocks) == 0 || len(n.Services.CIDRBlocks) == 0) {
+	if s.cluster.Spec.ControlPlaneRef.Kind == controlplanev1.ControlPlaneKind && network.IPv6Only(machines) && (len(n.Pods.CIDRBlocks) == 0 || len(n.Services.CIDRBlocks) == 0) {
 		return fmt.Errorf("the machines in %s have IPv6 addresses only, and the networks of pods and Services are IPv4 by default: "+
 			"set IPv6 networks in spec.clusterNetwork.pods and spec.clusterNetwork.services of the Cluster", machines.MachineCIDR)
 	}

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
@@ -103,7 +104,7 @@ func needsTurn(c *infrav1.CapstanCluster, prepared bool, waited time.Duration) b
 // prepares all that it can as soon as it sees the endpoint, and creates its first machine before `provisioned`. Other control planes may do
 // so later, and are never waited for.
 func remaining(controlPlane clusterv1.ContractVersionedObjectReference, done bool, waited, limit time.Duration) time.Duration {
-	if done || controlPlane.Kind != "CapstanControlPlane" {
+	if done || controlPlane.Kind != controlplanev1.ControlPlaneKind {
 		return 0
 	}
 	return max(0, limit-waited)

@@ -40,8 +40,8 @@ func Setup(s *server.Server, live client.Reader) error {
 func CanUpdateMachine(_ context.Context, req *hooks.CanUpdateMachineRequest, resp *hooks.CanUpdateMachineResponse) {
 	var current, desired machineSpecs
 	err := errors.Join(
-		decode(req.Current.InfrastructureMachine, req.Current.BootstrapConfig, &current, "CapstanMachine", "CapstanConfig", "spec"),
-		decode(req.Desired.InfrastructureMachine, req.Desired.BootstrapConfig, &desired, "CapstanMachine", "CapstanConfig", "spec"),
+		decode(req.Current.InfrastructureMachine, req.Current.BootstrapConfig, &current, infrav1.MachineKind, bootstrapv1.ConfigKind, "spec"),
+		decode(req.Desired.InfrastructureMachine, req.Desired.BootstrapConfig, &desired, infrav1.MachineKind, bootstrapv1.ConfigKind, "spec"),
 	)
 	current.machine, desired.machine = req.Current.Machine.Spec, req.Desired.Machine.Spec
 	resp.Status = hooks.ResponseStatusSuccess
@@ -77,8 +77,8 @@ func CanUpdateMachineSet(_ context.Context, req *hooks.CanUpdateMachineSetReques
 	var current, desired machineSpecs
 	path := []string{"spec", "template", "spec"}
 	err := errors.Join(
-		decode(req.Current.InfrastructureMachineTemplate, req.Current.BootstrapConfigTemplate, &current, "CapstanMachineTemplate", "CapstanConfigTemplate", path...),
-		decode(req.Desired.InfrastructureMachineTemplate, req.Desired.BootstrapConfigTemplate, &desired, "CapstanMachineTemplate", "CapstanConfigTemplate", path...),
+		decode(req.Current.InfrastructureMachineTemplate, req.Current.BootstrapConfigTemplate, &current, infrav1.MachineTemplateKind, bootstrapv1.ConfigTemplateKind, path...),
+		decode(req.Desired.InfrastructureMachineTemplate, req.Desired.BootstrapConfigTemplate, &desired, infrav1.MachineTemplateKind, bootstrapv1.ConfigTemplateKind, path...),
 	)
 	current.machine, desired.machine = req.Current.MachineSet.Spec.Template.Spec, req.Desired.MachineSet.Spec.Template.Spec
 	if err == nil {

@@ -42,8 +42,8 @@ func (u Updater) state(ctx context.Context, req *hooks.UpdateMachineRequest) (in
 	if err := json.Unmarshal(req.Desired.BootstrapConfig.Raw, &configRef); err != nil {
 		return "", "", fmt.Errorf("expected a CapstanConfig in the request: %w", err)
 	}
-	if infra.GroupVersionKind().GroupKind() != infrav1.GroupVersion.WithKind("CapstanMachine").GroupKind() ||
-		configRef.GroupVersionKind().GroupKind() != bootstrapv1.GroupVersion.WithKind("CapstanConfig").GroupKind() {
+	if infra.GroupVersionKind().GroupKind() != infrav1.GroupVersion.WithKind(infrav1.MachineKind).GroupKind() ||
+		configRef.GroupVersionKind().GroupKind() != bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind).GroupKind() {
 		return "", "", fmt.Errorf("expected a CapstanMachine and a CapstanConfig in the request, found a %s and a %s", infra.Kind, configRef.Kind)
 	}
 	machine, config := &infrav1.CapstanMachine{}, &bootstrapv1.CapstanConfig{}

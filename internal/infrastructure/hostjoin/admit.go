@@ -92,7 +92,7 @@ func foreign(secret *corev1.Secret, host string, hosts []infrav1.CapstanHost) st
 		ours = ours || hosts[i].Name == host && ref.Namespace == secret.Namespace && ref.Name == secret.Name
 	}
 	for _, owner := range secret.OwnerReferences {
-		ours = ours && owner.Kind == "CapstanHost" && owner.Name == host
+		ours = ours && owner.Kind == infrav1.HostKind && owner.Name == host
 	}
 	if ours && secret.Type == corev1.SecretTypeTLS {
 		return ""

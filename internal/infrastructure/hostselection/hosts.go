@@ -41,7 +41,7 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 // UsableIn is Usable for the machines of a Cluster: the hosts match the selector of its CapstanCluster too. Templates of no Cluster pass nil.
 func UsableIn(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, namespace string, selector *metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
 	capstanCluster := &infrav1.CapstanCluster{}
-	if cluster != nil && cluster.Spec.InfrastructureRef.Kind == "CapstanCluster" {
+	if cluster != nil && cluster.Spec.InfrastructureRef.Kind == infrav1.ClusterKind {
 		key := client.ObjectKey{Namespace: cluster.Namespace, Name: cluster.Spec.InfrastructureRef.Name}
 		if err := c.Get(ctx, key, capstanCluster); client.IgnoreNotFound(err) != nil {
 			return nil, err

@@ -39,7 +39,7 @@ func Backends(cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, machines
 	controlPlane := map[string]bool{}
 	for i := range machines {
 		m := &machines[i]
-		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok && m.Spec.InfrastructureRef.Kind == "CapstanMachine" {
+		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok && m.Spec.InfrastructureRef.Kind == infrav1.MachineKind {
 			controlPlane[m.Spec.InfrastructureRef.Name] = true
 		}
 	}

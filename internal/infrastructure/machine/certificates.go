@@ -10,8 +10,6 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-const machineKind = "CapstanMachine"
-
 // showCertificates reports when the certificates of the machine expire. It returns after how long the condition may change
 // without an event; zero: never. A machine that reports none, because its PID 1 is of an older version, has no condition.
 func showCertificates(m *infrav1.CapstanMachine, status *hostpb.MachineStatus, now time.Time) (again time.Duration) {
@@ -20,7 +18,7 @@ func showCertificates(m *infrav1.CapstanMachine, status *hostpb.MachineStatus, n
 		conditions.Delete(m, infrav1.CertificatesExpiringCondition)
 		return 0
 	}
-	expiry.Record(machineKind, m.Namespace, m.Name, certificates)
+	expiry.Record(infrav1.MachineKind, m.Namespace, m.Name, certificates)
 	condition, again := expiry.Condition(certificates, "the machine has not renewed them: see /var/log/capstan/node-agent.log and kubelet.log with `capstan logs`", now)
 	conditions.Set(m, condition)
 	return again

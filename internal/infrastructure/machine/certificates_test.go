@@ -18,7 +18,7 @@ import (
 // certificate has a metric.
 func TestShowCertificates(t *testing.T) {
 	now := time.Now()
-	t.Cleanup(func() { expiry.Forget(machineKind, "default", "worker") })
+	t.Cleanup(func() { expiry.Forget(infrav1.MachineKind, "default", "worker") })
 	of := func(name string, since, left time.Duration) *hostpb.CertificateStatus {
 		return &hostpb.CertificateStatus{Name: name, NotBefore: timestamppb.New(now.Add(-since)), NotAfter: timestamppb.New(now.Add(left))}
 	}

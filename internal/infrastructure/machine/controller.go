@@ -87,8 +87,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, addressIndex, addressesOf); err != nil {
 		return err
 	}
-	gvk := infrav1.GroupVersion.WithKind("CapstanMachine")
-	c, err := r.Controller(mgr, "CapstanMachine").
+	gvk := infrav1.GroupVersion.WithKind(infrav1.MachineKind)
+	c, err := r.Controller(mgr, infrav1.MachineKind).
 		// What was promised to a machine is taken back after its deletion, also if somebody removed its owner and its finalizer.
 		For(&infrav1.CapstanMachine{}, builder.WithPredicates(predicate.Or(reconciling.OwnedOrDeleting(machineGroupKind), reconciling.OnlyDeletes))).
 		Owns(&capiipamv1.IPAddressClaim{}).
@@ -105,8 +105,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanVolume{}, handler.EnqueueRequestsFromMapFunc(r.ofVolume), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
-		Build(ctx, reconciling.Traced("CapstanMachine", r))
-	workers := r.For("CapstanMachine").MaxConcurrentReconciles
+		Build(ctx, reconciling.Traced(infrav1.MachineKind, r))
+	workers := r.For(infrav1.MachineKind).MaxConcurrentReconciles
 	r.controller, r.turns, r.volumeTurns = c, reconciling.FairTurns(workers), reconciling.NewTurns(workers, 1)
 	r.frame.Wrote = r.Wrote(c, infrav1.GroupVersion, infrav1.MachineKind)
 	return err

@@ -152,7 +152,7 @@ func checkOverlay(s *scope, c *infrav1.CapstanCluster, host *infrav1.CapstanHost
 // capstanCluster is the infrastructure of the machine's cluster.
 func (r *Reconciler) capstanCluster(ctx context.Context, s *scope) (*infrav1.CapstanCluster, error) {
 	ref := s.cluster.Spec.InfrastructureRef
-	if ref.Kind != "CapstanCluster" {
+	if ref.Kind != infrav1.ClusterKind {
 		return nil, fmt.Errorf("cluster %s has infrastructure of kind %q: CapstanMachines need a CapstanCluster", s.cluster.Name, ref.Kind)
 	}
 	c := &infrav1.CapstanCluster{}

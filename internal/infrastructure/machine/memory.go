@@ -40,7 +40,7 @@ func (r *Reconciler) drop(machine client.ObjectKey) {
 	r.reserved.release(machine)
 	r.chosen.release(machine)
 	r.created.release(machine)
-	expiry.Forget(machineKind, machine.Namespace, machine.Name)
+	expiry.Forget(infrav1.MachineKind, machine.Namespace, machine.Name)
 }
 
 // dropPredecessor drops an object that had the name of this one before. The deletion of the one and the creation of the other can be one

@@ -56,7 +56,7 @@ func (r *Reconciler) hasInfrastructure(ctx context.Context, s *scope) (bool, err
 
 // bootsAhead reports whether machines boot as soon as the CapstanCluster allows it, before the Cluster is provisioned.
 func (r *Reconciler) bootsAhead(c *clusterv1.Cluster) bool {
-	return !r.StrictContract && c.Spec.InfrastructureRef.Kind == "CapstanCluster"
+	return !r.StrictContract && c.Spec.InfrastructureRef.Kind == infrav1.ClusterKind
 }
 
 // missingInfrastructure names the field for which hasInfrastructure waits.

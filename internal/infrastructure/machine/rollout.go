@@ -78,11 +78,11 @@ func (r *Reconciler) changesOf(ctx context.Context, s *scope, desired clusterv1.
 	out := []inplace.Change{
 		inplace.Version(s.machine.Spec.Version, desired.Version), inplace.FailureDomain(s.machine.Spec.FailureDomain, desired.FailureDomain),
 	}
-	if ref := desired.InfrastructureRef; ref.APIGroup != infrav1.GroupVersion.Group || ref.Kind != "CapstanMachineTemplate" {
-		return append(out, otherKind("infrastructureRef", "CapstanMachineTemplate", ref.Kind)), nil
+	if ref := desired.InfrastructureRef; ref.APIGroup != infrav1.GroupVersion.Group || ref.Kind != infrav1.MachineTemplateKind {
+		return append(out, otherKind("infrastructureRef", infrav1.MachineTemplateKind, ref.Kind)), nil
 	}
-	if ref := desired.Bootstrap.ConfigRef; ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != configKind+"Template" {
-		return append(out, otherKind("bootstrap.configRef", configKind+"Template", ref.Kind)), nil
+	if ref := desired.Bootstrap.ConfigRef; ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != bootstrapv1.ConfigTemplateKind {
+		return append(out, otherKind("bootstrap.configRef", bootstrapv1.ConfigTemplateKind, ref.Kind)), nil
 	}
 	infra, template := &infrav1.CapstanMachineTemplate{}, &bootstrapv1.CapstanConfigTemplate{}
 	config := &bootstrapv1.CapstanConfig{}

@@ -35,9 +35,6 @@ import (
 // tenant can set it as well. The update then asks for nothing that the specs do not contain, the decisions of package inplace
 // limit it, and the host checks it again.
 
-// configKind is the only kind of bootstrap configuration with the data of updates.
-const configKind = "CapstanConfig"
-
 // updateRequest is the update that the specs request.
 type updateRequest struct {
 	spec *hostpb.MachineSpec
@@ -91,7 +88,7 @@ func uncommitted(m *clusterv1.Machine) string {
 		return "Waiting for the MachineSet to write the desired state"
 	}
 	ref := m.Spec.Bootstrap.ConfigRef
-	if ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != configKind {
+	if ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != bootstrapv1.ConfigKind {
 		return fmt.Sprintf("The Machine's bootstrap configuration is a %s, and only a CapstanConfig has the data of an update: delete the Machine to replace it", ref.Kind)
 	}
 	return ""
@@ -135,7 +132,7 @@ func (r *Reconciler) updateSecret(ctx context.Context, s *scope, version string)
 		return nil, missing, client.IgnoreNotFound(err)
 	}
 	owner := metav1.GetControllerOf(secret)
-	if owner == nil || owner.Kind != configKind || len(secret.Data[bootstrapKey]) == 0 ||
+	if owner == nil || owner.Kind != bootstrapv1.ConfigKind || len(secret.Data[bootstrapKey]) == 0 ||
 		secret.Annotations[bootstrapv1.KubernetesVersionAnnotation] != version {
 		return nil, missing, nil
 	}

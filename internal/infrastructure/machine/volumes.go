@@ -22,6 +22,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -344,12 +345,11 @@ func (r *Reconciler) controlPlaneOf(ctx context.Context, m *clusterv1.Machine, r
 		name: ref.Kind + "/" + ref.Name, replicas: math.MaxInt32,
 		ref: metav1.OwnerReference{APIVersion: ref.APIVersion, Kind: ref.Kind, Name: ref.Name, UID: ref.UID},
 	}
-	if ref.Kind != "CapstanControlPlane" {
+	if ref.Kind != controlplanev1.ControlPlaneKind {
 		return owner, nil
 	}
 	cp := &unstructured.Unstructured{}
-	cp.SetAPIVersion("controlplane.capstan.dev/v1beta2")
-	cp.SetKind(ref.Kind)
+	cp.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(ref.Kind))
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: ref.Name}, cp); err != nil {
 		return owner, err
 	}

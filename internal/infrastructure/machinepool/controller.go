@@ -40,7 +40,7 @@ import (
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 var (
-	poolGVK              = infrav1.GroupVersion.WithKind("CapstanMachinePool")
+	poolGVK              = infrav1.GroupVersion.WithKind(infrav1.MachinePoolKind)
 	machinePoolGroupKind = clusterv1.GroupVersion.WithKind("MachinePool").GroupKind()
 )
 
@@ -89,7 +89,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	r.recorder = reconciling.EventRecorder(mgr, "capstanmachinepool-controller")
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachinePoolFinalizer}
 	var err error
-	r.controller, err = r.Controller(mgr, "CapstanMachinePool").
+	r.controller, err = r.Controller(mgr, infrav1.MachinePoolKind).
 		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machinePoolGroupKind))).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolGVK)), machinePoolChanged()).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(ofCapstanMachine), capstanMachineChanged()).
@@ -98,7 +98,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCapstanCluster), hostselection.HostsChosen()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), hostChanged())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
-		Build(ctx, reconciling.Fair(r.For("CapstanMachinePool").MaxConcurrentReconciles, reconciling.Traced("CapstanMachinePool", r)))
+		Build(ctx, reconciling.Fair(r.For(infrav1.MachinePoolKind).MaxConcurrentReconciles, reconciling.Traced(infrav1.MachinePoolKind, r)))
 	return err
 }
 

@@ -81,7 +81,7 @@ func (d desired) annotations() map[string]string {
 func (r *Reconciler) desireUpdates(ctx context.Context, s *scope) error {
 	ref := s.machinePool.Spec.Template.Spec.Bootstrap.ConfigRef
 	u := updating{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
-	u.foreign = ref.Kind != "CapstanConfig" || ref.APIGroup != bootstrapv1.GroupVersion.Group
+	u.foreign = ref.Kind != bootstrapv1.ConfigKind || ref.APIGroup != bootstrapv1.GroupVersion.Group
 	s.want.updating = u
 	if u.foreign || !u.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) {
 		return nil

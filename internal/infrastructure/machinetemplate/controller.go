@@ -45,7 +45,7 @@ type Kind struct {
 // Kinds are the templates of machines, and those of pools.
 var Kinds = []Kind{
 	{
-		"CapstanMachineTemplate",
+		infrav1.MachineTemplateKind,
 		func() client.Object { return &infrav1.CapstanMachineTemplate{} },
 		func() client.ObjectList { return &infrav1.CapstanMachineTemplateList{} },
 		func(o client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus) {
@@ -54,7 +54,7 @@ var Kinds = []Kind{
 		},
 	},
 	{
-		"CapstanMachinePoolTemplate",
+		infrav1.MachinePoolTemplateKind,
 		func() client.Object { return &infrav1.CapstanMachinePoolTemplate{} },
 		func() client.ObjectList { return &infrav1.CapstanMachinePoolTemplateList{} },
 		func(o client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus) {

@@ -39,7 +39,7 @@ func claimsOf(ctx context.Context, c client.Reader, capstan *infrav1.CapstanClus
 	}
 	return slices.DeleteFunc(list.Items, func(claim capiipamv1.IPAddressClaim) bool {
 		controller := metav1.GetControllerOfNoCopy(&claim)
-		return !isClaimName(capstan.Name, claim.Name) || controller != nil && (controller.Kind != "CapstanCluster" || controller.Name != capstan.Name)
+		return !isClaimName(capstan.Name, claim.Name) || controller != nil && (controller.Kind != infrav1.ClusterKind || controller.Name != capstan.Name)
 	}), nil
 }
 

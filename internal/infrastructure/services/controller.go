@@ -141,10 +141,10 @@ func (s *scope) publishesPorts() bool {
 
 // SetupWithManager adds the reconciler. It uses the index of package cluster.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
+	gvk := infrav1.GroupVersion.WithKind(infrav1.ClusterKind)
 	toInfrastructure := util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})
 	b := r.Controller(mgr, controllerName).
-		WithOptions(r.For("CapstanCluster")).
+		WithOptions(r.For(infrav1.ClusterKind)).
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(predicate.NewPredicateFuncs(concerned))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(clusterOfAddress), predicate.NewPredicateFuncs(held)).
@@ -159,7 +159,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent))
 	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Traced("Services", r))
-	workers := r.For("CapstanCluster").MaxConcurrentReconciles
+	workers := r.For(infrav1.ClusterKind).MaxConcurrentReconciles
 	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, reconciling.NewTurns(workers, workers/turnShare)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
 }

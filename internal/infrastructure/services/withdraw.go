@@ -38,7 +38,7 @@ const (
 
 func (w withdrawal) setupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	return w.Controller(mgr, controllerName+"-withdrawal").
-		WithOptions(w.For("CapstanHost")).
+		WithOptions(w.For(infrav1.HostKind)).
 		For(&infrav1.CapstanHost{}, builder.WithPredicates(reconciling.IgnoreStatus())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []ctrl.Request {
 			return reconciling.Requests(ctx, w.Client, &infrav1.CapstanHostList{})

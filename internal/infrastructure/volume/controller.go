@@ -50,7 +50,7 @@ type Reconciler struct {
 // SetupWithManager adds the reconciler.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.VolumeFinalizer}
-	return r.Controller(mgr, "CapstanVolume").
+	return r.Controller(mgr, infrav1.VolumeKind).
 		For(&infrav1.CapstanVolume{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicates.ClusterPausedTransitions(mgr.GetScheme(), mgr.GetLogger())).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.IgnoreStatus()).
@@ -62,7 +62,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			}
 			return r.deleted(ctx, e.Host)
 		})).
-		Complete(ctx, reconciling.Fair(r.For("CapstanVolume").MaxConcurrentReconciles, reconciling.Traced("CapstanVolume", r)))
+		Complete(ctx, reconciling.Fair(r.For(infrav1.VolumeKind).MaxConcurrentReconciles, reconciling.Traced(infrav1.VolumeKind, r)))
 }
 
 func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
@@ -201,7 +202,7 @@ func inUse(req Request, all []infrav1.CapstanVolume, missing []infrav1.MachineVo
 // remedy describes how a volume becomes free. Control planes and pools of Capstan delete machines with volumes before they create successors.
 func remedy(owner string) string {
 	switch kind, _, _ := strings.Cut(owner, "/"); kind {
-	case "CapstanControlPlane":
+	case controlplanev1.ControlPlaneKind:
 		return "A volume becomes free when its machine is deleted. A control plane with one machine cannot delete it first: set spec.replicas to 3, which creates two more volumes, and to 1 after the rollout"
 	case "MachinePool":
 		return "A volume becomes free when its machine is deleted"

@@ -40,7 +40,7 @@ func (Machine) ValidateUpdate(_ context.Context, before, m *infrav1.CapstanMachi
 		return nil, nil
 	}
 	_, updating := m.Annotations[clusterv1.UpdateInProgressAnnotation]
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachine"), m.Name, refused(inplace.Machine(before.Spec, m.Spec), updating))
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.MachineKind), m.Name, refused(inplace.Machine(before.Spec, m.Spec), updating))
 }
 
 // ValidateDelete implements admission.Validator.

@@ -35,7 +35,7 @@ var _ admission.Validator[*infrav1.CapstanMachinePool] = MachinePool{}
 
 // ValidateCreate implements admission.Validator.
 func (MachinePool) ValidateCreate(_ context.Context, p *infrav1.CapstanMachinePool) (admission.Warnings, error) {
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachinePool"), p.Name, validMetadata(p))
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.MachinePoolKind), p.Name, validMetadata(p))
 }
 
 // ValidateUpdate implements admission.Validator. It accepts deleted objects and unchanged metadata.
@@ -43,7 +43,7 @@ func (MachinePool) ValidateUpdate(_ context.Context, before, p *infrav1.CapstanM
 	if !p.DeletionTimestamp.IsZero() || equality.Semantic.DeepEqual(before.Spec.MachineTemplate.ObjectMeta, p.Spec.MachineTemplate.ObjectMeta) {
 		return nil, nil
 	}
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachinePool"), p.Name, validMetadata(p))
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.MachinePoolKind), p.Name, validMetadata(p))
 }
 
 // ValidateDelete implements admission.Validator.
@@ -65,12 +65,12 @@ func (MachinePoolTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanM
 	path := field.NewPath("spec", "template")
 	errs := t.Spec.Template.ObjectMeta.Validate(path.Child("metadata"))
 	errs = append(errs, t.Spec.Template.Spec.MachineTemplate.ObjectMeta.Validate(path.Child("spec", "machineTemplate", "metadata"))...)
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachinePoolTemplate"), t.Name, errs)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.MachinePoolTemplateKind), t.Name, errs)
 }
 
 // ValidateUpdate implements admission.Validator.
 func (MachinePoolTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanMachinePoolTemplate) (admission.Warnings, error) {
-	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind("CapstanMachinePoolTemplate"), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
+	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind(infrav1.MachinePoolTemplateKind), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
 }
 
 // ValidateDelete implements admission.Validator.

@@ -66,7 +66,7 @@ func (v *Cluster) ValidateUpdate(ctx context.Context, before, c *infrav1.Capstan
 		return nil, nil
 	}
 	if before.AllowsBoot() {
-		return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanCluster"), c.Name, field.ErrorList{field.Forbidden(field.NewPath("spec", "network"),
+		return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.ClusterKind), c.Name, field.ErrorList{field.Forbidden(field.NewPath("spec", "network"),
 			fmt.Sprintf("cannot be changed from %s: machines and certificates have addresses of it", was))})
 	}
 	return nil, v.validate(ctx, c)
@@ -92,7 +92,7 @@ func (v *Cluster) validate(ctx context.Context, c *infrav1.CapstanCluster) error
 		err = network.CheckEndpoint(c.Spec.Network, c.Spec.ControlPlaneEndpoint.Host, c.Spec.LoadBalancer.BindAddress)
 	}
 	if err != nil {
-		return reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanCluster"), c.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error())})
+		return reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.ClusterKind), c.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error())})
 	}
 	return nil
 }
@@ -140,12 +140,12 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
 	}
 	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanClusterTemplate"), t.Name, errs)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.ClusterTemplateKind), t.Name, errs)
 }
 
 // ValidateUpdate implements admission.Validator.
 func (ClusterTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanClusterTemplate) (admission.Warnings, error) {
-	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind("CapstanClusterTemplate"), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
+	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind(infrav1.ClusterTemplateKind), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
 }
 
 // ValidateDelete implements admission.Validator.
@@ -177,12 +177,12 @@ func (MachineTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanMachi
 		errs = append(errs, field.Forbidden(path.Child("network", "addresses"), own))
 	}
 	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
-	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind("CapstanMachineTemplate"), t.Name, errs)
+	return nil, reconciling.Invalid(infrav1.GroupVersion.WithKind(infrav1.MachineTemplateKind), t.Name, errs)
 }
 
 // ValidateUpdate implements admission.Validator.
 func (MachineTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
-	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind("CapstanMachineTemplate"), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
+	return nil, reconciling.UnchangedTemplate(ctx, infrav1.GroupVersion.WithKind(infrav1.MachineTemplateKind), t, field.NewPath("spec"), equality.Semantic.DeepEqual(before.Spec, t.Spec))
 }
 
 // ValidateDelete implements admission.Validator.

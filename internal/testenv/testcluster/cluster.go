@@ -37,8 +37,8 @@ func New(t *testing.T, env *testenv.Env, change func(*clusterv1.Cluster)) *Clust
 	out := &Cluster{t: t, c: env.Client, Cluster: &clusterv1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace(t), Name: "demo"},
 		Spec: clusterv1.ClusterSpec{
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: "demo"},
-			ControlPlaneRef:   clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: "CapstanControlPlane", Name: "demo"},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: infrav1.ClusterKind, Name: "demo"},
+			ControlPlaneRef:   clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind, Name: "demo"},
 		},
 	}}
 	if change != nil {
@@ -85,7 +85,7 @@ func (c *Cluster) ControlPlane(change func(*controlplanev1.CapstanControlPlane))
 	out.OwnerReferences = []metav1.OwnerReference{c.OwnerRef()}
 	out.Spec.Version = "v1.36.3"
 	out.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{
-		APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachineTemplate", Name: "demo",
+		APIGroup: infrav1.GroupVersion.Group, Kind: infrav1.MachineTemplateKind, Name: "demo",
 	}
 	if change != nil {
 		change(out)
@@ -99,9 +99,9 @@ func (c *Cluster) Machine(name string, changeMachine func(*clusterv1.Machine), c
 	c.t.Helper()
 	machine := &clusterv1.Machine{ObjectMeta: c.Meta(name), Spec: clusterv1.MachineSpec{
 		ClusterName: c.Name, Version: "v1.36.3",
-		Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: name}},
+		Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: bootstrapv1.ConfigKind, Name: name}},
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-			APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: name,
+			APIGroup: infrav1.GroupVersion.Group, Kind: infrav1.MachineKind, Name: name,
 		},
 	}}
 	if changeMachine != nil {
