@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -50,7 +51,7 @@ func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again tim
 			continue
 		}
 		if left := abandonedAfter - s.Now.Sub(r.since.last(controlPlane, machine.UID, s.Now)); left > 0 {
-			again = earlier(again, left)
+			again = order.Sooner(again, left)
 			continue
 		}
 		if err := r.release(ctx, s, machine, "whose objects have been gone for "+abandonedAfter.String()); err != nil {
@@ -74,14 +75,6 @@ func uidsOf(machines collections.Machines) (out []types.UID) {
 		out = append(out, machine.UID)
 	}
 	return out
-}
-
-// earlier is the shorter of two durations; 0 means never.
-func earlier(a, b time.Duration) time.Duration {
-	if a == 0 || b != 0 && b < a {
-		return b
-	}
-	return a
 }
 
 // onlyCoresFinalizer is true for a deleted Machine that only core's finalizer keeps.

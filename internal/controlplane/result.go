@@ -4,8 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"sigs.k8s.io/cluster-api/util"
-	ctrl "sigs.k8s.io/controller-runtime"
+	"capstan.dev/capstan/internal/order"
 )
 
 // result is the report of a step to the steps after it, to the status and to the queue. Reconcile merges the results; no step
@@ -35,7 +34,7 @@ func requeueAfter(d time.Duration) result { return result{requeueAfter: d} }
 
 // merge adds the result of a later step.
 func (r *result) merge(later result) {
-	r.requeueAfter = util.LowestNonZeroResult(ctrl.Result{RequeueAfter: r.requeueAfter}, ctrl.Result{RequeueAfter: later.requeueAfter}).RequeueAfter
+	r.requeueAfter = order.Sooner(r.requeueAfter, later.requeueAfter)
 	r.stop = r.stop || later.stop
 	if later.blocked != "" {
 		r.blocked = later.blocked

@@ -15,6 +15,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/pki"
 )
 
@@ -56,9 +57,7 @@ func Condition(certificates []Certificate, why string, now time.Time) (condition
 	for _, c := range certificates {
 		late := c.Due().Add(c.grace())
 		if in := late.Sub(now); in > 0 {
-			if again == 0 || in < again {
-				again = in
-			}
+			again = order.Sooner(again, in)
 			continue
 		}
 		expiring = append(expiring, fmt.Sprintf("%s expires on %s", c.Name, c.NotAfter.UTC().Format(time.RFC3339)))

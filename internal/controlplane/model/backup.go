@@ -18,6 +18,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/backoff"
+	"capstan.dev/capstan/internal/order"
 )
 
 const (
@@ -105,12 +106,11 @@ func NextBackup(w BackupTarget, attempts []BackupAttempt, now time.Time) (next *
 		again = after
 	}
 	for _, want := range wants {
-		switch ready, wait := readyFor(want, attempts, now); {
-		case ready:
+		ready, wait := readyFor(want, attempts, now)
+		if ready {
 			return &want, 0
-		case wait > 0 && (again == 0 || wait < again):
-			again = wait
 		}
+		again = order.Sooner(again, wait)
 	}
 	return nil, again
 }

@@ -12,6 +12,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/stored"
 )
 
@@ -103,11 +104,7 @@ func certificatesExpire(machine *clusterv1.Machine) time.Time {
 // NextOutdated returns the time until the next Machine becomes outdated by the clock alone; 0 when none does.
 func NextOutdated(controlPlane *controlplanev1.CapstanControlPlane, machines []*clusterv1.Machine, now time.Time) time.Duration {
 	var next time.Duration
-	soonest := func(at time.Time) {
-		if d := at.Sub(now); d > 0 && (next == 0 || d < next) {
-			next = d
-		}
-	}
+	soonest := func(at time.Time) { next = order.Sooner(next, at.Sub(now)) }
 	if after := controlPlane.Spec.Rollout.After; !after.IsZero() {
 		soonest(after.Time)
 	}

@@ -77,8 +77,8 @@ func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized b
 		}
 		if n == 0 {
 			out = r
-		} else if r.Again > 0 && (out.Again == 0 || r.Again < out.Again) {
-			out.Again = r.Again
+		} else {
+			out.Again = order.Sooner(out.Again, r.Again)
 		}
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/order"
 )
 
 // StuckAfter is the duration of the deletion of an infrastructure machine after which its Machine counts as gone. A restarted
@@ -45,9 +46,7 @@ func (cp *ControlPlane) NextStuckDeletion(now time.Time) time.Duration {
 	f := cp.CompleteFleet()
 	for n := range f.Instances {
 		i := &f.Instances[n]
-		if in := f.stuckIn(i, cp.InfrastructureDeletedAt[i.Name()], now); in > 0 && (next == 0 || in < next) {
-			next = in
-		}
+		next = order.Sooner(next, f.stuckIn(i, cp.InfrastructureDeletedAt[i.Name()], now))
 	}
 	return next
 }
@@ -79,8 +78,8 @@ func (cp *ControlPlane) FormerMachines(machines []*clusterv1.Machine) (message s
 		case !going:
 		case left <= 0:
 			remain = append(remain, fmt.Sprintf("Machine %s is being deleted, and %s", m.Name, infrastructureRemains(m)))
-		case again == 0 || left < again:
-			again = left
+		default:
+			again = order.Sooner(again, left)
 		}
 	}
 	return JoinReasons(append([]string{"Former control plane machines are being deleted: " + strings.Join(names, ", ")}, remain...)), again

@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -181,8 +182,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	step := nextReboot(host, bootOf(r.Pool.Get(host.Name)))
 	draining, errDrain := r.reconcileDrain(ctx, host, step == rebootPrepare)
 	rebooting, errReboot := r.reconcileReboot(ctx, host, step, draining)
-	if (draining || rebooting) && (again == 0 || again > drainPause) {
-		again = drainPause
+	if draining || rebooting {
+		again = order.Sooner(again, drainPause)
 	}
 	return ctrl.Result{RequeueAfter: again}, errors.Join(err, errDrain, errReboot)
 }

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -159,11 +160,7 @@ func (m member) provisioned() bool { return m.capstan.Spec.ProviderID != "" }
 func instances(members []member, want desired, now time.Time) (out []instance, next time.Duration) {
 	for _, m := range members {
 		available, stuck := m.availableIn(want.minReady, now), stuckIn(m.capstan, now)
-		for _, in := range []time.Duration{available, stuck} {
-			if in > 0 && (next == 0 || in < next) {
-				next = in
-			}
-		}
+		next = order.Sooner(next, order.Sooner(available, stuck))
 		update := want.updateOf(m)
 		behind := want.outdated(m)
 		out = append(out, instance{

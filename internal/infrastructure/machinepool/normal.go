@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/annotations"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -69,8 +70,8 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 	}
 	// Only time makes a Node that is ready one that has been ready for long enough.
 	again := s.next.again
-	if (updating || s.draining != "" || s.next.updates.waits != "") && (again == 0 || again > updateRetry) {
-		again = updateRetry
+	if updating || s.draining != "" || s.next.updates.waits != "" {
+		again = order.Sooner(again, updateRetry)
 	}
 	return again, nil
 }

@@ -44,6 +44,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -116,9 +117,7 @@ func (s *scope) asking(ctx context.Context) (context.Context, context.CancelFunc
 
 // lookAgain makes a reconcile follow after a time at the latest.
 func (s *scope) lookAgain(after time.Duration) {
-	if s.again == 0 || after < s.again {
-		s.again = max(after, time.Millisecond)
-	}
+	s.again = order.Sooner(s.again, max(after, time.Millisecond))
 }
 
 // network is that of the cluster on its hosts.

@@ -28,6 +28,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
+	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -132,13 +133,8 @@ func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledg
 	if deleting {
 		return r.finish(ctx, pool, book)
 	}
-	for _, in := range []time.Duration{left, unsaved} {
-		if in > 0 && (after == 0 || in < after) {
-			after = in
-		}
-	}
 	// Resting periods, quarantines, the arrival of a move and the delay of a copy end without an event.
-	return ctrl.Result{RequeueAfter: after}, nil
+	return ctrl.Result{RequeueAfter: order.Sooner(after, order.Sooner(left, unsaved))}, nil
 }
 
 // mark adds the finalizer and records the UID, which distinguishes a copy from the original.
