@@ -40,13 +40,5 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 	if err != nil {
 		return nil, err
 	}
-	config, err := kubeconfig.Load(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint)
-	if err != nil {
-		return nil, err
-	}
-	http, err := kubeconfig.Client(config, workloadTimeout)
-	if err != nil {
-		return nil, err
-	}
-	return client.New(config, client.Options{Scheme: r.Client.Scheme(), HTTPClient: http})
+	return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint, workloadTimeout, r.Client.Scheme())
 }

@@ -62,7 +62,7 @@ const healthTimeout = 3 * time.Second
 
 // askHealth reads the health of the API server and of etcd; see readyz.
 func askHealth(ctx context.Context, config *rest.Config) (ready bool, failed []string, err error) {
-	c, err := kubeconfig.Client(config, healthTimeout)
+	c, err := kubeconfig.HTTPClient(config, healthTimeout)
 	if err != nil {
 		return false, nil, err
 	}

@@ -75,7 +75,7 @@ func (p *prober) Start(ctx context.Context) error {
 // answeredOrAsk reports whether the API server of a control plane has answered. Otherwise it starts a probe, unless one
 // with the same connection is running. An event follows.
 func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, config *rest.Config) (bool, error) {
-	http, err := kubeconfig.Client(config, probeTimeout)
+	http, err := kubeconfig.HTTPClient(config, probeTimeout)
 	if err != nil {
 		return false, err
 	}

@@ -9,17 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	"sigs.k8s.io/cluster-api/exp/runtime/server"
-	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -40,7 +36,6 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/services"
 	"capstan.dev/capstan/internal/infrastructure/volume"
 	"capstan.dev/capstan/internal/infrastructure/webhook"
-	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -148,29 +143,6 @@ func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts rec
 		(&services.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&machine.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&volume.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
-		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient(), Workload: workload(mgr.GetClient(), opts.SecretCachingClient)}).SetupWithManager(ctx, mgr),
+		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient(), Workload: machinepool.Workloads(opts.SecretCachingClient)}).SetupWithManager(ctx, mgr),
 	)...)
-}
-
-// workloadTimeout bounds each request to a workload cluster.
-const workloadTimeout = 10 * time.Second
-
-// workload returns clients of workload clusters. Only the drain of a machine of a pool needs one, so there is no cache.
-func workload(clusters, secrets client.Reader) machinepool.Workload {
-	return func(ctx context.Context, cluster *clusterv1.Cluster) (client.Client, error) {
-		found := &corev1.Secret{}
-		key := client.ObjectKey{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, secret.Kubeconfig)}
-		if err := (kubeconfig.Reader{Secrets: secrets, Clusters: clusters}).Get(ctx, key, found); err != nil {
-			return nil, err
-		}
-		config, err := kubeconfig.Load(found.Data[secret.KubeconfigDataName], cluster.Spec.ControlPlaneEndpoint)
-		if err != nil {
-			return nil, err
-		}
-		http, err := kubeconfig.Client(config, workloadTimeout)
-		if err != nil {
-			return nil, err
-		}
-		return client.New(config, client.Options{HTTPClient: http, Scheme: clientgoscheme.Scheme})
-	}
 }

@@ -6,16 +6,32 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // maxResponse is the maximum size of a response in bytes. Managers read single small objects with this client.
 const maxResponse = 8 << 20
 
-// Client returns a client for a connection that Load has accepted. Each request has its own connection, so that a
+// NewClient returns a client of the cluster of a kubeconfig that Load accepts. Its requests are those of HTTPClient.
+func NewClient(data []byte, endpoint clusterv1.APIEndpoint, timeout time.Duration, scheme *runtime.Scheme) (client.Client, error) {
+	config, err := Load(data, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	requests, err := HTTPClient(config, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{HTTPClient: requests, Scheme: scheme})
+}
+
+// HTTPClient returns a client for a connection that Load has accepted. Each request has its own connection, so that a
 // hanging one does not affect the next. Redirects are not followed, because a tenant controls the API server of the
 // cluster and could redirect the manager to any server. timeout limits a request including its response.
-func Client(config *rest.Config, timeout time.Duration) (*http.Client, error) {
+func HTTPClient(config *rest.Config, timeout time.Duration) (*http.Client, error) {
 	tls, err := rest.TLSConfigFor(config)
 	if err != nil {
 		return nil, err

@@ -240,7 +240,7 @@ func serve(t *testing.T, handler http.HandlerFunc) (*http.Client, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Client(loaded, 10*time.Second)
+	c, err := HTTPClient(loaded, 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

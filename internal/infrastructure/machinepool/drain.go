@@ -11,7 +11,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -116,6 +115,3 @@ func (r *Reconciler) recordDrain(ctx context.Context, m member, wanted bool) err
 		}
 	}))
 }
-
-// Workload returns a client of a workload cluster.
-type Workload func(ctx context.Context, cluster *clusterv1.Cluster) (client.Client, error)
