@@ -281,7 +281,7 @@ test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-e
 # End-to-end tests wait more than they compute, so several series run at a time, each in namespaces of its own. When one ends,
 # make starts the next of the list. The longest ones come first, so that the last ones end at about the same time. The unit tests
 # only compute: they use the time in which others wait. A package that is not in this list is in the last series, others.
-SERIES := integration controlplane rack plane infrastructure unit clusterctl cluster node inplace host machinepool ipam v1beta1 packages conformance
+SERIES := integration controlplane rack plane infrastructure unit clusterctl cluster node inplace host machinepool ipam conformance v1beta1 packages
 E2E_PACKAGES := $(filter-out integration infrastructure unit,$(SERIES))
 E2E_SERIES := $(E2E_PACKAGES) others
 TEST_JOBS := 4
