@@ -459,9 +459,10 @@ test-integration: build-kube build-capi gotestsum versitygw ## Integration tests
 	$(call gotest,integration,$(integration_packages)) -timeout 70m
 
 .PHONY: test-times
-test-times: gotestsum ## Show the slowest tests and packages of the last run, and the waits of end-to-end tests.
+test-times: gotestsum ## Show the slowest tests and packages of the last run, the processor time of each series, and the waits of end-to-end tests.
 	@for events in $(BIN)/test-events/*.json; do \
 		echo "== $$(basename $$events .json)"; \
+		! cpu=$$(cat $${events%.json}.cpu 2>/dev/null) || echo "-- processor time: $$cpu s"; \
 		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | head -40; \
 		echo "-- packages, in seconds"; \
 		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | head -20; \

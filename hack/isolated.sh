@@ -62,6 +62,14 @@ remove_old_groups() {
 	done
 }
 
+# store_cpu writes the processor time of the run, in seconds, to the results of tests. cgroup v1 and v2 have different files.
+store_cpu() {
+	[[ -d bin/test-events ]] || return 0
+	for mount in $(cgroup_mounts); do
+		cat "$mount/$group"/{cpuacct.usage,cpu.stat} 2>/dev/null || true
+	done | awk 'NF == 1 { seconds = $1 / 1e9 } $1 == "usage_usec" { seconds = $2 / 1e6 } END { printf "%.1f\n", seconds }' >"$1"
+}
+
 if [[ ${1:-} == --enter ]]; then
 	group=$2
 	shift 2
@@ -69,10 +77,10 @@ if [[ ${1:-} == --enter ]]; then
 	exit
 fi
 
-group=isolated-$1-$$
+name=$1 group=isolated-$1-$$
 shift
 remove_old_groups
-trap 'remove_groups "$group"' EXIT
+trap 'store_cpu "bin/test-events/$name.cpu"; remove_groups "$group"' EXIT
 create_groups
 (
 	for mount in $(cgroup_mounts); do
