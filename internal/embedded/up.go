@@ -81,7 +81,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if notRunning == nil {
 		state.StoppedUnit = status.Unit
 	}
-	// Before the stop: the plane continues if the disk is full, and after an interruption the next `capstan up` knows the unit.
+	// Before the stop: the plane continues if the disk is full, and after an interruption the next `capstan up` reads the unit.
 	if err := state.save(l); err != nil {
 		return Status{}, err
 	}
