@@ -152,8 +152,19 @@ func nodeVersion(m *clusterv1.Machine) string {
 	return m.Status.NodeInfo.KubeletVersion
 }
 
-// provisioned reports whether the machine has run. A move or a restore loses the status, and not the spec.
+// provisioned reports whether the host has started the machine. A move or a restore loses the status, and not the spec.
 func (m member) provisioned() bool { return m.capstan.Spec.ProviderID != "" }
+
+// hasRun reports whether the machine has something to lose. A machine that runs without the end of its bootstrap, or whose bootstrap has
+// failed, has not run: hosts refuse its updates, and it can no longer join after a change of the bootstrap data. The last report about a
+// machine that does not run, or whose host does not answer, can be older than the end of the bootstrap.
+func (m member) hasRun() bool {
+	c := conditions.Get(m.capstan, infrav1.BootstrapSucceededCondition)
+	if c == nil || c.Status != metav1.ConditionFalse {
+		return m.provisioned()
+	}
+	return m.provisioned() && c.Reason != infrav1.BootstrapFailedReason && !conditions.IsTrue(m.capstan, infrav1.MachineRunningCondition)
+}
 
 // instances describes the members to the plan. It returns when the next of them becomes available, or counts as stuck, by
 // the passing of time alone; zero if none does.

@@ -39,6 +39,7 @@ func TestDecide(t *testing.T) {
 		return made(name, time.Hour, func(m *member) {
 			m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former"
 			m.capstan.Spec.ProviderID = "capstan://" + name
+			m.capstan.Status.Conditions = []metav1.Condition{{Type: infrav1.BootstrapSucceededCondition, Status: metav1.ConditionTrue}}
 		})
 	}
 	replaced := made("a", time.Hour, func(m *member) { m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] = "former" })

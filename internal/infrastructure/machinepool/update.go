@@ -150,6 +150,8 @@ type updateState struct {
 	can       bool
 	why       string
 	undecided bool
+	// unreported: nothing else is against an update, but no report of a host shows that the bootstrap has succeeded.
+	unreported bool
 	// drained: its Node was cordoned for the update.
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
@@ -168,8 +170,9 @@ func (d desired) updateOf(m member) updateState {
 		all = append(all, c.String())
 	}
 	out.why = strings.Join(all, "; ")
-	possible := out.why == "" && m.provisioned() && failure(m.capstan) == ""
-	out.can, out.undecided = possible && complete, possible && !complete
+	possible := out.why == "" && m.hasRun() && failure(m.capstan) == ""
+	bootstrapped := conditions.IsTrue(m.capstan, infrav1.BootstrapSucceededCondition)
+	out.can, out.undecided, out.unreported = possible && complete && bootstrapped, possible && !complete, possible && complete && !bootstrapped
 	report := m.capstan.Status.Update
 	about := report.ObservedGeneration == m.capstan.Generation && report.KubernetesVersion == m.capstan.Annotations[infrav1.MachineVersionAnnotation]
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
@@ -231,18 +234,19 @@ func (u updateState) busy() bool {
 	return u.runs || u.phase == infrav1.UpdateRunning || u.phase == infrav1.UpdatePending || u.current && u.phase == ""
 }
 
-// replace reports whether an outdated machine is replaced. A machine that has never run is always replaced: nothing is lost. Without a policy
-// that allows updates, one that its host does not carry out yet ends with the machine: the host can refuse it for ever.
+// replace reports whether an outdated machine is replaced. A machine that has never run is always replaced, also after its update was begun:
+// nothing is lost, and its host refuses the update. Without a policy that allows updates, one that its host does not carry out yet ends with
+// the machine: the host can refuse it for ever.
 func (d desired) replace(m member, u updateState) bool {
 	switch {
 	case u.runs, u.begun && u.phase == infrav1.UpdateSucceeded:
 		return false
-	case !d.updating.allowed(), !m.provisioned():
+	case !d.updating.allowed(), !m.hasRun():
 		return true
 	case u.busy(), u.current && u.failed():
 		return false
 	}
-	return d.updating.policy == infrav1.InPlacePrefer && !u.can && !u.undecided
+	return d.updating.policy == infrav1.InPlacePrefer && !u.can && !u.undecided && !u.unreported
 }
 
 // updatePlan has the next actions of updates in place.
@@ -269,7 +273,7 @@ func planUpdates(want desired, instances []instance) updatePlan {
 func planStarts(want desired, instances []instance) updatePlan {
 	var out updatePlan
 	var candidates []instance
-	busy, updating, active := 0, 0, 0
+	busy, updating, active, undecided := 0, 0, 0, false
 	for _, i := range instances {
 		if i.leaving {
 			continue
@@ -289,14 +293,17 @@ func planStarts(want desired, instances []instance) updatePlan {
 		case u.current && u.failed():
 			out.why = fmt.Sprintf("the update of machine %s in place ended as %s: %s", i.name, u.phase, u.text)
 		case u.undecided:
+			undecided = true
 			out.waits = cmp.Or(out.waits, fmt.Sprintf("machine %s waits until the bootstrap provider has rendered the present spec of the CapstanConfig", i.name))
+		case u.unreported: // Perhaps its host is away for long: others do not wait for it.
+			out.waits = cmp.Or(out.waits, fmt.Sprintf("machine %s waits until its host reports that its bootstrap has succeeded", i.name))
 		case !u.can:
 			out.why = cmp.Or(out.why, fmt.Sprintf("machine %s cannot be updated in place, and rollingUpdate.inPlace is Only: %s", i.name, cmp.Or(u.why, "it has failed")))
 		default:
 			candidates = append(candidates, i)
 		}
 	}
-	if out.why != "" || out.waits != "" || want.frozen || !want.updating.allowed() {
+	if out.why != "" || undecided || want.frozen || !want.updating.allowed() {
 		return out
 	}
 	busy += max(0, want.replicas-active)

@@ -19,15 +19,15 @@ import (
 )
 
 // updatable parses machines like pool: a available, b behind and updatable, n behind and not updatable, l leaving,
-// q behind and undecided, p begun, u running, d done, f rolled back, r running a former update; x begun for a former spec; c its Node is
+// q behind and undecided, e behind and its bootstrap is not reported, p begun, u running, d done, f rolled back, r running a former update; x begun for a former spec; c its Node is
 // drained.
 func updatable(machines ...string) []instance {
 	var out []instance
 	for n, m := range machines {
 		name, flags, _ := strings.Cut(m, ":")
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
-		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqpudfr")}
-		i.update = updateState{drained: has("c"), can: !has("n") && !has("q"), undecided: has("q"), begun: strings.ContainsAny(flags, "pudfr"), runs: strings.ContainsAny(flags, "ur"), current: !has("x"), text: "kubelet: busy"}
+		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqepudfr")}
+		i.update = updateState{drained: has("c"), can: !has("n") && !has("q") && !has("e"), undecided: has("q"), unreported: has("e"), begun: strings.ContainsAny(flags, "pudfr"), runs: strings.ContainsAny(flags, "ur"), current: !has("x"), text: "kubelet: busy"}
 		if has("n") {
 			i.update.why = "preCommands: needs another machine"
 		}
@@ -90,6 +90,7 @@ func TestPlanUpdates(t *testing.T) {
 		{name: "a change needs another machine", replicas: 3, policy: only, pool: updatable("a:ab", "b:an", "c:ab"), why: "machine b cannot be updated in place, and rollingUpdate.inPlace is Only: preCommands"},
 		{name: "the CapstanConfig is not known", replicas: 3, policy: only, pool: updatable("a:ab", "b:aq", "c:ab"), waits: "machine b waits until the bootstrap provider has rendered"},
 		{name: "a drained one when the CapstanConfig is not known", replicas: 2, policy: only, pool: updatable("a:aqc", "b:a"), release: []string{"a"}, waits: "machine a waits"},
+		{name: "a bootstrap is not reported", replicas: 3, policy: only, pool: updatable("a:ab", "b:ae", "c:ab"), start: []string{"a"}, waits: "machine b waits until its host reports"},
 		{name: "frozen", replicas: 3, policy: only, frozen: true, pool: updatable("a:ab", "b:ab", "c:ab")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -109,6 +110,8 @@ func aMember(change func(*infrav1.CapstanMachine)) member {
 		infrav1.MachineConfigAnnotation: inplace.Fixed{"preCommands": "a"}.String(),
 	}}}
 	m.Spec.ProviderID, m.Spec.ID, m.Spec.CPUs = "capstan://x", "x", 2
+	reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionTrue, infrav1.MachineRunningReason, "")
+	reconciling.SetCondition(m, infrav1.BootstrapSucceededCondition, metav1.ConditionTrue, infrav1.BootstrapSucceededReason, "")
 	change(m)
 	return member{capstan: m}
 }
@@ -151,14 +154,24 @@ func TestMemberUpdates(t *testing.T) {
 	failed := func(m *infrav1.CapstanMachine) {
 		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineFailedReason, "no start")
 	}
+	only := func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }
+	bootstrap := func(reason string) func(*infrav1.CapstanMachine) {
+		return func(m *infrav1.CapstanMachine) {
+			reconciling.SetCondition(m, infrav1.BootstrapSucceededCondition, metav1.ConditionFalse, reason, "no")
+		}
+	}
+	unreachable := func(m *infrav1.CapstanMachine) {
+		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason, "no")
+	}
 	for name, test := range map[string]struct {
-		want      func(*desired)
-		machine   func(*infrav1.CapstanMachine)
-		why       string
-		undecided bool
-		phase     infrav1.UpdatePhase
-		refused   bool
-		replace   bool
+		want       func(*desired)
+		machine    func(*infrav1.CapstanMachine)
+		why        string
+		undecided  bool
+		unreported bool
+		phase      infrav1.UpdatePhase
+		refused    bool
+		replace    bool
 	}{
 		"in place":                                {want: same, machine: func(*infrav1.CapstanMachine) {}},
 		"in place, never":                         {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
@@ -176,13 +189,22 @@ func TestMemberUpdates(t *testing.T) {
 		"not known, and it has failed":            {want: unknown, machine: failed, replace: true},
 		"the machine recorded no config":          {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
 		"a machine that has never run":            {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
+		"it boots":                                {want: same, machine: bootstrap(infrav1.BootstrapRunningReason), replace: true},
+		"it boots, only":                          {want: only, machine: bootstrap(infrav1.BootstrapRunningReason), replace: true},
+		"it boots, begun and refused":             {want: only, machine: and(begun(""), bootstrap(infrav1.BootstrapRunningReason), now(infrav1.WaitingForUpdateReason)), replace: true},
+		"its bootstrap has failed, only":          {want: only, machine: bootstrap(infrav1.BootstrapFailedReason), replace: true},
+		"failed bootstrap, begun and refused":     {want: only, machine: and(begun(""), bootstrap(infrav1.BootstrapFailedReason), now(infrav1.WaitingForUpdateReason)), replace: true},
+		"it has booted, perhaps, only":            {want: only, machine: and(bootstrap(infrav1.BootstrapRunningReason), unreachable), unreported: true},
+		"it has booted, perhaps":                  {want: same, machine: and(bootstrap(infrav1.BootstrapRunningReason), unreachable), unreported: true},
+		"moved, not begun":                        {want: same, machine: moved, unreported: true},
+		"it failed before the end of its boot":    {want: only, machine: and(bootstrap(infrav1.BootstrapRunningReason), failed)},
 		"begun":                                   {want: same, machine: begun("")},
 		"begun, no longer allowed":                {want: never, machine: and(begun(""), now(infrav1.NoCapacityReason)), refused: true, replace: true},
 		"begun, no longer allowed, no data yet":   {want: never, machine: and(begun(""), now(infrav1.WaitingForUpdateReason)), replace: true},
 		"begun after a former one, no longer":     {want: never, machine: and(begun(infrav1.UpdateSucceeded), func(m *infrav1.CapstanMachine) { m.Status.Update.ObservedGeneration = 3 }), replace: true},
 		"runs a former one, the next is refused":  {want: never, machine: and(begun(infrav1.UpdateRunning), now(infrav1.NoCapacityReason), func(m *infrav1.CapstanMachine) { m.Status.Update.ConfigUpdateID = "t" })},
-		"moved, no longer allowed":                {want: never, machine: and(begun(""), moved)},
-		"moved, its condition is out of date":     {want: never, machine: and(begun(""), moved, now(infrav1.NoCapacityReason), func(m *infrav1.CapstanMachine) { m.Generation++ })},
+		"moved, no longer allowed":                {want: never, machine: and(begun(""), moved), unreported: true},
+		"moved, its condition is out of date":     {want: never, machine: and(begun(""), moved, now(infrav1.NoCapacityReason), func(m *infrav1.CapstanMachine) { m.Generation++ }), unreported: true},
 		"moved, and needs another machine":        {want: func(d *desired) { d.hash, d.updating.spec.Image = "newer", "x" }, machine: and(begun(""), moved), why: "image"},
 		"moved and lost, no longer allowed":       {want: never, machine: and(begun(""), moved, failed), replace: true},
 		"running and lost, no longer allowed":     {want: never, machine: and(begun(infrav1.UpdateRunning), failed), phase: infrav1.UpdateRunning, replace: true},
@@ -202,8 +224,8 @@ func TestMemberUpdates(t *testing.T) {
 	} {
 		d, m := want(test.want), aMember(test.machine)
 		u := d.updateOf(m)
-		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.phase != test.phase || u.refused != test.refused || d.replace(m, u) != test.replace {
-			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, %q, refused %v, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.phase, test.refused, test.replace)
+		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.unreported != test.unreported || u.phase != test.phase || u.refused != test.refused || d.replace(m, u) != test.replace {
+			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, unreported %v, %q, refused %v, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.unreported, test.phase, test.refused, test.replace)
 		}
 	}
 }
