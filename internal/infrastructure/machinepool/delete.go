@@ -2,6 +2,7 @@ package machinepool
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,11 +36,11 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 		}
 	}
 	setDeleting(s)
-	if err := r.deleteMachines(ctx, append(orphans, strays(members)...)); err != nil {
-		return err
-	}
 	// Machines are watched: the deletion of the last one triggers this reconcile again.
-	return r.deleteMembers(ctx, s, remove, "the pool is deleted")
+	return errors.Join(
+		r.deleteMachines(ctx, append(orphans, strays(members)...)),
+		r.deleteMembers(ctx, s, remove, "the pool is deleted"),
+	)
 }
 
 // setDeleting keeps the status true while the machines go.

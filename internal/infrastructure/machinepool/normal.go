@@ -204,18 +204,15 @@ func (a *actions) empty() bool {
 	return len(a.machines) == 0 && a.plan.empty() && a.updates.empty()
 }
 
-// carryOut takes the steps. Machines are deleted before new ones are created, so that a full host has room.
+// carryOut takes the steps. Machines are deleted before new ones are created, so that a full host has room. A step that fails, for example
+// because of a ResourceQuota, holds no other one back.
 func (r *Reconciler) carryOut(ctx context.Context, s *scope, a *actions) error {
-	if err := r.deleteMachines(ctx, a.machines); err != nil {
-		return err
-	}
-	if err := r.deleteMembers(ctx, s, a.plan.remove, a.plan.causes.String()); err != nil {
-		return err
-	}
-	if err := r.createMembers(ctx, s, a.plan.create); err != nil {
-		return err
-	}
-	return r.update(ctx, s, a.updates)
+	return errors.Join(
+		r.deleteMachines(ctx, a.machines),
+		r.deleteMembers(ctx, s, a.plan.remove, a.plan.causes.String()),
+		r.createMembers(ctx, s, a.plan.create),
+		r.update(ctx, s, a.updates),
+	)
 }
 
 // strays returns Machines whose CapstanMachine is being deleted, for example by hand, while they are not. They are

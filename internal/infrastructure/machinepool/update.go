@@ -3,6 +3,7 @@ package machinepool
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -323,31 +324,30 @@ func planStarts(want desired, instances []instance) updatePlan {
 	return out
 }
 
-// update carries out the plan of updates.
+// update carries out the plan of updates. A part that fails, for example without a connection to the workload cluster, holds no other one back.
 func (r *Reconciler) update(ctx context.Context, s *scope, p updatePlan) error {
 	byName := map[string]member{}
 	for _, m := range s.members {
 		byName[m.capstan.Name] = m
 	}
-	if err := r.release(ctx, s, p.release, byName); err != nil {
-		return err
+	return errors.Join(
+		r.release(ctx, s, p.release, byName),
+		r.startUpdates(ctx, s, p.start, byName),
+		forEach(p.finish, func(name string) error { return r.finishUpdate(ctx, byName[name].capstan) }),
+	)
+}
+
+// startUpdates begins the updates of the machines whose Nodes are drained.
+func (r *Reconciler) startUpdates(ctx context.Context, s *scope, names []string, byName map[string]member) error {
+	ready, undrained := r.drained(ctx, s, names, byName)
+	if len(ready) == 0 {
+		return undrained
 	}
-	start, err := r.drained(ctx, s, p.start, byName)
-	if err != nil {
-		return err
+	if err := r.announce(ctx, s, true); err != nil {
+		return errors.Join(undrained, err)
 	}
-	if len(start) > 0 {
-		if err := r.announce(ctx, s, true); err != nil {
-			return err
-		}
-		r.event(s, "UpdatesStarted", "Update", "Updating %s in place to Kubernetes %s", strings.Join(start, ", "), s.want.version)
-	}
-	if err := forEach(start, func(name string) error { return r.startUpdate(ctx, s, byName[name].capstan) }); err != nil {
-		return err
-	}
-	return forEach(p.finish, func(name string) error {
-		return r.finishUpdate(ctx, byName[name].capstan)
-	})
+	r.event(s, "UpdatesStarted", "Update", "Updating %s in place to Kubernetes %s", strings.Join(ready, ", "), s.want.version)
+	return errors.Join(undrained, forEach(ready, func(name string) error { return r.startUpdate(ctx, s, byName[name].capstan) }))
 }
 
 // announce writes or removes the annotation of the MachinePool.
