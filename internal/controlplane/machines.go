@@ -62,7 +62,7 @@ func advise(err error) string {
 // act creates the missing Machines, deletes one, or takes the next step of an update in place.
 func (r *machines) act(ctx context.Context, s *scope) (result, error) {
 	if p := model.PlanMachines(s.Fleet(), s.Target()); !p.Acts() {
-		return result{blocked: p.Why, requeueAfter: r.updates.again(s)}, r.updates.releaseFailed(ctx, s)
+		return result{blocked: p.Why, requeueAfter: r.updates.again(s)}, r.updates.releaseStopped(ctx, s)
 	}
 	// The cache may be outdated and the next steps are irreversible, so the decision is repeated on live objects.
 	if current, err := r.readLive(ctx, s); err != nil || !current {
@@ -87,7 +87,7 @@ func (r *machines) act(ctx context.Context, s *scope) (result, error) {
 // endUpdate does what follows the end of an update in place. It creates and removes no Machine.
 func (r *machines) endUpdate(ctx context.Context, s *scope) (result, error) {
 	if s.Fleet().Updated() == nil {
-		return result{}, r.updates.releaseFailed(ctx, s)
+		return result{}, r.updates.releaseStopped(ctx, s)
 	}
 	if current, err := r.readLive(ctx, s); err != nil || !current {
 		return result{}, err

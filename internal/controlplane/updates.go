@@ -284,14 +284,15 @@ func (r *updates) release(ctx context.Context, s *scope, machine *clusterv1.Mach
 	return nodedrain.Release(ctx, s.client, machine.Status.NodeRef.Name)
 }
 
-// releaseFailed uncordons the Nodes of Machines whose update has failed: they run as before.
-func (r *updates) releaseFailed(ctx context.Context, s *scope) error {
+// releaseStopped uncordons the Nodes of Machines whose update has failed or was refused: they run as before. An update that waits for capacity
+// keeps its Node drained: the host begins it as soon as there is room.
+func (r *updates) releaseStopped(ctx context.Context, s *scope) error {
 	if s.client == nil {
 		return nil // The connection is an event.
 	}
 	var errs []error
 	for _, i := range s.Fleet().Instances {
-		if i.Update != nil && i.Update.Written && i.Update.Failed() {
+		if i.Update != nil && i.Update.Written && i.Update.Stopped() {
 			errs = append(errs, r.release(ctx, s, i.Machine))
 		}
 	}

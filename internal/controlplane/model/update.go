@@ -28,6 +28,8 @@ type Update struct {
 	Phase infrav1.UpdatePhase
 	// refused is the reason why the host does not begin. It is also set if the data of the update cannot be made.
 	refused string
+	// rejected: the host has refused the update, and does not begin it later by itself.
+	rejected bool
 	// unattended: the host does not answer or has lost the machine, or an object of the Machine is missing. Nothing ends the
 	// update then, not even its deadline.
 	unattended    bool
@@ -57,6 +59,8 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	}
 	if c := conditions.Get(infraMachine, infrav1.UpdatingCondition); c != nil && (c.Reason == infrav1.UpdateRefusedReason || c.Reason == infrav1.NoCapacityReason) {
 		out.refused = c.Message
+		// Without the data of the present spec, the refusal is about a former one.
+		out.rejected = c.Reason == infrav1.UpdateRefusedReason && c.ObservedGeneration == infraMachine.Generation && hasData(machine, config)
 	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&
 		c.ObservedGeneration == config.Generation && !hasData(machine, config) {
 		out.refused = c.Message
@@ -99,6 +103,11 @@ func isAbout(report infrav1.MachineUpdateStatus, machine *clusterv1.Machine, con
 // Failed reports whether the update has ended without success.
 func (u *Update) Failed() bool {
 	return u != nil && (u.Phase == infrav1.UpdateFailed || u.Phase == infrav1.UpdateRolledBack)
+}
+
+// Stopped reports whether the update has ended without success, or was refused: the machine runs as before.
+func (u *Update) Stopped() bool {
+	return u.Failed() || u != nil && u.Phase == "" && u.rejected
 }
 
 // defersRemediation reports whether the update will end soon by itself. The deletion of an unhealthy Machine waits for this.

@@ -294,6 +294,45 @@ func TestWithoutData(t *testing.T) {
 	}
 }
 
+// TestStopped: a Node serves again after its update has failed or was refused. An update that waits for capacity, or whose data is not made
+// yet, begins later by itself.
+func TestStopped(t *testing.T) {
+	type infra = *infrav1.CapstanMachine
+	refusal := func(reason string) func(infra) {
+		return func(i infra) {
+			i.Status.Conditions = []metav1.Condition{{Type: infrav1.UpdatingCondition, Status: metav1.ConditionFalse, Reason: reason, ObservedGeneration: 3, Message: "no"}}
+		}
+	}
+	refused := refusal(infrav1.UpdateRefusedReason)
+	for name, test := range map[string]struct {
+		phase   infrav1.UpdatePhase
+		change  func(infra)
+		noData  bool
+		stopped bool
+	}{
+		"not begun":                     {change: func(infra) {}},
+		"refused":                       {change: refused, stopped: true},
+		"no capacity":                   {change: refusal(infrav1.NoCapacityReason)},
+		"a former spec was refused":     {change: func(i infra) { refused(i); i.Generation++ }},
+		"a former config was refused":   {change: refused, noData: true},
+		"running":                       {phase: infrav1.UpdateRunning, change: func(infra) {}},
+		"runs after an earlier refusal": {phase: infrav1.UpdateRunning, change: refused},
+		"rolled back":                   {phase: infrav1.UpdateRolledBack, change: func(infra) {}, stopped: true},
+	} {
+		m, config, i := updating(test.phase)
+		test.change(i)
+		if test.noData {
+			config.Generation++
+		}
+		if u := NewUpdate(m, config, i, nil); u.Stopped() != test.stopped {
+			t.Errorf("%s: %+v, expected stopped: %v", name, u, test.stopped)
+		}
+	}
+	if (*Update)(nil).Stopped() {
+		t.Error("no update has stopped")
+	}
+}
+
 // TestDifferences: the paths that conditions name are those of the control plane.
 func TestDifferences(t *testing.T) {
 	now := time.Unix(1000000, 0)

@@ -29,10 +29,11 @@ func (m member) isDrained() bool {
 	return ok
 }
 
-// toRelease returns the machines whose Nodes were drained for an update that runs no more, or will not begin now.
+// toRelease returns the machines whose Nodes were drained for an update that runs no more, or will not begin now. An update that waits for
+// capacity keeps its Node drained: the host begins it as soon as there is room.
 func toRelease(instances []instance, start []string) (out []string) {
 	for _, i := range instances {
-		if i.update.drained && !i.leaving && !i.update.busy() && !slices.Contains(start, i.name) {
+		if i.update.drained && !i.leaving && (!i.update.busy() || i.update.rejected) && !slices.Contains(start, i.name) {
 			out = append(out, i.name)
 		}
 	}

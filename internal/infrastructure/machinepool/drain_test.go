@@ -84,3 +84,28 @@ func TestDrainMembers(t *testing.T) {
 		t.Errorf("recorded %v, cordoned %v after the update", recorded, cordoned)
 	}
 }
+
+// TestReleaseAfterRefusal: the Node is uncordoned when its host has refused the update. An update that waits for capacity, or for its data,
+// begins later by itself, so its Node stays drained.
+func TestReleaseAfterRefusal(t *testing.T) {
+	for name, test := range map[string]struct {
+		reason   string
+		id       string
+		released bool
+	}{
+		"refused":                       {infrav1.UpdateRefusedReason, "u", true},
+		"a former spec was refused":     {infrav1.UpdateRefusedReason, "", false},
+		"no capacity":                   {infrav1.NoCapacityReason, "u", false},
+		"no data":                       {infrav1.WaitingForUpdateReason, "", false},
+		"the host carries out the next": {infrav1.UpdateRunningReason, "u", false},
+	} {
+		m := aMember(func(m *infrav1.CapstanMachine) {
+			m.Annotations[clusterv1.UpdateInProgressAnnotation], m.Annotations[infrav1.MachineDrainAnnotation] = "", ""
+			reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, test.reason, "no")
+		})
+		all, _ := instances([]member{m}, desired{hash: "old", updating: updating{policy: infrav1.InPlaceOnly, id: test.id}}, epoch)
+		if released := len(toRelease(all, nil)) > 0; released != test.released {
+			t.Errorf("%s: released %v, expected %v", name, released, test.released)
+		}
+	}
+}

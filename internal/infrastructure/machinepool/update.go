@@ -156,10 +156,10 @@ type updateState struct {
 	// drained: its Node was cordoned for the update.
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
-	// earlier one. refused: the update cannot begin now, and none runs.
-	begun, current, runs, refused bool
-	phase                         infrav1.UpdatePhase
-	text                          string
+	// earlier one. refused: the update cannot begin now, and none runs. rejected: it also does not begin later by itself.
+	begun, current, runs, refused, rejected bool
+	phase                                   infrav1.UpdatePhase
+	text                                    string
 }
 
 // updateOf describes a machine for the plan.
@@ -181,6 +181,8 @@ func (d desired) updateOf(m member) updateState {
 	}
 	out.runs = out.begun && runs(m.capstan)
 	out.refused = out.begun && !out.runs && refused(m.capstan)
+	// Without the data of the present spec, the refusal is about a former one.
+	out.rejected = out.refused && updatingNow(m.capstan).Reason == infrav1.UpdateRefusedReason && d.updating.id != ""
 	out.text = strings.Trim(report.Step+": "+report.Message, ": ")
 	if out.phase == "" { // The report is about an earlier update.
 		out.text = obstacle(m.capstan)
