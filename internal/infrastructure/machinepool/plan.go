@@ -229,11 +229,12 @@ func (s *state) replaceOutdated() {
 }
 
 // remediate deletes machines whose replacement a MachineHealthCheck requires. They are not available, so the budget
-// only limits the number of parallel replacements: machines that are being deleted, missing or starting count.
+// only limits the number of parallel replacements: machines that are being deleted, missing or starting count. A machine whose host
+// carries out its update is deleted after the update: its Node may be not Ready because of it, and the update has a deadline of its own.
 func (s *state) remediate() {
 	atOnce := max(1, s.want.budget.maxSurge+s.want.budget.maxUnavailable)
 	for max(s.leaving, s.want.replicas-len(s.active))+s.comingUp < atOnce {
-		victim := s.first(func(i instance) bool { return i.remediate })
+		victim := s.first(func(i instance) bool { return i.remediate && !i.update.attended })
 		if victim < 0 {
 			return
 		}

@@ -19,7 +19,7 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pool parses machines: a name, and after a colon one letter for each property: a available, o outdated and replaced,
 // b outdated and waiting for an update in place, l leaving, s leaving and stuck, f failed, r to be remediated, m marked for
-// deletion, u updated in place, w its update in place was refused, c drained for an update; after a slash the failure domain. Each machine
+// deletion, u updated in place, t the same with a host that answers, w its update in place was refused, c drained for an update; after a slash the failure domain. Each machine
 // is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
@@ -29,8 +29,8 @@ func pool(machines ...string) []instance {
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
 		out = append(out, instance{
 			name: name, created: epoch.Add(time.Duration(n) * time.Minute), domain: domain,
-			available: has("a"), outdated: has("o"), behind: strings.ContainsAny(flags, "obuw"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
-			update: updateState{begun: has("u") || has("w"), current: has("u") || has("w"), refused: has("w"), drained: has("c")},
+			available: has("a"), outdated: has("o"), behind: strings.ContainsAny(flags, "obutw"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
+			update: updateState{begun: strings.ContainsAny(flags, "utw"), current: strings.ContainsAny(flags, "utw"), attended: has("t"), refused: has("w"), drained: has("c")},
 		})
 	}
 	return out
@@ -129,6 +129,8 @@ func TestMakePlan(t *testing.T) { //nolint:funlen // one line for each case
 		{name: "remediated: the next when the replacement serves", replicas: 3, budget: surge, pool: pool("b:r", "c:a", "d")},
 		{name: "remediated: two at a time", replicas: 3, budget: budget{maxSurge: 1, maxUnavailable: 1}, pool: pool("a:r", "b:r", "c:r"), remove: []string{"a", "b"}, create: 1, why: "2 unhealthy"},
 		{name: "remediated: an update in place delays nothing", replicas: 3, budget: surge, pool: pool("a:r", "b:u", "c:a"), remove: []string{"a"}, create: 1},
+		{name: "remediated: not during its update in place", replicas: 3, budget: surge, pool: pool("a:a", "b:rt", "c:a")},
+		{name: "remediated: although its host does not end its update in place", replicas: 3, budget: surge, pool: pool("a:a", "b:ru", "c:a"), remove: []string{"b"}, create: 1},
 		{name: "remediated and one too many", replicas: 2, budget: surge, pool: pool("a:r", "b:a", "c:a"), remove: []string{"a"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -239,8 +241,8 @@ func (w *world) disturb() {
 		case 8:
 			m.leaving = m.leaving || w.r.IntN(4) == 0 // deleted by a user
 		case 11:
-			begun := w.r.IntN(2) == 0
-			m.update = updateState{begun: begun, current: begun, refused: begun && w.r.IntN(2) == 0, drained: w.r.IntN(4) == 0}
+			begun, refused := w.r.IntN(2) == 0, w.r.IntN(2) == 0
+			m.update = updateState{begun: begun, current: begun, refused: begun && refused, attended: begun && !refused && w.r.IntN(2) == 0, drained: w.r.IntN(4) == 0}
 		case 9, 10:
 			if m.leaving || w.r.IntN(20) == 0 { // drained; or lost with its object
 				w.gone(m)
@@ -312,7 +314,7 @@ func (w *world) check(p plan) {
 		case removed && i.available && !i.marked:
 			spared++
 		}
-		if removed && !i.outdated && !i.remediate {
+		if removed && !i.outdated && (!i.remediate || i.update.attended) {
 			plain++
 		}
 	}

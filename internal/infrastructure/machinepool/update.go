@@ -157,9 +157,10 @@ type updateState struct {
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
 	// earlier one. refused: the update cannot begin now, and none runs. rejected: it also does not begin later by itself.
-	begun, current, runs, refused, rejected bool
-	phase                                   infrav1.UpdatePhase
-	text                                    string
+	// attended: it runs, and its host answers, so that it ends by itself.
+	begun, current, runs, refused, rejected, attended bool
+	phase                                             infrav1.UpdatePhase
+	text                                              string
 }
 
 // updateOf describes a machine for the plan.
@@ -180,6 +181,7 @@ func (d desired) updateOf(m member) updateState {
 		out.phase = report.Phase
 	}
 	out.runs = out.begun && runs(m.capstan)
+	out.attended = out.runs && !hostIsAway(m.capstan)
 	out.refused = out.begun && !out.runs && refused(m.capstan)
 	// Without the data of the present spec, the refusal is about a former one.
 	out.rejected = out.refused && updatingNow(m.capstan).Reason == infrav1.UpdateRefusedReason && d.updating.id != ""
@@ -201,6 +203,12 @@ func runs(m *infrav1.CapstanMachine) bool {
 		return failure(m) == "" && updatingNow(m) == nil
 	}
 	return false
+}
+
+// hostIsAway reports whether the host of a machine does not answer.
+func hostIsAway(m *infrav1.CapstanMachine) bool {
+	c := conditions.Get(m, infrav1.MachineRunningCondition)
+	return c != nil && c.Status == metav1.ConditionUnknown
 }
 
 // refused reports whether an update was refused, by the host or before a request to it.

@@ -283,6 +283,36 @@ func TestUpdateText(t *testing.T) {
 	}
 }
 
+// TestAttended: an update that a host carries out ends by itself, unless the host does not answer or has lost the machine.
+func TestAttended(t *testing.T) {
+	running := func(status metav1.ConditionStatus, reason string) func(*infrav1.CapstanMachine) {
+		return func(m *infrav1.CapstanMachine) {
+			reconciling.SetCondition(m, infrav1.MachineRunningCondition, status, reason, "no")
+		}
+	}
+	for name, test := range map[string]struct {
+		phase  infrav1.UpdatePhase
+		change func(*infrav1.CapstanMachine)
+		want   bool
+	}{
+		"the host carries it out":   {infrav1.UpdateRunning, func(*infrav1.CapstanMachine) {}, true},
+		"the machine restarts":      {infrav1.UpdateRunning, running(metav1.ConditionFalse, infrav1.MachineRestartingReason), true},
+		"its host is away":          {infrav1.UpdateRunning, running(metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason), false},
+		"its disk is lost":          {infrav1.UpdateRunning, running(metav1.ConditionFalse, infrav1.MachineLostReason), false},
+		"directly after a move":     {"", func(m *infrav1.CapstanMachine) { m.Status = infrav1.CapstanMachineStatus{} }, true},
+		"it was rolled back":        {infrav1.UpdateRolledBack, func(*infrav1.CapstanMachine) {}, false},
+		"another one was requested": {infrav1.UpdateRunning, func(m *infrav1.CapstanMachine) { m.Generation++ }, true},
+		"none was requested":        {infrav1.UpdateRunning, func(m *infrav1.CapstanMachine) { delete(m.Annotations, clusterv1.UpdateInProgressAnnotation) }, false},
+	} {
+		m := aMember(func(m *infrav1.CapstanMachine) { m.Annotations[clusterv1.UpdateInProgressAnnotation] = "" })
+		m.capstan.Status.Update.Phase = test.phase
+		test.change(m.capstan)
+		if got := (desired{hash: "old"}).updateOf(m); got.attended != test.want {
+			t.Errorf("%s: %+v, expected attended: %v", name, got, test.want)
+		}
+	}
+}
+
 // TestReadConfig: the parts of the CapstanConfig are known only when the data of new machines was rendered from its present spec.
 func TestReadConfig(t *testing.T) {
 	for name, test := range map[string]struct {
