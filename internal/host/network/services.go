@@ -32,6 +32,8 @@ type Service struct {
 	Machines []netip.Addr `json:"machines,omitempty"`
 	// Sources are the networks of the clients; empty for all.
 	Sources []netip.Prefix `json:"sources,omitempty"`
+	// Withdrawn: the Service has no rules any more, and its connections may not have ended yet.
+	Withdrawn bool `json:"withdrawn,omitempty"`
 }
 
 // ServicePort leads a port of the address to a port of the machines.
@@ -136,10 +138,7 @@ func (b Box) publish(ctx context.Context, networkID string, want []Service, link
 	if err := b.removeServiceAddresses(have, want); err != nil {
 		return err
 	}
-	if err := b.recordServices(networkID, want); err != nil {
-		return err
-	}
-	if err := b.rewriteFirewall(ctx, n); err != nil { // Before the address, so that no service of the host answers at it.
+	if err := b.applyServices(ctx, n, have, want); err != nil { // Before the address, so that no service of the host answers at it.
 		return err
 	}
 	for _, s := range want {
@@ -150,7 +149,40 @@ func (b Box) publish(ctx context.Context, networkID string, want []Service, link
 			return err
 		}
 	}
-	return endFlows(have, want)
+	return nil
+}
+
+// applyServices writes the record and the rules, and ends the connections of former Services. The record contains these until it has
+// succeeded: after an error or a crash, the next call finds them there, also if it wants no Service.
+func (b Box) applyServices(ctx context.Context, n Network, have, want []Service) error {
+	former := withdrawn(have, want)
+	if err := b.recordServices(n.ID, slices.Concat(want, former)); err != nil {
+		return err
+	}
+	if err := b.rewriteFirewall(ctx, n); err != nil {
+		return err
+	}
+	if err := endFlows(have, want); err != nil || len(former) == 0 {
+		return err
+	}
+	return b.recordServices(n.ID, want)
+}
+
+// withdrawn returns the Services whose address, or one of whose ports of an address of the host, is not wanted any more.
+func withdrawn(have, want []Service) (former []Service) {
+	for _, s := range have {
+		if !slices.ContainsFunc(want, func(w Service) bool { return w.replaces(s) }) {
+			s.Withdrawn = true
+			former = append(former, s)
+		}
+	}
+	return former
+}
+
+// replaces returns whether the Service has the address, or all ports of the address of the host, that former has.
+func (s Service) replaces(former Service) bool {
+	lacks := func(p ServicePort) bool { return !s.hasPort(p.Protocol, p.Port) }
+	return s.place() == former.place() && (!former.HostPorts || !slices.ContainsFunc(former.Ports, lacks))
 }
 
 func (b Box) servicesDir(networkID string) string { return filepath.Join(b.dir(networkID), "services") }
@@ -174,7 +206,7 @@ func (b Box) ownServices(networkID string) ([]Service, error) {
 	return readServices(b.servicesFile(networkID))
 }
 
-// services returns the Services of a network that the capstands of the box publish.
+// services returns the Services of a network that the capstands of the box publish, without the withdrawn ones.
 func (b Box) services(networkID string) (all []Service, err error) {
 	users, err := b.users(networkID)
 	if err != nil {
@@ -187,7 +219,7 @@ func (b Box) services(networkID string) (all []Service, err error) {
 		}
 		all = append(all, of...)
 	}
-	return all, nil
+	return slices.DeleteFunc(all, func(s Service) bool { return s.Withdrawn }), nil
 }
 
 func readServices(path string) (all []Service, err error) {
@@ -364,7 +396,7 @@ func (b Box) heldAddresses(networkID string, services []Service) map[netip.Addr]
 // holdsPorts reports whether the box has the address of the ports of a Service, and recorded contains these ports.
 func (b Box) holdsPorts(s Service, recorded []Service) bool {
 	own, err := b.isOwn(s.Address)
-	return err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return r.place() == s.place() })
+	return err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return !r.Withdrawn && r.place() == s.place() })
 }
 
 // YieldServices gives up the addresses that another station of their network has too, and those for which the network cannot be asked. It

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -302,6 +303,67 @@ func (l *lan) establishedFlowEnds(of stack) {
 	l.answers("the flow after its machine left", l.client, "udp", from, to, "machine-1 ")
 	l.publish(service(of.service, func(s *Service) { s.Sources = only(of.client2) }))
 	l.answers("the flow of a source that is not allowed any more", l.client, "udp", from, to, "")
+}
+
+// A withdrawal whose rules were not written is not done: neither its error nor a crash of capstand at this point leaves rules and connections
+// behind, also if it was the last Service.
+func TestWithdrawalAfterError(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	from, to := port(ipv4.client, 4000), port(ipv4.service, 53)
+	l.publish(service(ipv4.service, nil))
+	l.answers("the published Service", l.client, "udp", from, to, "machine-")
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel() // nft does not run
+	err := in(l.box.ns, func() error { return l.box.publish(cancelled, "n", nil, nil, Refused{}) })
+	if err == nil {
+		t.Error("no error without nft")
+	}
+	l.answers("the Service whose rules remain", l.client, "udp", from, to, "machine-")
+	l.publish()
+	if out := l.inBox("nft list ruleset"); strings.Contains(out, ipv4.service) {
+		t.Errorf("rules remain: %s", out)
+	}
+	l.answers("the connection of the withdrawn Service", l.client, "udp", from, to, "")
+	if left, err := l.box.ownServices("n"); err != nil || len(left) > 0 {
+		t.Errorf("recorded: %v, %v", left, err)
+	}
+}
+
+// A Service stays recorded as withdrawn if its address, or one of its ports of an address of the host, goes.
+func TestWithdrawn(t *testing.T) {
+	ports := func(numbers ...uint16) Service {
+		return hostPorts(ipv4.box, func(s *Service) {
+			s.Ports = nil
+			for _, n := range numbers {
+				s.Ports = append(s.Ports, ServicePort{"tcp", n, nodePort})
+			}
+		})
+	}
+	at := func(numbers ...uint16) Service {
+		s := ports(numbers...)
+		s.HostPorts = false
+		return s
+	}
+	for name, test := range map[string]struct {
+		have, want []Service
+		former     int
+	}{
+		"new":                       {nil, []Service{at(80)}, 0},
+		"the same":                  {[]Service{at(80), ports(80)}, []Service{at(80), ports(80)}, 0},
+		"withdrawn":                 {[]Service{at(80), ports(80)}, nil, 2},
+		"another port of its own":   {[]Service{at(80)}, []Service{at(443)}, 0},
+		"another port of the host":  {[]Service{ports(80)}, []Service{ports(443)}, 1},
+		"one more port of the host": {[]Service{ports(80)}, []Service{ports(80, 443)}, 0},
+		"one port less":             {[]Service{ports(80, 443)}, []Service{ports(80)}, 1},
+	} {
+		former := withdrawn(test.have, test.want)
+		if len(former) != test.former || slices.ContainsFunc(former, func(s Service) bool { return !s.Withdrawn }) {
+			t.Errorf("%s: %v, want %d", name, former, test.former)
+		}
+	}
 }
 
 // Addresses that belong to others are refused, and the other Services are published.
