@@ -104,7 +104,7 @@ func newHost(p *platform) *Host {
 	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}, unrecorded: map[string]*hostpb.SetServicesRequest{}}
 	h := &Host{
 		platform: p, networks: ns,
-		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}},
+		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}, findHostFiles: p.openHostFiles, looks: looks{byFiles: map[string]*look{}}},
 		balancers: &balancers{platform: p, networks: ns, byID: map[string]*loadBalancer{}},
 	}
 	h.volumes = newVolumes(p, h.machines)

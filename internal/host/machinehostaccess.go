@@ -99,19 +99,6 @@ func (ms *machines) chooseDevices(spec *hostpb.MachineSpec) (out []string, err e
 	return out, nil
 }
 
-// hasHostFiles refuses a machine whose mounts and device nodes the host does not have (NOT_PROVIDED).
-func (ms *machines) hasHostFiles(spec *hostpb.MachineSpec) error {
-	files, err := openHostMounts(spec, ms.config)
-	closeAll(files)
-	if err == nil {
-		_, err = deviceNodes(spec, nil)
-	}
-	if err != nil {
-		return refusal.Errorf(hostpb.Refusal_NOT_PROVIDED, "machine %s/%s: %v", spec.Namespace, spec.Name, err)
-	}
-	return nil
-}
-
 // openHostMounts opens the sources of a machine's mounts, in their order. They stay open until the machine has them.
 func openHostMounts(spec *hostpb.MachineSpec, config Config) ([]*os.File, error) {
 	var files []*os.File

@@ -102,7 +102,7 @@ func TestContainerWithHostAccess(t *testing.T) {
 	m.spec.HostMounts = []*hostpb.HostMount{{Source: source, Path: "/mnt/models", ReadOnly: true}}
 	m.spec.Devices = []*hostpb.MachineDevice{{Name: "/dev/zero", Count: 1}, {Name: "example.com/gpu", Count: 1}}
 	m.state.Devices = []string{"example.com/gpu=1"}
-	if err := h.machines.hasHostFiles(m.spec); err != nil {
+	if err := h.machines.hasHostFiles(t.Context(), m.spec); err != nil {
 		t.Fatal(err)
 	}
 	mounts := []runc.HostMount{{Source: "/staged", Path: "/mnt/models", ReadOnly: true}}
@@ -138,11 +138,11 @@ func TestContainerWithHostAccess(t *testing.T) {
 	if err := os.Remove(source); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.machines.hasHostFiles(m.spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "expected a folder or file") {
+	if err := h.machines.hasHostFiles(t.Context(), m.spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "expected a folder or file") {
 		t.Errorf("without the folder: %v", err)
 	}
 	m.spec.HostMounts, m.spec.Devices = nil, []*hostpb.MachineDevice{{Name: "/dev/no-such-device", Count: 1}}
-	if err := h.machines.hasHostFiles(m.spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "expected the device node /dev/no-such-device") {
+	if err := h.machines.hasHostFiles(t.Context(), m.spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "expected the device node /dev/no-such-device") {
 		t.Errorf("without the device: %v", err)
 	}
 }
@@ -154,7 +154,7 @@ func TestOwnFilesAreNoMounts(t *testing.T) {
 	for _, source := range []string{h.config.Root, filepath.Join(h.config.Root, machinesDir), h.config.Backups, filepath.Dir(h.config.Root)} {
 		spec := goodSpec()
 		spec.HostMounts = []*hostpb.HostMount{{Source: source, Path: "/mnt/x"}}
-		if err := h.machines.hasHostFiles(spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "files of capstand") {
+		if err := h.machines.hasHostFiles(t.Context(), spec); refusal.Of(err).Reason != hostpb.Refusal_NOT_PROVIDED || !strings.Contains(err.Error(), "files of capstand") {
 			t.Errorf("%s: %v", source, err)
 		}
 	}

@@ -32,6 +32,9 @@ type machines struct {
 	tombstonesRead time.Time
 	// mounts decides whether a new machine may have its volumes; mu is held.
 	mounts func(*hostpb.MachineSpec) error
+	// findHostFiles looks for the mounts and device nodes of a new machine. It can hang: mu is not held.
+	findHostFiles func(*hostpb.MachineSpec) error
+	looks         looks
 	// volumeBytes returns the sizes of all volumes together; mu is held.
 	volumeBytes func() int64
 	// versions of Kubernetes that were found last.
@@ -64,6 +67,9 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 	}
 	if err := ms.probeLAN(ctx, spec); err != nil {
 		return nil, networkError(err)
+	}
+	if err := ms.probeHostFiles(ctx, spec); err != nil {
+		return nil, err
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -111,6 +117,25 @@ func (ms *machines) probeLAN(ctx context.Context, spec *hostpb.MachineSpec) erro
 	return nil
 }
 
+// probeHostFiles refuses a new machine whose mounts and device nodes the host does not have. A network file system can hang, so the lock of all
+// objects is not held: the guard of fencing stops the machines of a capstand that does not get it.
+func (ms *machines) probeHostFiles(ctx context.Context, spec *hostpb.MachineSpec) error {
+	if hostFiles(spec) == "" {
+		return nil
+	}
+	ms.mu.Lock()
+	exists := ms.byID[spec.Id] != nil
+	var err error
+	if !exists {
+		err = ms.admit(spec) // Only a machine that is admitted otherwise learns which files the host has.
+	}
+	ms.mu.Unlock()
+	if exists || err != nil {
+		return err
+	}
+	return ms.hasHostFiles(ctx, spec)
+}
+
 // record reserves a new machine's addresses and writes its spec to disk; mu is held.
 func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	if err := ms.lease(req.Spec); err != nil {
@@ -146,9 +171,6 @@ func (ms *machines) admit(spec *hostpb.MachineSpec) error {
 		return err
 	}
 	if err := ms.mounts(spec); err != nil {
-		return err
-	}
-	if err := ms.hasHostFiles(spec); err != nil {
 		return err
 	}
 	_, free, err := machinedisk.Space(ms.config.Root)
