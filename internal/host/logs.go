@@ -80,6 +80,7 @@ func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer)
 	if err != nil {
 		return err
 	}
+	reading := m.reading() // before the file is open
 	file, err := m.openServiceLog(req.Service)
 	if err != nil {
 		return err
@@ -92,10 +93,30 @@ func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer)
 	}
 	ctx, stop := context.WithCancel(stream.Context())
 	defer stop()
-	defer context.AfterFunc(m.deleted, stop)()
-	return follow(ctx, file, req.Follow, func(data []byte) error {
+	// A client that does not read holds up Send without a limit.
+	defer context.AfterFunc(reading, func() { stop(); _ = file.Close() })()
+	err = follow(ctx, file, req.Follow, func(data []byte) error {
 		return stream.Send(&hostpb.LogChunk{Data: data})
 	})
+	if reading.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// reading is done when readers of the machine's disk must close their files.
+func (m *machine) reading() context.Context {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reads
+}
+
+// endReads closes the files of readers: an open file keeps the disk in use.
+func (m *machine) endReads() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stopReads()
+	m.reads, m.stopReads = context.WithCancel(m.deleted)
 }
 
 // openServiceLog opens the log of a service, or of init.

@@ -6,17 +6,21 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network/wireguard"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func TestSeekTail(t *testing.T) {
@@ -174,6 +178,59 @@ func TestOpenServiceLog(t *testing.T) {
 			_ = file.Close()
 		}
 	}
+}
+
+// stuckStream is the stream of a client that reads nothing until end is closed.
+type stuckStream struct {
+	grpc.ServerStream
+	ctx          context.Context
+	sending, end chan struct{}
+}
+
+func (s stuckStream) Context() context.Context { return s.ctx }
+
+func (s stuckStream) Send(*hostpb.LogChunk) error {
+	s.sending <- struct{}{}
+	<-s.end
+	return nil
+}
+
+// A client that follows a log and does not read holds up neither the removal of the machine nor the repair of its disk: the log is closed.
+func TestStuckReader(t *testing.T) {
+	for name, end := range map[string]func(*machine){"deleted": func(m *machine) { m.delete() }, "disk released": (*machine).endReads} {
+		h := recorded(t)
+		m := onDisk(t, h)
+		h.machines.byID[m.spec.Id] = m
+		path := filepath.Join(m.rootfs(), "var/log/capstan/kubelet.log")
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		write(t, path, "a line")
+		stream := stuckStream{ctx: t.Context(), sending: make(chan struct{}), end: make(chan struct{})}
+		done := make(chan error, 1)
+		go func() {
+			done <- h.Logs(&hostpb.LogsRequest{Machine: m.spec.Id, Service: "kubelet", Follow: true}, stream)
+		}()
+		<-stream.sending
+		if !isOpen(t, path) {
+			t.Errorf("%s: the log is not open while it is sent", name)
+		}
+		end(m)
+		expect.True(t, name+": the log is closed", func() bool { return !isOpen(t, path) })
+		close(stream.end)
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// isOpen reports whether this process has a file open.
+func isOpen(t *testing.T, path string) bool {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	expect.NoError(t, err)
+	return slices.ContainsFunc(open, func(fd os.DirEntry) bool {
+		to, _ := os.Readlink("/proc/self/fd/" + fd.Name()) // A descriptor can be closed meanwhile.
+		return to == path
+	})
 }
 
 // The logs of processes that outlive capstand have a limit, also if they are created later.

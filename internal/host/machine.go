@@ -71,7 +71,10 @@ type machine struct {
 	fenced bool
 	// unsynced is true while the bootstrap has ended and its result may not be on disk yet.
 	unsynced bool
-	status   *hostpb.MachineStatus
+	// reads is done when the logs on the disk must be closed, because the machine is deleted or its disk is repaired.
+	reads     context.Context
+	stopReads context.CancelFunc
+	status    *hostpb.MachineStatus
 	// update is the last update in place, or nil. It is replaced, not changed.
 	update   *updaterecord.Record
 	reported report
@@ -116,6 +119,7 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
 	}
 	m.deleted, m.delete = context.WithCancel(context.Background())
+	m.reads, m.stopReads = context.WithCancel(m.deleted)
 	err := atomicfile.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)

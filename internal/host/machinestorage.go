@@ -117,6 +117,7 @@ func (m *machine) ensureDisk(ctx context.Context, system runc.System) error {
 // attachDisk mounts the machine's disk, if it has one.
 func (m *machine) attachDisk(ctx context.Context) error {
 	if d := m.disk(); d.Exists() {
+		d.Releasing = m.endReads
 		return m.attach(ctx, d)
 	}
 	return nil

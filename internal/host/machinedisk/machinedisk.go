@@ -45,6 +45,8 @@ type Disk struct {
 	Quotas bool
 	// Checking is called when the check of an Attach takes longer than usual: it can take hours. nil does nothing.
 	Checking func()
+	// Releasing is called before an Attach unmounts a file system that reported errors: open files would keep it in use. nil does nothing.
+	Releasing func()
 }
 
 // Probe returns nil if this host can create and attach disks, otherwise an error with the remedy.
@@ -122,6 +124,9 @@ func (d Disk) Attach(ctx context.Context) error {
 	if device != "" {
 		if count, err := errorsOf(device); err == nil && count == 0 {
 			return nil
+		}
+		if d.Releasing != nil {
+			d.Releasing()
 		}
 		release, cancel := context.WithTimeout(ctx, releaseTimeout)
 		defer cancel()

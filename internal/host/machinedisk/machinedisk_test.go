@@ -146,6 +146,9 @@ func TestErrors(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a write after an error: %v, want EROFS", err)
 	}
+	reader, err := os.Open(filepath.Join(d.Dir, "kept"))
+	expect.NoError(t, err)
+	d.Releasing = func() { expect.NoError(t, reader.Close()) }
 	expect.NoError(t, d.Attach(ctx(t)))
 	expect.NoError(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
 	if _, err := os.Stat(filepath.Join(d.Dir, "kept")); err != nil {
