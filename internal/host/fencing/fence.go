@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -320,11 +321,27 @@ func (f *Fence) save(now time.Duration) {
 	if len(f.memory.Leases)+len(f.memory.Probed) == 0 && !atomicfile.Exists(f.path) {
 		return
 	}
-	err := atomicfile.WriteJSON(f.path, f.memory, 0o600)
+	err := f.record()
 	if err != nil && f.saved {
 		f.log.Error("Cannot record the contacts with other hosts: their probes are not answered", "error", err)
 	}
 	f.saved = err == nil
+}
+
+// record writes the memory. Without room for a second file, it writes into the place of the present one: the guard knows the deadlines only
+// from the file. A guard that reads a part of it ends, and KeepGuard starts another one.
+func (f *Fence) record() error {
+	data, err := json.Marshal(f.memory)
+	if err != nil {
+		return err
+	}
+	if err = atomicfile.WriteFile(f.path, data, 0o600); err == nil || !atomicfile.Exists(f.path) {
+		return err
+	}
+	if inPlace := atomicfile.Overwrite(f.path, data, 0o600); inPlace != nil {
+		return errors.Join(err, inPlace)
+	}
+	return nil
 }
 
 // KeepGuard starts the guard if there are leases and none runs. program is that of capstand, and logging

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
@@ -244,6 +246,27 @@ func TestManagerRenewsTheLease(t *testing.T) {
 	f.Connected("other")
 	if got := f.Step([]Machine{m}); got == nil {
 		t.Error("the manager of another management cluster renews the lease")
+	}
+}
+
+// TestLeasesOnAFullDisk: the leases of a host that has contact are renewed for the guard although the folder with the memory is full.
+func TestLeasesOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	run := filepath.Join(dir, "run")
+	expect.NoError(t, os.Mkdir(run, 0o700))
+	expect.NoError(t, unix.Mount("tmpfs", run, "tmpfs", 0, "size=16k"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(run, 0)) })
+	f := open(t, dir)
+	f.settings["plane"], f.hosts["n"] = 60, 1
+	f.Step([]Machine{{ID: "m", Network: "n", ManagementCluster: "plane"}})
+	first, fresh := ReadMemory(f.path)
+	if err := os.WriteFile(filepath.Join(run, "filler"), make([]byte, 1<<20), 0o600); fresh || !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("no memory: %v, or the disk is not full: %v", fresh, err)
+	}
+	f.Begin("n")
+	f.Step([]Machine{{ID: "m", Network: "n", ManagementCluster: "plane"}})
+	if now, fresh := ReadMemory(f.path); fresh || len(now.Leases) != 1 || now.Leases[0].Deadline <= first.Leases[0].Deadline || !f.saved {
+		t.Errorf("the guard reads %+v (fresh: %v), the first deadline was %s", now, fresh, first.Leases[0].Deadline)
 	}
 }
 
