@@ -234,12 +234,7 @@ func (m *machine) noticeMark() (fenced bool) {
 // stayFenced reports that the machine waits for a manager. It ends a machine that still runs, because a capstand ended between the
 // mark and the end of the machine.
 func (m *machine) stayFenced(life context.Context) time.Duration {
-	pid1, err := m.find(life)
-	if err == nil && pid1 != nil {
-		_ = pid1.Close()
-		err = m.kill(life)
-	}
-	if err != nil {
+	if err := m.kill(life); err != nil {
 		m.log.Error("Cannot stop the machine; capstand tries again", "error", err)
 		return fencing.Pause
 	}

@@ -18,6 +18,7 @@ import (
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func openFence(t *testing.T, h *Host) {
@@ -46,6 +47,8 @@ func TestFencedMachineWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := h.machines.byID["m-1"]
+	expect.NoError(t, os.Mkdir(filepath.Join(h.runc.Root, "m-1"), 0o700))
+	write(t, filepath.Join(h.runc.Root, "m-1", "state.json"), "") // runc fails: it is not asked for the processes.
 	if pause := m.awaitConfirmation(t.Context()); pause != forever || !m.status.Fenced || !m.status.Unconfirmed {
 		t.Errorf("the machine waits %s: %v", pause, m.status)
 	}
@@ -82,6 +85,23 @@ func TestFencedDuringItsStart(t *testing.T) {
 	}
 	if pause := m.live(life, &attempt); pause != forever || !m.status.Fenced || m.status.Phase != hostpb.MachineStatus_PENDING {
 		t.Errorf("the machine does not wait: pause %s, %v", pause, m.status)
+	}
+}
+
+// A machine that its root has frozen runs: capstand adopts it, and fencing waits for its end.
+func TestFrozenMachineRuns(t *testing.T) {
+	h := recorded(t)
+	m := onDisk(t, h)
+	bin := t.TempDir()
+	h.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state")}
+	expect.NoError(t, os.MkdirAll(filepath.Join(h.runc.Root, m.spec.Id), 0o700))
+	write(t, filepath.Join(h.runc.Root, m.spec.Id, "state.json"), "")
+	for status, want := range map[string]bool{"running": true, "paused": true, "stopped": false} {
+		script := fmt.Sprintf("#!/bin/sh\necho '{\"status\":\"%s\",\"pid\":%d}'\n", status, os.Getpid())
+		expect.NoError(t, os.WriteFile(h.runc.Binary, []byte(script), 0o700))
+		if runs, err := m.hasProcess(t.Context()); err != nil || runs != want {
+			t.Errorf("%s: the machine runs: %v, %v", status, runs, err)
+		}
 	}
 }
 

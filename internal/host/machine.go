@@ -406,10 +406,10 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 	return pid1, nil
 }
 
-// find returns the running PID 1, or nil.
+// find returns the running PID 1, or nil. Root in the machine can freeze the machine: runc calls it paused.
 func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
 	state, err := m.host.runc.State(ctx, m.spec.Id)
-	if err != nil || state.Status != "running" {
+	if err != nil || state.Status != "running" && state.Status != "paused" {
 		return nil, err
 	}
 	ref, err := proc.Find(state.PID)
