@@ -2,9 +2,7 @@ package versions
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -23,17 +21,24 @@ func Machines(version string, roots ...string) (users []string, err error) {
 			return nil, err
 		}
 		for _, dir := range dirs {
-			name, uses, err := machineUses(dir, version)
-			switch {
-			case errors.Is(err, fs.ErrNotExist): // The machine was deleted meanwhile.
-			case err != nil:
-				users = append(users, fmt.Sprintf("machine %s (its record is damaged)", filepath.Base(dir)))
-			case uses:
-				users = append(users, "machine "+name)
+			if user := userOf(dir, version); user != "" {
+				users = append(users, user)
 			}
 		}
 	}
 	return users, nil
+}
+
+// userOf describes the machine if it uses the version. A machine without a folder was deleted meanwhile; one without a spec is damaged.
+func userOf(dir, version string) string {
+	name, uses, err := machineUses(dir, version)
+	switch {
+	case err != nil && atomicfile.Exists(dir):
+		return fmt.Sprintf("machine %s (its record is damaged)", filepath.Base(dir))
+	case uses:
+		return "machine " + name
+	}
+	return ""
 }
 
 // machineUses reads the record of a machine. During an update in place, the machine uses both versions.

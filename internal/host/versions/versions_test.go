@@ -535,14 +535,14 @@ func TestMachines(t *testing.T) {
 		spec, update string
 		older, newer []string
 	}{
-		"no update":       {spec: spec("v1.35.4"), older: one},
-		"update pending":  {spec: spec("v1.35.4"), update: update(1), older: one, newer: one},
-		"update runs":     {spec: spec("v1.35.4"), update: update(2), older: one, newer: one},
-		"updated":         {spec: spec("v1.35.4"), update: update(3), newer: one},
-		"update undone":   {spec: spec("v1.35.4"), update: update(4), older: one},
-		"damaged spec":    {spec: "{", older: damaged, newer: damaged},
-		"damaged update":  {spec: spec("v1.35.4"), update: "{", older: damaged, newer: damaged},
-		"deleted machine": {},
+		"no update":      {spec: spec("v1.35.4"), older: one},
+		"update pending": {spec: spec("v1.35.4"), update: update(1), older: one, newer: one},
+		"update runs":    {spec: spec("v1.35.4"), update: update(2), older: one, newer: one},
+		"updated":        {spec: spec("v1.35.4"), update: update(3), newer: one},
+		"update undone":  {spec: spec("v1.35.4"), update: update(4), older: one},
+		"damaged spec":   {spec: "{", older: damaged, newer: damaged},
+		"damaged update": {spec: spec("v1.35.4"), update: "{", older: damaged, newer: damaged},
+		"lost spec":      {older: damaged, newer: damaged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -560,6 +560,13 @@ func TestMachines(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A machine whose folder is gone uses no version: it was deleted after the folders were listed.
+func TestUserIsDeleted(t *testing.T) {
+	if user := userOf(filepath.Join(t.TempDir(), "id"), "v1.36.3"); user != "" {
+		t.Errorf("a user: %s", user)
 	}
 }
 
