@@ -153,10 +153,18 @@ func killTree(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err == nil {
 		return nil // v2, kernel 5.14 or newer
 	}
+	return killEach(dir)
+}
+
+// killEach is killTree without cgroup.kill.
+func killEach(dir string) error {
 	return walk(dir, func(root *os.Root, group string) error {
 		// A frozen process of v1 dies only after it is thawed.
 		_ = root.WriteFile(path.Join(group, "freezer.state"), []byte("THAWED"), 0)
 		procs, err := root.ReadFile(path.Join(group, "cgroup.procs"))
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil // A threaded group of v2: the group above that is its domain lists its processes.
+		}
 		if err != nil {
 			return ignoreGone(err)
 		}
