@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // onDisk returns a recorded machine with bootstrap data, as a new capstand loads it.
@@ -51,6 +52,9 @@ func TestDiskIsMadeOnce(t *testing.T) {
 		if err := m.ensureDisk(t.Context(), runc.HostSystem()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if id := read(t, filepath.Join(m.rootfs(), "etc/machine-id")); id != machineapi.MachineID(m.spec.Id) {
+		t.Errorf("capstan-init would write another machine-id than %q", id)
 	}
 	if err := m.noteStart(); err != nil {
 		t.Fatal(err)

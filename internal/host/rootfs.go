@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/uuid"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -79,10 +78,9 @@ func etc(spec *hostpb.MachineSpec) map[string]string {
 		address = spec.Addresses[0].Address + " " + spec.Name + "\n"
 	}
 	return map[string]string{
-		"etc/hostname": spec.Name + "\n",
-		"etc/hosts":    "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + address,
-		// The id is the same at each start of a machine and differs between machines.
-		"etc/machine-id":    strings.ReplaceAll(uuid.NewSHA1(uuid.NameSpaceOID, []byte(spec.Id)).String(), "-", "") + "\n",
+		"etc/hostname":      spec.Name + "\n",
+		"etc/hosts":         "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + address,
+		"etc/machine-id":    machineapi.MachineID(spec.Id),
 		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 		"etc/group":         "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
 		"etc/shadow":        "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",

@@ -7,6 +7,8 @@
 package machineapi
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -64,6 +66,13 @@ type Metadata struct {
 	ControlPlane bool  `json:"controlPlane"`
 	// Logging contains the flags of the logs of capstan-init; none for the defaults.
 	Logging []string `json:"logging,omitempty"`
+}
+
+// MachineID returns the content of /etc/machine-id of the machine with an id. It is the same at each start, and differs between machines.
+// capstand writes it to a new disk, and capstan-init writes it again if it is lost.
+func MachineID(id string) string {
+	sum := sha256.Sum256([]byte("capstan machine " + id))
+	return hex.EncodeToString(sum[:16]) + "\n"
 }
 
 // Address of the machine.

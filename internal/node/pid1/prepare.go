@@ -2,8 +2,6 @@ package pid1
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -43,7 +41,7 @@ func prepare(m machine.Metadata) iter.Seq2[string, error] {
 		{"host name", func() error { return restoreHostname(m) }},
 		{"/etc/hosts", func() error { return writeHosts(m) }},
 		{"/etc/resolv.conf", func() error { return copyResolvConf(machine.ResolvConfPath, "/etc/resolv.conf") }},
-		{"/etc/machine-id", func() error { return writeMachineID(m) }},
+		{"/etc/machine-id", func() error { return writeMachineID("/etc/machine-id", m) }},
 		{"/etc", writeTables},
 		{"users of services", addAccounts},
 	}
@@ -248,13 +246,13 @@ func reachable(host []byte) string {
 	return out.String()
 }
 
-// writeMachineID derives the machine-id from the machine's identity. It keeps an existing id.
-func writeMachineID(m machine.Metadata) error {
-	if old, err := os.ReadFile("/etc/machine-id"); err == nil && len(bytes.TrimSpace(old)) == 32 {
-		return nil
+// writeMachineID writes the machine-id again if it is lost. It keeps an existing id.
+func writeMachineID(path string, m machine.Metadata) error {
+	old, err := readIfThere(path)
+	if err != nil || len(bytes.TrimSpace(old)) == 32 {
+		return err
 	}
-	sum := sha256.Sum256([]byte("capstan machine " + m.ID + " " + m.Name))
-	return os.WriteFile("/etc/machine-id", []byte(hex.EncodeToString(sum[:16])+"\n"), 0o444)
+	return rewrite(path, old, []byte(machineapi.MachineID(m.ID)))
 }
 
 // tables for programs that look up names. Without /etc/protocols, nft prints numbers, and a restarted kube-proxy does not

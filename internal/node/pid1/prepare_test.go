@@ -5,11 +5,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func TestHostsFile(t *testing.T) {
@@ -93,6 +96,20 @@ func TestRewrite(t *testing.T) {
 		}
 		if same := os.SameFile(before, after); same != test.same {
 			t.Errorf("%s: the same file: %v, want %v", name, same, test.same)
+		}
+	}
+}
+
+// A machine whose machine-id is lost gets the one that capstand has written to its disk. Another one stays.
+func TestWriteMachineID(t *testing.T) {
+	path, chosen := filepath.Join(t.TempDir(), "machine-id"), strings.Repeat("a", 32)+"\n"
+	for _, test := range []struct{ before, want string }{{"", machineapi.MachineID("m-1")}, {"half", machineapi.MachineID("m-1")}, {chosen, chosen}} {
+		if test.before != "" {
+			expect.NoError(t, os.WriteFile(path, []byte(test.before), 0o644))
+		}
+		expect.NoError(t, writeMachineID(path, machine.Metadata{ID: "m-1", Name: "one"}))
+		if got, err := os.ReadFile(path); err != nil || string(got) != test.want {
+			t.Errorf("%q became %q, %v, want %q", test.before, got, err, test.want)
 		}
 	}
 }
