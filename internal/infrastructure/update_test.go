@@ -314,21 +314,22 @@ func TestRolloutStopped_ALL17(t *testing.T) {
 	}).Should(BeEmpty())
 }
 
-// A condition contains the refusal of the host.
+// A condition contains the refusal of the host, and the remedy for a disk that cannot grow: its former size needs another machine too.
 func TestUpdateRefusedByHost(t *testing.T) {
 	t.Parallel()
 	u := updatable(newBox(t).provisioned(), "CapstanControlPlane")
 	u.fake.Refuse("UpdateMachine", refusal.Errorf(hostpb.Refusal_INVALID, "no such field"))
 	u.begin("x", "v1.36.3", nil)
-	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateRefusedReason)).To(ContainSubstring("no such field"))
+	remedy := ContainSubstring("a return to the former disk.size needs another machine too")
+	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateRefusedReason)).To(And(ContainSubstring("no such field"), Not(remedy)))
 	u.fake.Refuse("UpdateMachine", refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "capstand does not have CAP_SYS_RESOURCE"))
 	u.begin("grow", "v1.36.3", func(m *infrav1.CapstanMachine) { m.Spec.Disk.Size = ptr.To(resource.MustParse("30Gi")) })
 	u.Eventually(func() string {
 		return u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateRefusedReason)
-	}).Should(ContainSubstring("CAP_SYS_RESOURCE"))
+	}).Should(And(ContainSubstring("CAP_SYS_RESOURCE"), remedy))
 	u.fake.Refuse("UpdateMachine", refusal.Errorf(hostpb.Refusal_NO_DISK_SPACE, "the disk is full"))
 	u.begin("y", "v1.36.3", nil)
-	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NoCapacityReason)).To(ContainSubstring("the disk is full"))
+	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NoCapacityReason)).To(And(ContainSubstring("the disk is full"), remedy))
 	u.fake.Refuse("UpdateMachine", nil)
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason)
 }

@@ -186,7 +186,7 @@ func (r *Reconciler) beginUpdate(ctx context.Context, s *scope, host *connection
 	})
 	if err != nil {
 		host.Release(m.Spec.ID)
-		return nil, r.updateRefused(m, host, err)
+		return nil, r.updateRefused(m, host, err, request.spec.GetDiskBytes() > current.GetDiskBytes())
 	}
 	r.recorder.Eventf(m, nil, corev1.EventTypeNormal, "UpdateStarted", "Update", "Host %s updates the machine in place", host.Name())
 	return updated.GetStatus().GetUpdate(), nil
@@ -209,10 +209,18 @@ func (r *Reconciler) reserve(m *infrav1.CapstanMachine, host *connections.Host, 
 	return ""
 }
 
-// updateRefused shows the refusal of a host. A refusal that another state of the host ends is tried again.
-func (r *Reconciler) updateRefused(m *infrav1.CapstanMachine, host *connections.Host, err error) error {
+// refusedGrowth is the remedy for a refused growth of the disk. The spec has the larger size already, and the decisions about updates compare
+// specs, so a return to the former size counts as a disk that shrinks.
+const refusedGrowth = ". The update begins when the host can enlarge the disk. Without that, delete the Machine to replace it: a return to the former disk.size needs another machine too"
+
+// updateRefused shows the refusal of a host. A refusal that another state of the host ends is tried again. grows: the update enlarges the disk.
+func (r *Reconciler) updateRefused(m *infrav1.CapstanMachine, host *connections.Host, err error, grows bool) error {
 	message := fmt.Sprintf("Host %s refused the update: %s", host.Name(), connections.PublicMessage(err))
-	switch reason := refusal.Of(err).GetReason(); {
+	reason := refusal.Of(err).GetReason()
+	if grows && (reason == hostpb.Refusal_NO_DISK_SPACE || reason == hostpb.Refusal_UNSUPPORTED) {
+		message += refusedGrowth
+	}
+	switch {
 	case reason == hostpb.Refusal_UPDATE_IN_PROGRESS:
 		updating(m, infrav1.WaitingForUpdateReason, "Waiting for the previous update of the machine: %s", connections.PublicMessage(err))
 		return nil // Its end is an event.

@@ -17,7 +17,7 @@ import (
 func TestRefusedUpdateNamesNoOwner_ALL18(t *testing.T) {
 	for _, reason := range []hostpb.Refusal_Reason{hostpb.Refusal_ID_IN_USE, hostpb.Refusal_NOT_OWNER} {
 		m, r := &infrav1.CapstanMachine{}, &Reconciler{recorder: events.NewFakeRecorder(10)}
-		err := r.updateRefused(m, &connections.Host{}, refusal.Errorf(reason, "volume v belongs to team-a/payments"))
+		err := r.updateRefused(m, &connections.Host{}, refusal.Errorf(reason, "volume v belongs to team-a/payments"), false)
 		if message := conditions.GetMessage(m, infrav1.UpdatingCondition); err == nil || !strings.Contains(message, "is a copy") || strings.Contains(message, "payments") {
 			t.Errorf("%s: error %v, condition %q", reason, err, message)
 		}
