@@ -90,7 +90,7 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 // could prevent the deletion.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
-	if err := r.Client.List(ctx, list); err != nil {
+	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil { // All hosts, and only read.
 		return "", err
 	}
 	admitting, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, list.Items)

@@ -4,10 +4,10 @@
 package hostselection
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"sort"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -34,7 +34,7 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 		return nil, err
 	}
 	usable, err := usableOf(ctx, c, namespace, list.Items, selectors)
-	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
+	sort.Slice(usable, func(a, b int) bool { return usable[a].Name < usable[b].Name }) // slices.SortFunc would copy two hosts for each comparison.
 	return usable, err
 }
 

@@ -277,10 +277,10 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 func ListBackends(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, except string) ([]*hostpb.Backend, error) {
 	key := client.ObjectKeyFromObject(cluster)
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
-	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key)); err != nil {
+	// The machines of the cluster, and only read: they are not copied.
+	if err := c.List(ctx, machines, reconciling.ControlPlaneOf(key), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	// All machines of the cluster, and only read: they are not copied.
 	if err := c.List(ctx, infra, reconciling.OfCluster(key), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}

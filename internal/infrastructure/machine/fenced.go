@@ -86,7 +86,8 @@ func (r *Reconciler) capstanClusterOf(ctx context.Context, s *scope) (*infrav1.C
 // observers describes all other hosts, without their contacts.
 func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, cluster string, c *infrav1.CapstanCluster) ([]fencing.Other, error) {
 	hosts, machines := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
-	if err := r.Client.List(ctx, hosts); err != nil {
+	// All hosts and all machines of the cluster, and only read: they are not copied.
+	if err := r.Client.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	if err := r.Client.List(ctx, machines, reconciling.OfCluster(client.ObjectKey{Namespace: c.Namespace, Name: cluster}), client.UnsafeDisableDeepCopy); err != nil {
@@ -96,16 +97,19 @@ func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, c
 	for i := range machines.Items {
 		members = append(members, machines.Items[i].Spec.HostName)
 	}
-	others := slices.DeleteFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return h.Name == lost.Name })
-	out := make([]fencing.Other, len(others))
-	for i := range others {
-		h := &others[i]
-		out[i] = fencing.Other{
+	var out []fencing.Other
+	for i := range hosts.Items {
+		h := &hosts.Items[i]
+		if h.Name == lost.Name {
+			continue
+		}
+		other := fencing.Other{
 			Name: h.Name, Abandoned: hostselection.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
 		}
 		if conn := r.Pool.Get(h.Name); conn != nil { // For this process, the others were lost just now.
-			out[i].Connected, out[i].Away = conn.ConnectionError() == nil, conn.Away()
+			other.Connected, other.Away = conn.ConnectionError() == nil, conn.Away()
 		}
+		out = append(out, other)
 	}
 	return out, nil
 }

@@ -115,8 +115,8 @@ func Choose(hosts []Host, req Request) (string, error) {
 	var best *Host
 	var refused Refused
 	domains := map[string]int{}
-	for _, h := range hosts {
-		domains[h.FailureDomain] += h.Members
+	for i := range hosts {
+		domains[hosts[i].FailureDomain] += hosts[i].Members
 	}
 	for i := range hosts {
 		h := &hosts[i]
