@@ -164,7 +164,7 @@ func TestInotify(t *testing.T) {
 	}
 }
 
-// TestFolders checks that the tables of architecture.md have a row for each package, in the table of its layer.
+// TestFolders checks that the tables of packages.md have a row for each package, in the table of its layer.
 func TestFolders(t *testing.T) {
 	listed := map[string][]string{}
 	for name := range layers {
@@ -173,11 +173,11 @@ func TestFolders(t *testing.T) {
 	for _, p := range packages(t) {
 		own := layer(p.ImportPath)
 		if !slices.ContainsFunc(listed[own], func(row string) bool { return matches(row, p.ImportPath) }) {
-			t.Errorf("architecture.md has no row with %s below the heading of the layer %s", p.ImportPath, own)
+			t.Errorf("packages.md has no row with %s below the heading of the layer %s", p.ImportPath, own)
 		}
 		for other, rows := range listed {
 			if other != own && slices.Contains(rows, p.ImportPath) {
-				t.Errorf("architecture.md has %s in the layer %s, want %s", p.ImportPath, other, own)
+				t.Errorf("packages.md has %s in the layer %s, want %s", p.ImportPath, other, own)
 			}
 		}
 	}
@@ -192,13 +192,13 @@ func matches(pattern, name string) bool {
 func packageRows(t *testing.T, layer string) (rows []string) {
 	t.Helper()
 	placeholder := regexp.MustCompile("<[a-z]+>")
-	for _, line := range section(t, "architecture.md", "### Layer "+layer) {
+	for _, line := range section(t, "packages.md", "## Layer "+layer) {
 		if columns := cells(line); len(columns) == 2 && strings.HasPrefix(columns[0], "`") {
 			rows = append(rows, placeholder.ReplaceAllString(strings.Trim(columns[0], "`"), "*"))
 		}
 	}
 	if len(rows) == 0 {
-		t.Errorf("architecture.md has no packages below the heading of the layer %s", layer)
+		t.Errorf("packages.md has no packages below the heading of the layer %s", layer)
 	}
 	return rows
 }
