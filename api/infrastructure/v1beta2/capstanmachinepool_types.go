@@ -31,10 +31,10 @@ const (
 	MaxPoolInstances = 1000
 )
 
-// Annotations that describe a pool's CapstanMachine. The pool's controller writes them once, when it creates the
-// CapstanMachine, so that a machine that starts late matches its plan even if the pool has changed. Cluster API
-// core gives the Machine of a pool no version, no bootstrap data and no failure domain. They have no effect on other
-// CapstanMachines.
+// Annotations that describe a pool's CapstanMachine. The pool's controller writes the plan of a machine when it creates the
+// CapstanMachine, so that a machine that starts late matches its plan even if the pool has changed: the version, the Secret, the
+// failure domain and the hash. Cluster API core gives the Machine of a pool no version, no bootstrap data and no failure domain. An
+// update in place writes the version, the Secret and the hash of the new plan. The annotations have no effect on other CapstanMachines.
 const (
 	// MachineVersionAnnotation is the Kubernetes version of the machine.
 	MachineVersionAnnotation = "infrastructure.capstan.dev/version"
@@ -300,9 +300,9 @@ type CapstanMachinePoolInstanceStatus struct {
 // Conditions of a CapstanMachinePool: Ready, ScalingUp, ScalingDown, RollingOut, Updating, Deleting and Paused, as
 // Cluster API names them.
 const (
-	// PoolReadyReason: all machines exist, are available and up to date.
+	// PoolReadyReason: the desired number of machines is available, and the spec is valid.
 	PoolReadyReason = "Ready"
-	// PoolNotReadyReason: machines are missing, outdated or not available. The message contains their numbers.
+	// PoolNotReadyReason: machines are missing or not available. The message contains their numbers.
 	PoolNotReadyReason = "NotReady"
 
 	// PoolInvalidReplicasReason: the number of replicas is negative or above 10000. The pool changes nothing until
@@ -335,7 +335,7 @@ const (
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
 // +kubebuilder:printcolumn:name="Cluster",type="string",JSONPath=".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",description="Cluster"
 // +kubebuilder:printcolumn:name="MachinePool",type="string",JSONPath=".metadata.ownerReferences[?(@.kind==\"MachinePool\")].name",description="Owning MachinePool",priority=10
-// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="All machines exist, are available and up to date"
+// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The desired number of machines is available, and the spec is valid"
 // +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Replicas",type="integer",JSONPath=".status.replicas",description="Machines"
 // +kubebuilder:printcolumn:name="Available",type="integer",JSONPath=".status.availableReplicas",description="Available machines"
