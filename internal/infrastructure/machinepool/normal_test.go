@@ -34,6 +34,7 @@ func TestDecide(t *testing.T) {
 	updated := made("a", time.Hour, func(m *member) {
 		m.capstan.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
 		m.capstan.Status.Update.Phase, m.capstan.Status.Update.ConfigUpdateID = infrav1.UpdateSucceeded, "u"
+		m.capstan.Status.Conditions = []metav1.Condition{{Type: infrav1.UpdatingCondition, Status: metav1.ConditionFalse, Reason: infrav1.UpdateSucceededReason}}
 	})
 	behind := func(name string) member {
 		return made(name, time.Hour, func(m *member) {

@@ -180,6 +180,10 @@ func (d desired) updateOf(m member) updateState {
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
 		out.phase = report.Phase
 	}
+	// While the host carries out an update whose report has not arrived, the report of an earlier one can fit a spec that went back to it.
+	if out.phase == infrav1.UpdateSucceeded && !showsSuccess(m.capstan) {
+		out.phase = ""
+	}
 	out.runs = out.begun && runs(m.capstan)
 	out.attended = out.runs && !hostIsAway(m.capstan)
 	out.refused = out.begun && !out.runs && refused(m.capstan)
@@ -215,6 +219,12 @@ func hostIsAway(m *infrav1.CapstanMachine) bool {
 func refused(m *infrav1.CapstanMachine) bool {
 	c := updatingNow(m)
 	return c != nil && (c.Reason == infrav1.NoCapacityReason || c.Reason == infrav1.UpdateRefusedReason)
+}
+
+// showsSuccess reports whether the controller of a machine has compared the last report of its host with the present request, and both match.
+func showsSuccess(m *infrav1.CapstanMachine) bool {
+	c := updatingNow(m)
+	return c != nil && c.Reason == infrav1.UpdateSucceededReason
 }
 
 // obstacle returns why the host has not begun the update of a machine, or "".
