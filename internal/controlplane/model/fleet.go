@@ -197,6 +197,12 @@ func (f Fleet) problem(i *Instance) string {
 // active returns the Machines that are not being deleted.
 func (f Fleet) active() []*Instance { return f.Filter(func(i *Instance) bool { return !i.Deleting() }) }
 
+// deletedOneServes reports whether a Machine that is being deleted has a vote in etcd and works. It stays until another Machine has a
+// vote. With an external etcd it does not wait for that.
+func (f Fleet) deletedOneServes() bool {
+	return f.Stacked && len(f.Filter(func(i *Instance) bool { return i.Deleting() && f.healthy(i) })) > 0
+}
+
 // Filter returns the Machines for which keep is true, in the order of the fleet: the oldest first. They are pointers into the
 // fleet.
 func (f Fleet) Filter(keep func(*Instance) bool) []*Instance {

@@ -60,8 +60,7 @@ func PlanMachines(f Fleet, w Target) Plan {
 		// The last one is being deleted. Its replacement joins before it leaves.
 		return f.add(1)
 	case len(active) < len(f.Instances):
-		gone := f.Filter((*Instance).Deleting)[0]
-		return waitFor(fmt.Sprintf("Machine %s is being deleted", gone.Name()))
+		return f.duringDeletion(active)
 	}
 	if i := f.removable(active); i != nil {
 		return Plan{Remove: i.Machine}
@@ -89,6 +88,15 @@ func planFirst(f Fleet, active []*Instance) Plan {
 		return Plan{Remove: active[0].Machine}
 	}
 	return waitFor("the first machine is not ready yet")
+}
+
+// duringDeletion decides while a Machine is being deleted. The last member of etcd leaves only after another Machine has joined, so a
+// Machine that will never join is removed before.
+func (f Fleet) duringDeletion(active []*Instance) Plan {
+	if i := f.neverVotes(active); i != nil && f.deletedOneServes() {
+		return Plan{Remove: i.Machine}
+	}
+	return waitFor(fmt.Sprintf("Machine %s is being deleted", f.Filter((*Instance).Deleting)[0].Name()))
 }
 
 // rollOut replaces outdated Machines. With maxSurge 1 the new one is created first, unless it needs the volumes of an old one. A
@@ -128,10 +136,18 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	return f.drop(f.victim(outdated, w.domains))
 }
 
-// removable returns a Machine that will never have a vote: an outdated one that has never joined, or one whose member has
-// left. It returns nil while the state of etcd is not known.
+// removable returns a Machine that will never have a vote if another one remains.
 func (f Fleet) removable(active []*Instance) *Instance {
-	if len(active) < 2 || f.Unknown != "" {
+	if len(active) < 2 {
+		return nil
+	}
+	return f.neverVotes(active)
+}
+
+// neverVotes returns a Machine that will never have a vote: an outdated one that has never joined, or one whose member has
+// left. It returns nil while the state of etcd is not known.
+func (f Fleet) neverVotes(active []*Instance) *Instance {
+	if f.Unknown != "" {
 		return nil
 	}
 	for _, i := range active {

@@ -59,6 +59,15 @@ func TestPlan(t *testing.T) {
 		{what: "the last one is deleted: another joins first", replicas: 1, surge: 1, machines: "a:vd", want: "create 1"},
 		{what: "the last one is deleted, and dead", replicas: 1, surge: 1, machines: "a:ud", want: "wait", why: "not healthy"},
 		{what: "the last one waits for the new one", replicas: 1, surge: 1, machines: "a:vd b:l", want: "wait", why: "a is being deleted"},
+		{what: "the last one waits for a new one that hangs", replicas: 1, surge: 1, machines: "a:vd b:-", want: "wait", why: "a is being deleted"},
+		{what: "the last one waits for a new one that hung, and the spec is mended", replicas: 1, surge: 1, machines: "a:vd b:-o", want: "remove b"},
+		{what: "the last one waits for a new one that hung as a learner, and the spec is mended", replicas: 1, surge: 1, machines: "a:vd b:lo", want: "remove b"},
+		{what: "the last one waits for a new one whose member has left", replicas: 1, surge: 1, machines: "a:vd b:x", want: "remove b"},
+		{what: "the new one goes, and another one joins before the last one leaves", replicas: 1, surge: 1, machines: "a:vd b:-od", want: "create 1"},
+		{what: "the last one is dead, and nothing replaces it", replicas: 1, surge: 1, machines: "a:ud b:-o", want: "wait", why: "a is being deleted"},
+		{what: "the last one waits for an outdated one that has joined", replicas: 1, surge: 1, machines: "a:vd b:vo", want: "wait", why: "a is being deleted"},
+		{what: "the last one waits for one that may have joined under a name that is not known", replicas: 1, surge: 1, machines: "a:vd b:io stray-x:v", want: "wait", why: "a is being deleted"},
+		{what: "all of three are deleted, and one of the new ones hung", replicas: 3, surge: 1, machines: "a:vd b:- c:-o d:-o", want: "remove c"},
 
 		{what: "down, the oldest", replicas: 1, surge: 1, machines: "a:v b:v c:v", want: "remove a"},
 		{what: "down, one at a time", replicas: 1, surge: 1, machines: "a:vd b:v c:v", want: "wait", why: "a is being deleted"},
@@ -170,7 +179,7 @@ func TestLeavesVolumes(t *testing.T) {
 
 // TestPlanUnknown: while the state of etcd is unknown, no Machine is created or removed.
 func TestPlanUnknown(t *testing.T) {
-	for _, machines := range []string{"a:v", "a:v b:v c:v d:v e:v", "a:vo b:vo c:vo", "a:vo b:-o", "a:v b:x", "a:vd"} {
+	for _, machines := range []string{"a:v", "a:v b:v c:v d:v e:v", "a:vo b:vo c:vo", "a:vo b:-o", "a:v b:x", "a:vd", "a:vd b:-o"} {
 		f := build(machines)
 		f.Unknown = "nobody knows"
 		if got := PlanMachines(f, Target{Replicas: 3, maxSurge: 1, initialized: true}); got.Acts() {
@@ -199,6 +208,7 @@ func TestPlanExternalEtcd(t *testing.T) {
 		{"the new one serves", 2, "", "a:o b:o c:", "remove a"},
 		{"the new one is dead", 2, "", "a:o b:o c:a", "wait"},
 		{"the new one hung and the spec is mended", 1, "", "a:o b:-o", "remove b"},
+		{"the old one goes, and the only other one remains", 1, "", "a:d b:-o", "wait"},
 		{"rollout, nobody can be asked", 1, "there is no connection", "a:Ao b:A", "wait"},
 		{"rollout of three, nobody can be asked", 3, "there is no connection", "a:Ao b:Ao c:Ao d:A", "wait"},
 		{"rollout, nothing is known of the old ones yet", 2, "", "a:Ao b:Ao c:", "wait"},

@@ -135,6 +135,8 @@ func (f Fleet) changing(unhealthy *Instance) string {
 		switch other := &f.Instances[n]; {
 		case other.Deleting() && memberDown(unhealthy) && WaitsForHook(other.Machine):
 			// Its member may be waiting for the removal of this one.
+		case other.Deleting() && !f.joined(unhealthy) && f.deletedOneServes():
+			// It may be waiting for a replacement that joins.
 		case f.waitsFor(unhealthy, other):
 			// It joins after the removal.
 		case other.Deleting():
@@ -149,13 +151,13 @@ func (f Fleet) changing(unhealthy *Instance) string {
 // cannotRemediate returns the reason why an unhealthy Machine cannot be deleted. The last Machine can be deleted if another
 // one can be created and can still join it.
 func (f Fleet) cannotRemediate(i *Instance) string {
-	if len(f.active()) == 1 {
-		switch {
-		case f.irreplaceable != "":
-			return "it is the only control plane machine, and no other one can be created: " + f.irreplaceable
-		case f.healthy(i):
-			return ""
-		}
+	only := len(f.active()) == 1
+	switch {
+	case only && f.irreplaceable != "":
+		return "it is the only control plane machine, and no other one can be created: " + f.irreplaceable
+	case only && f.healthy(i), !f.joined(i) && f.deletedOneServes():
+		return ""
+	case only:
 		return "it is the only control plane machine, and another one cannot take over from it: " + f.problem(i)
 	}
 	serving := false
