@@ -136,6 +136,9 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 		r.showBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")
 		return nil, nil
 	}
+	for i := range found {
+		model.RefuseReport(&found[i])
+	}
 	had := map[string]bool{}
 	for _, b := range s.Object.Status.Backups {
 		had[b.Name] = true

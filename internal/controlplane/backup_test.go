@@ -5,18 +5,23 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
@@ -144,6 +149,67 @@ func TestBackups(t *testing.T) {
 	w.until("the workload cluster has no credentials", func() bool {
 		return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(given), given)) && w.cluster.Get(cp) == nil && !conditions.Has(cp, controlplanev1.BackupSucceededCondition)
 	})
+}
+
+// TestBackupReports: in the workload cluster, an administrator can remove the limits of EtcdBackups. A report that the API server would
+// refuse in the status of the control plane counts as a failed backup.
+func TestBackupReports(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	})
+	text := func(n int) string { return strings.Repeat("ä", n) }
+	key := func(name string) etcdv1.BackupKey { return etcdv1.BackupKey{Name: name, SHA256: text(64)} }
+	for what, c := range map[string]struct {
+		change func(b *etcdv1.EtcdBackup)
+		valid  bool
+	}{
+		"the largest": {func(*etcdv1.EtcdBackup) {}, true},
+		"name":        {change: func(b *etcdv1.EtcdBackup) { b.Name = text(254) }},
+		"trigger":     {change: func(b *etcdv1.EtcdBackup) { b.Spec.Trigger = "Mood" }},
+		"request":     {change: func(b *etcdv1.EtcdBackup) { b.Spec.Request = text(257) }},
+		"Kubernetes":  {change: func(b *etcdv1.EtcdBackup) { b.Spec.KubernetesVersion = text(257) }},
+		"location":    {change: func(b *etcdv1.EtcdBackup) { b.Status.Location = text(2049) }},
+		"etcd":        {change: func(b *etcdv1.EtcdBackup) { b.Status.EtcdVersion = text(257) }},
+		"checksum":    {change: func(b *etcdv1.EtcdBackup) { b.Status.SHA256 = text(65) }},
+		"no time":     {change: func(b *etcdv1.EtcdBackup) { b.Status.Time = nil }},
+		"year 10000": {change: func(b *etcdv1.EtcdBackup) {
+			b.Status.Time = ptr.To(metav1.NewTime(time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -3600))))
+		}},
+		"nine keys":           {change: func(b *etcdv1.EtcdBackup) { b.Spec.Keys = append(b.Spec.Keys, key("9")) }},
+		"two keys of a name":  {change: func(b *etcdv1.EtcdBackup) { b.Spec.Keys[1].Name = b.Spec.Keys[0].Name }},
+		"a key without name":  {change: func(b *etcdv1.EtcdBackup) { b.Spec.Keys[0].Name = "" }},
+		"a key's name":        {change: func(b *etcdv1.EtcdBackup) { b.Spec.Keys[0].Name = text(64) }},
+		"a key's fingerprint": {change: func(b *etcdv1.EtcdBackup) { b.Spec.Keys[0].SHA256 = text(63) }},
+	} {
+		b := etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: text(253)}}
+		b.Spec = etcdv1.EtcdBackupSpec{Trigger: etcdv1.BackupOnDemand, Request: text(256), KubernetesVersion: text(256)}
+		for n := range 8 {
+			b.Spec.Keys = append(b.Spec.Keys, key(fmt.Sprint(n)+text(62)))
+		}
+		b.Status = etcdv1.EtcdBackupStatus{
+			Phase: etcdv1.BackupSucceeded, Location: text(2048), EtcdVersion: text(256), SHA256: text(64),
+			Time: ptr.To(metav1.NewTime(time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC))),
+		}
+		c.change(&b)
+		after := cp.DeepCopy()
+		after.Status.Backups = model.MergeBackups(nil, []etcdv1.EtcdBackup{b})
+		if err := env.Client.Status().Patch(t.Context(), after, client.MergeFrom(cp)); (err == nil) != c.valid || err != nil && !apierrors.IsInvalid(err) {
+			t.Errorf("%s: the API server answers %v, want success: %v", what, err, c.valid)
+		}
+
+		s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
+		s.client = fake.NewClientBuilder().WithScheme(env.Client.Scheme()).WithInterceptorFuncs(interceptor.Funcs{
+			List: func(_ context.Context, _ client.WithWatch, list client.ObjectList, _ ...client.ListOption) error {
+				list.(*etcdv1.EtcdBackupList).Items = []etcdv1.EtcdBackup{b}
+				return nil
+			},
+		}).Build()
+		found, err := (&backups{recorder: &recorder{}, workloads: &workloads{}}).readBackups(t.Context(), s)
+		if err != nil || len(found) != 1 || (found[0].Status.Phase == etcdv1.BackupSucceeded) != c.valid || (found[0].Status.Message == "") != c.valid || (len(s.Object.Status.Backups) == 1) != c.valid {
+			t.Errorf("%s: read %+v with the status %+v, want success: %v; %v", what, found, s.Object.Status.Backups, c.valid, err)
+		}
+	}
 }
 
 // TestBackupSecret: the workload cluster has the credentials of a store only as long as the store needs some.

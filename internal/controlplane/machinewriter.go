@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 // machineWriter deletes Machines, and writes their hooks and conditions.
@@ -55,10 +56,12 @@ func (r *machineWriter) dropHook(ctx context.Context, machine *clusterv1.Machine
 	return nil
 }
 
-// setMachineConditions writes the changed conditions of a Machine.
+// setMachineConditions writes the changed conditions of a Machine. Messages from the workload cluster can be too long for the API server.
 func (r *machineWriter) setMachineConditions(ctx context.Context, machine *clusterv1.Machine, wanted ...metav1.Condition) error {
 	changed := false
-	for _, c := range wanted {
+	for n := range wanted {
+		c := &wanted[n]
+		c.Message = shorten.ConditionMessage(c.Message)
 		has := conditions.Get(machine, c.Type)
 		changed = changed || has == nil || has.Status != c.Status || has.Reason != c.Reason || has.Message != c.Message
 	}

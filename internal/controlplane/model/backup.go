@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/robfig/cron/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/order"
+	"capstan.dev/capstan/internal/shorten"
 )
 
 const (
@@ -233,6 +235,64 @@ func backupStatus(b *etcdv1.EtcdBackup) controlplanev1.BackupStatus {
 		Time: ptr.Deref(b.Status.Time, b.CreationTimestamp), SizeBytes: b.Status.SizeBytes, Revision: b.Status.Revision,
 		EtcdVersion: b.Status.EtcdVersion, KubernetesVersion: b.Spec.KubernetesVersion, SHA256: b.Status.SHA256, Keys: b.Spec.Keys,
 	}
+}
+
+// RefuseReport turns a complete backup into a failed one if the API server would refuse its entry in status.backups, and with it the whole
+// status. An administrator of the workload cluster can remove the limits of EtcdBackups there.
+func RefuseReport(b *etcdv1.EtcdBackup) {
+	if b.Status.Phase != etcdv1.BackupSucceeded {
+		return
+	}
+	if problem := reportProblem(backupStatus(b)); problem != "" {
+		b.Status.Phase = etcdv1.BackupFailed
+		b.Status.Message = "its report in the workload cluster is not valid: " + problem + ". Check the definition of the kind EtcdBackup there"
+	}
+}
+
+// reportProblem returns the limit of status.backups that an entry exceeds; "" for a valid entry.
+func reportProblem(b controlplanev1.BackupStatus) string {
+	for _, field := range []struct {
+		name, value string
+		limit       int
+	}{
+		{"metadata.name", b.Name, 253}, {"spec.request", b.Request, 256}, {"spec.kubernetesVersion", b.KubernetesVersion, 256},
+		{"status.location", b.Location, 2048}, {"status.etcdVersion", b.EtcdVersion, 256}, {"status.sha256", b.SHA256, 64},
+	} {
+		if n := utf8.RuneCountInString(field.value); n > field.limit {
+			return fmt.Sprintf("expected at most %d characters in %s, found %d", field.limit, field.name, n)
+		}
+	}
+	triggers := []etcdv1.BackupTrigger{etcdv1.BackupScheduled, etcdv1.BackupOnDemand, etcdv1.BackupBeforeUpgrade}
+	switch {
+	case !slices.Contains(triggers, b.Trigger):
+		return fmt.Sprintf("expected one of %v in spec.trigger, found %q", triggers, shorten.Marked(string(b.Trigger), 64))
+	case b.Time.IsZero(), !canBeStored(b.Time.Time):
+		return "expected a time of the years 1 to 9999 in status.time"
+	}
+	return keysProblem(b.Keys)
+}
+
+// keysProblem returns the limit of a list of keys that the keys exceed.
+func keysProblem(keys []etcdv1.BackupKey) string {
+	const most = 8
+	names := map[string]bool{}
+	for _, k := range keys {
+		if n := utf8.RuneCountInString(k.Name); n < 1 || n > 63 || utf8.RuneCountInString(k.SHA256) != 64 {
+			return "expected a name of 1 to 63 characters and a checksum of 64 characters in each element of spec.keys"
+		}
+		names[k.Name] = true
+	}
+	if len(keys) > most || len(names) < len(keys) {
+		return fmt.Sprintf("expected at most %d elements with different names in spec.keys, found %d with %d names", most, len(keys), len(names))
+	}
+	return ""
+}
+
+// canBeStored reports whether the API server accepts a time as a field of an object. A time zone can move the last hours of the year 9999 to
+// the year 10000.
+func canBeStored(t time.Time) bool {
+	year := t.UTC().Year()
+	return year >= 1 && year <= 9999
 }
 
 // BackupAttempts returns all known attempts.

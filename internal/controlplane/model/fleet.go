@@ -77,8 +77,8 @@ type Member struct {
 
 func newMember(m *etcdv1.EtcdMember, known bool, now time.Time) Member {
 	out := Member{Name: m.Name, Leave: m.Spec.Leave, health: metav1.ConditionUnknown}
-	if m.Status.CertificatesExpire != nil {
-		out.CertificatesExpire = m.Status.CertificatesExpire.Time
+	if at := m.Status.CertificatesExpire; at != nil && canBeStored(at.Time) { // It becomes an annotation of the Machine, which core parses.
+		out.CertificatesExpire = at.Time
 	}
 	joined, healthy := conditions.Get(m, etcdv1.JoinedCondition), conditions.Get(m, etcdv1.HealthyCondition)
 	out.voting = joined != nil && joined.Status == metav1.ConditionTrue

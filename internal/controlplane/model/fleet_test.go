@@ -150,6 +150,25 @@ func TestNewMember(t *testing.T) {
 	}
 }
 
+// TestExpiryOfMember: a time that core cannot read in the annotation of a Machine counts as unknown.
+func TestExpiryOfMember(t *testing.T) {
+	last := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	for _, c := range []struct {
+		at    time.Time
+		known bool
+	}{
+		{last, true},
+		{last.Add(time.Second).In(time.FixedZone("", -3600)), false},
+		{time.Date(0, 12, 31, 23, 59, 59, 0, time.UTC), false},
+	} {
+		m := &etcdv1.EtcdMember{}
+		m.Status.CertificatesExpire = &metav1.Time{Time: c.at}
+		if got := newMember(m, true, time.Unix(0, 0)).CertificatesExpire; got.IsZero() == c.known {
+			t.Errorf("%s: %s", c.at, got)
+		}
+	}
+}
+
 // TestNewFleet: members are assigned to Machines by the name of the Node or of the Machine. Other members are strays. They are
 // orphans only if the names of all Machines are known.
 func TestNewFleet(t *testing.T) {
