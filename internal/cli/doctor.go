@@ -82,7 +82,7 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	if facts.Versions, err = embedded.KubernetesVersions(assets); err != nil {
 		return nil, err
 	}
-	if facts.CertificatesExpiring, err = embedded.CertificatesExpiring(a.layout(), time.Now()); err != nil {
+	if facts.CertificatesExpiring, facts.AuthoritiesExpiring, err = embedded.CertificatesExpiring(a.layout(), time.Now()); err != nil {
 		return nil, err
 	}
 	facts.MissingAssets = missingAssets(assets, facts.Versions, host)

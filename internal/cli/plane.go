@@ -178,6 +178,9 @@ func (a *app) localStatus(ctx context.Context) error {
 	for _, certificate := range status.CertificatesExpiring {
 		fmt.Fprintf(w, "Certificate not renewed:\t%s\n", certificate)
 	}
+	for _, authority := range status.AuthoritiesExpiring {
+		fmt.Fprintf(w, "Authority expires:\t%s\n", authority)
+	}
 	if status.EtcdAlarms != "" {
 		fmt.Fprintf(w, "Alarms of etcd:\t%s\n", status.EtcdAlarms)
 	}

@@ -80,8 +80,9 @@ type Facts struct {
 	PlaneProblem string
 	// Host: the box is only a host of a remote management plane, and needs no ports.
 	Host bool
-	// CertificatesExpiring lists the certificates of the management plane that are due for renewal, with their expiry.
-	CertificatesExpiring []string
+	// CertificatesExpiring lists the leaf certificates of the management plane that are due for renewal, with their expiry.
+	// AuthoritiesExpiring lists its authorities after two thirds of their validity.
+	CertificatesExpiring, AuthoritiesExpiring []string
 	// RootProblem is the reason why the root folder cannot be used.
 	RootProblem string
 	// Versions of Kubernetes in the assets folder, and the files that it lacks.
@@ -112,15 +113,22 @@ func Check(f Facts) []Result {
 	var results []Result
 	for _, check := range []func(Facts) []Result{
 		checkRoot, checkCapabilities, checkFeatures, checkSeccomp, checkCgroups, checkLimits, checkSysctls,
-		checkTools, checkFirewall, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates, checkPlane,
+		checkTools, checkFirewall, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates, checkAuthorities, checkPlane,
 	} {
 		results = append(results, check(f)...)
 	}
 	return results
 }
 
-// checkCertificates finds leaf certificates that the plane should have renewed. The plane renews them while it runs. Its
-// authorities are valid for ten years.
+// checkAuthorities finds authorities that need a new certificate. The plane does not renew them.
+func checkAuthorities(f Facts) []Result {
+	if f.Host || len(f.AuthoritiesExpiring) == 0 {
+		return nil
+	}
+	return []Result{{"authorities", Warn, strings.Join(f.AuthoritiesExpiring, ", "), "the plane does not renew its authorities: give them new certificates, as docs/embedded.md describes (Certificate authorities)"}}
+}
+
+// checkCertificates finds leaf certificates that the plane should have renewed. The plane renews them while it runs.
 func checkCertificates(f Facts) []Result {
 	switch {
 	case f.Host || !f.Root:

@@ -49,6 +49,8 @@ func TestCheck(t *testing.T) {
 	}{
 		"running plane":        {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
 		"stopped plane":        {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
+		"old authority":        {func(f *Facts) { f.AuthoritiesExpiring = []string{"ca.crt expires"} }, "authorities", Warn, "ca.crt expires", "does not renew"},
+		"only an authority":    {func(f *Facts) { f.AuthoritiesExpiring = []string{"ca.crt expires"} }, "certificates", OK, "none is due", ""},
 		"failed start":         {func(f *Facts) { f.Running, f.PlaneProblem = true, "no space left on device" }, "management plane", Warn, "no space left on device", "starts by itself"},
 		"not root":             {func(f *Facts) { f.Root = false }, "root", Fail, "not root", "sudo"},
 		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
@@ -115,6 +117,7 @@ func TestCheck(t *testing.T) {
 func TestCheckHost(t *testing.T) {
 	facts := fit()
 	facts.Host, facts.FreePorts, facts.PlaneProblem, facts.CertificatesExpiring = true, 0, "no space left", []string{"a.crt"}
+	facts.AuthoritiesExpiring = []string{"ca.crt"}
 	facts.Tools["useradd"] = ""
 	for _, r := range Check(facts) {
 		if r.Level == Warn || r.Level == Fail {

@@ -12,10 +12,10 @@ import (
 )
 
 // expiring returns the certificates of the plane with less than a third of their validity left, each with its file and its
-// expiry. The plane renews its leaf certificates earlier. Authorities are valid for ten years and are not renewed.
-func expiring(dir string, now time.Time) ([]string, error) {
-	var out []string
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+// expiry. The plane renews its leaf certificates earlier. Authorities are valid for ten years and are not renewed; their copies in the
+// folders of components are not listed.
+func expiring(dir string, now time.Time) (leaves, authorities []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".crt") {
 			return err
 		}
@@ -24,31 +24,37 @@ func expiring(dir string, now time.Time) ([]string, error) {
 			return err
 		}
 		// The plane checks its leaf certificates once per renewalInterval.
-		if now.After(pki.RenewAt(c).Add(2 * pki.CheckEvery(renewalInterval))) {
-			name, err := filepath.Rel(dir, path)
-			if err != nil {
-				return err
-			}
-			out = append(out, fmt.Sprintf("%s expires on %s", name, c.NotAfter.UTC().Format(time.RFC3339)))
+		if !now.After(pki.RenewAt(c).Add(2 * pki.CheckEvery(renewalInterval))) {
+			return nil
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		switch found := fmt.Sprintf("%s expires on %s", name, c.NotAfter.UTC().Format(time.RFC3339)); {
+		case !c.IsCA:
+			leaves = append(leaves, found)
+		case name == filepath.Base(name):
+			authorities = append(authorities, found)
 		}
 		return nil
 	})
-	return out, err
+	return leaves, authorities, err
 }
 
-// CertificatesExpiring returns the certificates of an installation that are due for renewal, each with its file and its
-// expiry. It returns none if there is no installation, or if the caller has no permission to read it.
-func CertificatesExpiring(l Layout, now time.Time) ([]string, error) {
-	found, err := expiring(l.PKI(), now)
+// CertificatesExpiring returns the leaf certificates and the authorities of an installation that are due for renewal, each with its file
+// and its expiry. It returns none if there is no installation, or if the caller has no permission to read it.
+func CertificatesExpiring(l Layout, now time.Time) (leaves, authorities []string, err error) {
+	leaves, authorities, err = expiring(l.PKI(), now)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil, nil
+		return nil, nil, nil
 	}
-	return found, err
+	return leaves, authorities, err
 }
 
 // showExpiring copies the expiring certificates to the status.
 func (p *plane) showExpiring(now time.Time) error {
-	found, err := expiring(p.layout.PKI(), now)
-	p.board.update(func(s *Status) { s.CertificatesExpiring = found })
+	leaves, authorities, err := expiring(p.layout.PKI(), now)
+	p.board.update(func(s *Status) { s.CertificatesExpiring, s.AuthoritiesExpiring = leaves, authorities })
 	return err
 }

@@ -2,7 +2,7 @@ package embedded
 
 import (
 	"os"
-	"slices"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +10,8 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// TestExpiring: a certificate that was not renewed in time is reported. A renewed certificate is not.
+// TestExpiring: a leaf certificate that was not renewed in time is reported, and an authority, which is not renewed. A renewed certificate
+// and copies of an authority are not.
 func TestExpiring(t *testing.T) {
 	l, now := Layout{Root: t.TempDir()}, time.Now()
 	dir := l.PKI()
@@ -25,29 +26,33 @@ func TestExpiring(t *testing.T) {
 	if err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, now); err != nil {
 		t.Fatal(err)
 	}
-	for at, want := range map[time.Duration][]string{
-		0: nil, leafValidity*2/3 - time.Hour: nil,
+	if err := os.Mkdir(filepath.Join(dir, "etcd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "etcd", "ca.crt"), ca.certPEM, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range map[time.Duration][2]string{
+		0: {}, leafValidity*2/3 - time.Hour: {},
 		leafValidity*2/3 + 4*renewalInterval: {"server.crt"}, leafValidity + time.Hour: {"server.crt"},
-		pki.AuthorityValidity: {"ca.crt", "server.crt"},
+		pki.AuthorityValidity: {"server.crt", "ca.crt"},
 	} {
-		found, err := expiring(dir, now.Add(at))
+		leaves, authorities, err := expiring(dir, now.Add(at))
 		if err != nil {
 			t.Fatal(err)
 		}
-		var names []string
-		for _, f := range found {
-			name, _, _ := strings.Cut(f, " expires on ")
-			names = append(names, name)
-		}
-		if !slices.Equal(names, want) {
-			t.Errorf("after %s: %v, want %v", at, found, want)
+		for n, found := range [][]string{leaves, authorities} {
+			name, _, _ := strings.Cut(strings.Join(found, ", "), " expires on ")
+			if name != want[n] || len(found) > 1 {
+				t.Errorf("after %s: %v, want %v", at, found, want[n])
+			}
 		}
 	}
 	later := now.Add(leafValidity)
 	if err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, later); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := expiring(dir, later); err != nil || len(found) > 0 {
+	if found, _, err := expiring(dir, later); err != nil || len(found) > 0 {
 		t.Errorf("after the renewal: %v, %v", found, err)
 	}
 }

@@ -191,6 +191,48 @@ func TestPKIRenewal(t *testing.T) {
 	}
 }
 
+// TestPKIReissuedAuthority: a new certificate of an authority with its former key reaches the components. Their leaf certificates stay and
+// are valid.
+func TestPKIReissuedAuthority(t *testing.T) {
+	l, s, owner := testPKI(t)
+	server := filepath.Join(l.Component(apiServer), "server.crt")
+	before := loadCert(t, server)
+	for _, name := range authorities {
+		former, err := ensureAuthority(l, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := pki.NewAuthority(former.Cert.Subject.CommonName, former.Key, time.Now().Add(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(l.PKI(), name+".crt"), pki.EncodeCert(made.Cert), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for file, copies := range map[string][]string{
+		"ca.crt":             {"kube-apiserver/ca.crt", "kube-controller-manager/ca.crt"},
+		"etcd-ca.crt":        {"etcd/ca.crt", "kube-apiserver/etcd-ca.crt"},
+		"front-proxy-ca.crt": {"kube-apiserver/front-proxy-ca.crt"},
+	} {
+		want := loadCert(t, filepath.Join(l.PKI(), file))
+		for _, name := range copies {
+			if !loadCert(t, filepath.Join(l.PKI(), name)).Equal(want) {
+				t.Errorf("%s is not the new certificate", name)
+			}
+		}
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(loadCert(t, filepath.Join(l.PKI(), "ca.crt")))
+	after := loadCert(t, server)
+	if _, err := after.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: time.Now().Add(time.Hour)}); err != nil || !after.Equal(before) {
+		t.Errorf("the certificate of the API server: the same: %v, %v", after.Equal(before), err)
+	}
+}
+
 // A lost key is created again only if no data depends on it. This applies at a start and at the renewal of certificates.
 func TestPKILostKey(t *testing.T) {
 	l, s, owner := testPKI(t)

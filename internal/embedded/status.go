@@ -33,8 +33,11 @@ type Status struct {
 	Components []ProcessStatus `json:"components"`
 	// EtcdAlarms are the active alarms of etcd, for example NOSPACE; empty without alarms.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
-	// CertificatesExpiring lists the files of certificates that are due for renewal, with their expiry.
+	// CertificatesExpiring lists the files of leaf certificates that are due for renewal, with their expiry.
 	CertificatesExpiring []string `json:"certificatesExpiring,omitempty"`
+	// AuthoritiesExpiring lists the files of authorities after two thirds of their validity, with their expiry. The plane does not renew
+	// them.
+	AuthoritiesExpiring []string `json:"authoritiesExpiring,omitempty"`
 	// BackupStatus is the status of the scheduled backups.
 	BackupStatus BackupStatus `json:"backupStatus,omitzero"`
 }

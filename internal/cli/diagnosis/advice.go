@@ -102,7 +102,7 @@ var adviceByReason = map[string]advice{
 	"WaitingForConnection":              {none, "a-machine-does-not-become-a-node"},
 
 	// certificates
-	"CertificatesExpiring": {"look for the machine or node agent that does not run; certificates are renewed by themselves", "certificates-expire"},
+	"CertificatesExpiring": {"look for the machine, host or node agent that does not run: it renews its certificates by itself; renew an authority or a certificate of your own as docs/certificates.md describes", "certificates-expire"},
 
 	// control planes
 	"NotInitialized":            {"look at the other conditions of the object", "a-control-plane-does-not-answer"},

@@ -48,7 +48,7 @@ func TestWaitingFor(t *testing.T) {
 		"an operation in progress": {[]string{coreMachine + "status: {conditions: [{type: Deleting, status: 'True', reason: DrainingNode, message: 2 pods are left}, {type: Available, status: 'False', reason: NotAvailable}]}"},
 			[]string{"Machine a-1 Deleting=True DrainingNode"}, "look at the objects that the message names"},
 		"paused":                            {[]string{infraMachine + "status: {conditions: [{type: Paused, status: 'True', reason: Paused}]}"}, []string{"CapstanMachine a-1 Paused=True Paused"}, "set spec.paused"},
-		"a certificate that is not renewed": {[]string{coreMachine + "status: {conditions: [{type: CertificatesExpiring, status: 'True', reason: CertificatesExpiring}]}"}, []string{"Machine a-1 CertificatesExpiring=True CertificatesExpiring"}, "look for the machine"},
+		"a certificate that is not renewed": {[]string{coreMachine + "status: {conditions: [{type: CertificatesExpiring, status: 'True', reason: CertificatesExpiring}]}"}, []string{"Machine a-1 CertificatesExpiring=True CertificatesExpiring"}, "look for the machine, host or node agent that does not run: it renews its certificates by itself; renew an authority"},
 		"False and good":                    {objects: []string{coreMachine + "status: {conditions: [{type: CertificatesExpiring, status: 'False'}, {type: RollingOut, status: 'False'}, {type: BootstrapTokenAvailable, status: 'False', reason: NoLongerNeeded}]}"}},
 	} {
 		t.Run(name, func(t *testing.T) {
