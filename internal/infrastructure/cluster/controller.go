@@ -123,7 +123,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			// Of the Cluster its spec matters (pausing, networks, endpoint, control plane), and the moment
 			// at which its API server answers.
 			predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.ControlPlaneInitialized())).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isPreparedControlPlane)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), controlPlanePrepared()).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), reconciling.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).

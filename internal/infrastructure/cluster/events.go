@@ -134,6 +134,15 @@ func isPreparedControlPlane(o client.Object) bool {
 	return controlPlane && m.Spec.Bootstrap.DataSecretName != nil && !ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
 }
 
+// controlPlanePrepared passes the event with which a Machine becomes a prepared one. Later writes of the Machine change nothing for the
+// boot, and a cluster stays allowed to boot without it.
+func controlPlanePrepared() predicate.Predicate {
+	return predicate.Or(
+		predicate.And(reconciling.OnlyCreates, predicate.NewPredicateFuncs(isPreparedControlPlane)),
+		reconciling.Became(isPreparedControlPlane),
+	)
+}
+
 func isKubeconfig(o client.Object) bool {
 	return strings.HasSuffix(o.GetName(), "-"+string(secret.Kubeconfig))
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -17,6 +18,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/testevents"
 )
 
@@ -69,6 +71,47 @@ func TestOfMachine(t *testing.T) {
 		if got := r.ofMachine(t.Context(), m); len(got) != tc.want {
 			t.Errorf("%s: got %v, want %d requests", name, got, tc.want)
 		}
+	}
+}
+
+// TestControlPlanePrepared: a cluster is reconciled once for each control plane Machine that could boot now.
+func TestControlPlanePrepared(t *testing.T) {
+	unprepared := func() *clusterv1.Machine {
+		return &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1.MachineControlPlaneLabel: ""}}}
+	}
+	withData := func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("data") }
+	provisioned := func(m *clusterv1.Machine) { m.Status.Initialization.InfrastructureProvisioned = ptr.To(true) }
+	prepared := func() *clusterv1.Machine {
+		m := unprepared()
+		withData(m)
+		return m
+	}
+	p := controlPlanePrepared()
+	for name, tc := range map[string]struct {
+		before *clusterv1.Machine
+		change func(*clusterv1.Machine)
+		want   bool
+	}{
+		"its bootstrap data appears":        {unprepared(), withData, true},
+		"another write without data":        {unprepared(), func(m *clusterv1.Machine) { m.Status.Phase = "Pending" }, false},
+		"another write with data":           {prepared(), func(m *clusterv1.Machine) { m.Status.Phase = "Provisioning" }, false},
+		"it runs":                           {prepared(), provisioned, false},
+		"the bootstrap data of a worker":    {&clusterv1.Machine{}, withData, false},
+		"it becomes a control plane member": {&clusterv1.Machine{Spec: prepared().Spec}, func(m *clusterv1.Machine) { m.Labels = prepared().Labels }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := testenv.Passes(p, tc.before, tc.change); got != tc.want {
+				t.Errorf("passes: %v, want %v", got, tc.want)
+			}
+		})
+	}
+	running := prepared()
+	provisioned(running)
+	if !p.Create(event.CreateEvent{Object: prepared()}) || p.Create(event.CreateEvent{Object: unprepared()}) || p.Create(event.CreateEvent{Object: running}) {
+		t.Error("of the Machines that appear, exactly the prepared ones must reconcile their cluster")
+	}
+	if p.Delete(event.DeleteEvent{Object: prepared()}) {
+		t.Error("a Machine that disappears reconciles its cluster")
 	}
 }
 
