@@ -14,10 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
@@ -77,33 +75,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(r.Kind.object()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), sizeChanged)).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
-		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), clusterChanged).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCapstanCluster), selectorChanged).
 		Complete(ctx, reconciling.Traced(r.Kind.name, r))
-}
-
-var sizeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
-	return !equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) || before.Status.NodeInfo != after.Status.NodeInfo
-}}
-
-func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
-	return r.listed(ctx)
-}
-
-// ofNamespace maps a Namespace, which hosts may admit now, to its templates (ALL-18).
-func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.listed(ctx, client.InNamespace(o.GetName()))
-}
-
-// ofCluster maps a Cluster, which may have been paused or resumed, or a CapstanCluster, which may select other hosts, to the templates of
-// its namespace.
-func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.listed(ctx, client.InNamespace(o.GetNamespace()))
-}
-
-func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	return reconciling.Requests(ctx, r.Client, r.Kind.list(), opts...)
 }
 
 // Reconcile implements reconcile.Reconciler.
