@@ -40,14 +40,7 @@ func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.Capstan
 			if err != nil {
 				return nil, client.IgnoreNotFound(err)
 			}
-			return &owner{
-				clusterName:  machine.Spec.ClusterName,
-				version:      machine.Spec.Version,
-				controlPlane: util.IsControlPlaneMachine(machine),
-				joined:       joined(machine),
-				started:      started(machine),
-				deleting:     !machine.DeletionTimestamp.IsZero(),
-			}, nil
+			return ptr.To(ofMachine(machine)), nil
 		case "MachinePool":
 			pool, err := util.GetMachinePoolByName(ctx, c, config.Namespace, ref.Name)
 			if err != nil {
@@ -64,8 +57,15 @@ func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.Capstan
 	return nil, nil
 }
 
-func joined(m *clusterv1.Machine) bool { return m.Status.NodeRef.IsDefined() }
-
-func started(m *clusterv1.Machine) bool {
-	return joined(m) || ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
+// ofMachine returns what this provider reads of a Machine. machineChanged compares it.
+func ofMachine(m *clusterv1.Machine) owner {
+	joined := m.Status.NodeRef.IsDefined()
+	return owner{
+		clusterName:  m.Spec.ClusterName,
+		version:      m.Spec.Version,
+		controlPlane: util.IsControlPlaneMachine(m),
+		joined:       joined,
+		started:      joined || ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false),
+		deleting:     !m.DeletionTimestamp.IsZero(),
+	}
 }

@@ -13,6 +13,7 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -160,6 +161,17 @@ func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error 
 func tokenID(token string) string {
 	id, _, _ := strings.Cut(token, ".")
 	return id
+}
+
+// hasNoToken reports whether the data of a config has no token: only workers have one. A config whose role was changed keeps the condition of
+// its token, and existing data does not follow the change.
+func hasNoToken(config *bootstrapv1.CapstanConfig) bool {
+	return hasControlPlaneRole(config) && !conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition)
+}
+
+// tokenRemoved reports whether the token is no longer needed and was removed.
+func tokenRemoved(config *bootstrapv1.CapstanConfig) bool {
+	return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
 }
 
 // removeToken removes the token from the workload cluster.
