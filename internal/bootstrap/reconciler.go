@@ -298,13 +298,21 @@ func controllerRef(config *bootstrapv1.CapstanConfig) metav1.OwnerReference {
 }
 
 // reconcileToken keeps the token of the bootstrap data valid in the workload cluster until the machine has joined, and
-// then removes it.
+// then removes it. It decodes the data, which can have a megabyte, only if there is a token to care for.
 func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result, error) {
+	if hasNoToken(s.config) {
+		return ctrl.Result{}, nil
+	}
+	needed := !s.owner.joined && !s.owner.deleting
+	if !needed && tokenRemoved(s.config) {
+		setTokenRemoved(s.config) // for a new generation
+		return ctrl.Result{}, nil
+	}
 	token, err := render.Token(s.data)
 	if err != nil || token == "" {
 		return ctrl.Result{}, err
 	}
-	if s.owner.joined || s.owner.deleting {
+	if !needed {
 		return ctrl.Result{}, r.dropToken(ctx, s, token)
 	}
 	workload, err := r.workloadClient(ctx, s)
@@ -348,7 +356,7 @@ func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.
 // by itself.
 func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) error {
 	if !conditions.IsTrue(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
-		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
+		setTokenRemoved(s.config)
 		return nil
 	}
 	workload, err := r.workloadClient(ctx, s)
@@ -358,7 +366,7 @@ func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) erro
 	if err := removeToken(ctx, workload, token, s.config); err != nil {
 		return err
 	}
-	reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
+	setTokenRemoved(s.config)
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 const (
@@ -172,6 +173,10 @@ func hasNoToken(config *bootstrapv1.CapstanConfig) bool {
 // tokenRemoved reports whether the token is no longer needed and was removed.
 func tokenRemoved(config *bootstrapv1.CapstanConfig) bool {
 	return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
+}
+
+func setTokenRemoved(config *bootstrapv1.CapstanConfig) {
+	reconciling.SetCondition(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
 }
 
 // removeToken removes the token from the workload cluster.
