@@ -5,6 +5,9 @@ import (
 	"errors"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -40,5 +43,14 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 	if err != nil {
 		return nil, err
 	}
-	return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint, workloadTimeout, r.Client.Scheme())
+	return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint, workloadTimeout,
+		client.Options{Scheme: r.Client.Scheme(), Mapper: onlySecrets()})
+}
+
+// onlySecrets returns the mapper of a client for tokens, which are Secrets. The client does not ask the API server for its kinds: each
+// request has a connection of its own, and most clients make one request.
+func onlySecrets() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion})
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
+	return mapper
 }

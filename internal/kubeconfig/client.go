@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,17 +14,17 @@ import (
 // maxResponse is the maximum size of a response in bytes. Managers read single small objects with this client.
 const maxResponse = 8 << 20
 
-// NewClient returns a client of the cluster of a kubeconfig that Load accepts. Its requests are those of HTTPClient.
-func NewClient(data []byte, endpoint clusterv1.APIEndpoint, timeout time.Duration, scheme *runtime.Scheme) (client.Client, error) {
+// NewClient returns a client of the cluster of a kubeconfig that Load accepts. Its requests are those of HTTPClient. Without a mapper in
+// opts, the client asks the API server for its kinds before its first request.
+func NewClient(data []byte, endpoint clusterv1.APIEndpoint, timeout time.Duration, opts client.Options) (client.Client, error) {
 	config, err := Load(data, endpoint)
 	if err != nil {
 		return nil, err
 	}
-	requests, err := HTTPClient(config, timeout)
-	if err != nil {
+	if opts.HTTPClient, err = HTTPClient(config, timeout); err != nil {
 		return nil, err
 	}
-	return client.New(config, client.Options{HTTPClient: requests, Scheme: scheme})
+	return client.New(config, opts)
 }
 
 // HTTPClient returns a client for a connection that Load has accepted. Each request has its own connection, so that a

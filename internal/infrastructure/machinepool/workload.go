@@ -26,6 +26,7 @@ func Workloads(secrets client.Reader) Workload {
 		if err != nil {
 			return nil, err
 		}
-		return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], cluster.Spec.ControlPlaneEndpoint, workloadTimeout, clientgoscheme.Scheme)
+		return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], cluster.Spec.ControlPlaneEndpoint, workloadTimeout,
+			client.Options{Scheme: clientgoscheme.Scheme})
 	}
 }
