@@ -244,6 +244,17 @@ func Wait(t *testing.T, what string, limit time.Duration, try func() error) {
 	}
 }
 
+// True is Wait for a condition. what names the expected state.
+func True(t *testing.T, what string, limit time.Duration, holds func() bool) {
+	t.Helper()
+	Wait(t, what, limit, func() error {
+		if !holds() {
+			return errors.New("this is not true yet")
+		}
+		return nil
+	})
+}
+
 // LogWait logs a wait of two seconds or more, with its end. make test-times lists the longest.
 func LogWait(t *testing.T, start time.Time, what string) {
 	t.Helper()

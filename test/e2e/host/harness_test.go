@@ -35,8 +35,8 @@ import (
 
 const version = versions.Default
 
-// patience bounds every wait.
-const patience = 2 * time.Minute
+// patience bounds every wait. It is not less than the minimum of harness.Wait.
+const patience = 3 * time.Minute
 
 var programs string // folder with testinit
 
@@ -323,14 +323,7 @@ func inside(t *testing.T, address, command string) string {
 // eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	defer harness.LogWait(t, time.Now(), what)
-	var err error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: %v", what, err)
+	harness.Wait(t, what, patience, f)
 }
 
 // ownNames lists texts, one of which is in the name of each object that these tests create on the host. Other clusters may

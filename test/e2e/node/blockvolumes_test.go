@@ -43,18 +43,18 @@ func testBlockVolumes(t *testing.T, cp, _ *host) {
 		t.Errorf("the host has loop devices with %q, want the file of the volume and the device that the kubelet holds", got)
 	}
 	cp.mustKubectl("delete", "pod", "block")
-	eventually(t, time.Minute, func() error { return loops(t, volume, 1) })
+	harness.Wait(t, "the pod leaves its loop device", time.Minute, func() error { return loops(t, volume, 1) })
 	cp.apply(blockClaim("block", "worker"))
-	eventually(t, 2*time.Minute, func() error { return precious(cp) })
+	harness.Wait(t, "the pod reads its data again", 2*time.Minute, func() error { return precious(cp) })
 
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the event of the refused claim", time.Minute, func() error {
 		return told(cp, "PersistentVolumeClaim", "refused", "ProvisioningFailed", "name it in spec.devices of the CapstanMachine")
 	})
 	// The refused volume has a record, until its claim goes, and no data.
 	_, err := cp.exec("sh", "-c", "! ls -d "+blockFolder+"*/ && ! test -e /run/programs/losetup")
 	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pod/refused", "pvc/refused")
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the refused volume is removed", time.Minute, func() error {
 		_, err := cp.exec("sh", "-c", "test -z \"$(ls "+blockFolder+")\"")
 		return err
 	})
@@ -63,7 +63,7 @@ func testBlockVolumes(t *testing.T, cp, _ *host) {
 // testBlockVolumeAfterRestart: the data outlives the machine's processes. A volume stays as long as a container can have its device, and
 // nothing stays afterwards.
 func testBlockVolumeAfterRestart(t *testing.T, cp, worker *host) {
-	eventually(t, 2*time.Minute, func() error { return precious(cp) })
+	harness.Wait(t, "the pod reads its data after the restart", 2*time.Minute, func() error { return precious(cp) })
 	volume := volumeOf(cp, "block")
 	expect.NoError(t, loops(t, volume, 2))
 	kubelet := func(action string) {
@@ -73,10 +73,10 @@ func testBlockVolumeAfterRestart(t *testing.T, cp, worker *host) {
 	kubelet("stop")
 	cp.mustKubectl("delete", "pod/block", "--force", "--grace-period=0")
 	cp.mustKubectl("delete", "pvc/block")
-	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolume", volume, "DeletionFailed", "the kubelet holds it") })
+	harness.Wait(t, "the event of the volume that the kubelet holds", time.Minute, func() error { return told(cp, "PersistentVolume", volume, "DeletionFailed", "the kubelet holds it") })
 	expect.NoError(t, loops(t, volume, 2))
 	kubelet("start")
-	eventually(t, 2*time.Minute, func() error { return volumeIsGone(cp, volume) })
+	harness.Wait(t, "the volume is removed", 2*time.Minute, func() error { return volumeIsGone(cp, volume) })
 	expect.NoError(t, loops(t, volume, 0))
 	_, err := worker.exec("sh", "-c", "test -z \"$(ls "+blockFolder+" /run/block-volumes | grep pvc-)\"")
 	expect.NoError(t, err)

@@ -34,7 +34,7 @@ func testCDI(t *testing.T, cp, worker *host) {
 	expect.NoError(t, err)
 
 	harness.ServeDevicePlugin(t, worker.root, "example.com/sample", "example.com/sample=0")
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the node offers the device", time.Minute, func() error {
 		out, err := cp.kubectl("get", "node", "worker", "-o", `jsonpath={.status.allocatable.example\.com/sample}`)
 		if err == nil && out != "1" {
 			err = fmt.Errorf("the node offers %q devices", out)

@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // shortLife is the lifetime of the certificates to be renewed. Two thirds of it are already over, and the test ends long
@@ -41,7 +42,7 @@ func testRenewal(t *testing.T, p *plane) {
 	writer := p.other(t, "c").startWriter()
 	dying := h.shortenCertificates()
 	for _, port := range []string{"6443", "2379", "2380"} {
-		eventually(t, time.Minute, func() error {
+		harness.Wait(t, "port "+port+" serves the old certificate", time.Minute, func() error {
 			if served := h.servedUntil(port); !served.Equal(dying) {
 				return fmt.Errorf("port %s serves a certificate until %s, want %s", port, served, dying)
 			}
@@ -51,14 +52,14 @@ func testRenewal(t *testing.T, p *plane) {
 	_, err := h.exec("/opt/capstan/capstan-init", "service", "restart", "node-agent")
 	expect.NoError(t, err)
 	for _, port := range []string{"6443", "2379", "2380"} {
-		eventually(t, time.Minute, func() error {
+		harness.Wait(t, "port "+port+" serves a new certificate", time.Minute, func() error {
 			if served := h.servedUntil(port); time.Until(served) < fullLife {
 				return fmt.Errorf("port %s serves a certificate until %s", port, served)
 			}
 			return nil
 		})
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "each certificate file is new", time.Minute, func() error {
 		return h.eachLeaf(func(path, _ string) error {
 			certs, err := cert.CertsFromFile(path)
 			if err == nil && time.Until(certs[0].NotAfter) < fullLife {
@@ -70,7 +71,7 @@ func testRenewal(t *testing.T, p *plane) {
 	if left := time.Until(dying); left <= 0 {
 		t.Errorf("renewed %s after the old ones expired", -left)
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the EtcdMember reports the new certificates", time.Minute, func() error {
 		members, err := h.etcdMembers()
 		if err != nil {
 			return err
@@ -111,7 +112,7 @@ func (p *plane) componentsWork(t *testing.T, name string) {
 		}
 	}
 	for _, service := range leaders {
-		eventually(t, time.Minute, func() error {
+		harness.Wait(t, service+" of "+name+" leads", time.Minute, func() error {
 			holder, err := h.kubectl("get", "lease", "-n", "kube-system", service, "-o", "jsonpath={.spec.holderIdentity}")
 			if err == nil && !strings.HasPrefix(holder, name+"_") {
 				err = fmt.Errorf("%s is the leader", holder)
@@ -120,7 +121,7 @@ func (p *plane) componentsWork(t *testing.T, name string) {
 		})
 	}
 	h.mustKubectl("create", "namespace", "renewed")
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the service account of the namespace", time.Minute, func() error {
 		_, err := h.kubectl("get", "serviceaccount", "-n", "renewed", "default")
 		return err
 	})
@@ -132,7 +133,7 @@ spec:
   terminationGracePeriodSeconds: 0
   containers: [{name: pause, image: "registry.capstan.dev/pause:v1"}]
 `)
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the pod has a Node", time.Minute, func() error {
 		node, err := h.kubectl("get", "pod", "-n", "renewed", "renewed", "-o", "jsonpath={.spec.nodeName}")
 		if err == nil && node == "" {
 			err = errors.New("the pod has no Node")
@@ -140,7 +141,7 @@ spec:
 		return err
 	})
 	// No controller approves the requests of kubelets in this test.
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the requests of the kubelets are approved", time.Minute, func() error {
 		requests, err := h.kubectl("get", "csr", "-o", "name")
 		if err != nil {
 			return err

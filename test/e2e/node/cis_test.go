@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // cis contains the state of a cluster that the items of the CIS Kubernetes Benchmark are about: processes, files and
@@ -370,7 +371,7 @@ func audited(c *cis) error {
 	c.cp.mustKubectl("exec", "other", "--", "/echo", "lookup", "-for", "120s", "kubernetes.default.svc.cluster.local")
 	path := filepath.Join(c.cp.root, c.flag("kube-apiserver", "audit-log-path"))
 	var log string
-	eventually(c.cp.t, time.Minute, func() error {
+	harness.Wait(c.cp.t, "the audit log has the requests", time.Minute, func() error {
 		data, err := os.ReadFile(path)
 		log = string(data)
 		for _, want := range []string{`"requestURI":"/api/v1/namespaces/default/secrets`, `"requestURI":"/api/v1/namespaces/default/pods/other/exec`} {

@@ -25,6 +25,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const (
@@ -181,7 +182,7 @@ func push(t *testing.T, h *host, ca, image string) {
 // pushPreloaded pushes the image for which the kubelet of the worker waits, from the control plane machine.
 func pushPreloaded(t *testing.T, o *outside, cp *host) {
 	t.Helper()
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the pause image is imported", time.Minute, func() error {
 		out, err := cp.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "list", "-q")
 		if err == nil && !strings.Contains(out, "registry.capstan.dev/pause:v1") {
 			err = fmt.Errorf("no pause image in %s", out)
@@ -259,7 +260,7 @@ func testPulls(t *testing.T, o *outside, cp *host) {
 // untilPullFails waits until an event has the cause of a failed pull.
 func untilPullFails(t *testing.T, cp *host, pod, cause string) {
 	t.Helper()
-	eventually(t, 3*time.Minute, func() error {
+	harness.Wait(t, "the event of the refused pull", 3*time.Minute, func() error {
 		out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name="+pod+",reason=Failed", "-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(out, cause) {
 			err = fmt.Errorf("the pull of %s says %q", pod, out)
@@ -284,7 +285,7 @@ webhooks:
 // testProxyUse: the API server uses the proxy too. Nothing in the networks of the cluster was reached through it.
 func testProxyUse(t *testing.T, o *outside, cp, worker *host) {
 	cp.apply(webhook)
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the webhook outside is called through the proxy", time.Minute, func() error {
 		_, err := cp.execInput("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: checked, labels: {checked: outside}}\n",
 			kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "create", "--dry-run=server", "-f", "-")
 		if err == nil || !slices.Contains(o.proxy.targets.sorted(), outsideWebhook+":443") {
@@ -486,13 +487,13 @@ func testChangedConfiguration(t *testing.T, cp, worker *host) {
 	if want := []string{registryAddress, "own.test"}; !slices.Equal(names, want) {
 		t.Errorf("containerd has configurations for %v, want %v", names, want)
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the worker takes 78 pods", time.Minute, func() error {
 		if got, err := cp.kubectl("get", "node", "worker", "-o", "jsonpath={.status.capacity.pods}"); err != nil || got != "78" {
 			return errors.Join(err, fmt.Errorf("the worker takes %s pods, want 78", got))
 		}
 		return nil
 	})
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the worker and its pods are ready", time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/worker", "pod/registry", "pod/server", "--timeout=10s")
 		return err
 	})

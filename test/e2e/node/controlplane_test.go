@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 	"capstan.dev/capstan/test/writeload"
 )
 
@@ -135,7 +136,7 @@ func (h *host) throughEndpoint(args ...string) (string, error) {
 // leader, or the balancer checks the machines. The command must be safe to repeat.
 func (h *host) untilThroughEndpoint(args ...string) (out string) {
 	h.t.Helper()
-	eventually(h.t, time.Minute, func() (err error) {
+	harness.Wait(h.t, "an answer through the endpoint", time.Minute, func() (err error) {
 		out, err = h.throughEndpoint(args...)
 		return err
 	})
@@ -172,7 +173,7 @@ func (h *host) untilMembers(timeout time.Duration, names ...string) map[string]e
 	h.t.Helper()
 	slices.Sort(names)
 	var members map[string]etcdv1.EtcdMember
-	eventually(h.t, timeout, func() error {
+	harness.Wait(h.t, fmt.Sprintf("healthy members %q with a leader", names), timeout, func() error {
 		var err error
 		if members, err = h.etcdMembers(); err != nil {
 			return err
@@ -229,7 +230,7 @@ func (w writer) finish(t *testing.T) {
 		t.Error(f)
 	}
 	var lost []string
-	eventually(t, time.Minute, func() (err error) {
+	harness.Wait(t, "the writes of the client are read", time.Minute, func() (err error) {
 		lost, err = w.Lost(t.Context())
 		return err
 	})
@@ -348,7 +349,7 @@ func (p *plane) leave(t *testing.T, name string) {
 
 func (h *host) untilLeft(name string) {
 	h.t.Helper()
-	eventually(h.t, time.Minute, func() error {
+	harness.Wait(h.t, name+" has left", time.Minute, func() error {
 		members, err := h.etcdMembers()
 		if err != nil {
 			return err
@@ -429,7 +430,7 @@ func testDeadLeaves(t *testing.T, p *plane) {
 	writer := h.startWriter()
 	p.hosts[name].with(t).kill()
 	start := time.Now()
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, name+" is reported as unreachable", time.Minute, func() error {
 		members, err := h.etcdMembers()
 		if err != nil {
 			return err
@@ -461,7 +462,7 @@ func testJoinKilled(t *testing.T, p *plane) {
 		{"the API server started", func(s initapi.Status, _ etcdv1.EtcdMember) bool { return find(s, "kube-apiserver").PID != 0 }},
 	} {
 		h.start(data)
-		eventually(t, time.Minute, func() error {
+		harness.Wait(t, moment.what, time.Minute, func() error {
 			members, err := p.other(t, "").etcdMembers()
 			if err != nil {
 				return err
@@ -504,7 +505,7 @@ func testDownToOne(t *testing.T, p *plane) {
 	last.untilMembers(time.Minute, last.name)
 
 	last.untilThroughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":true}}`)
-	eventually(t, 20*time.Second, func() error {
+	harness.Wait(t, "the condition of the last voting member", 20*time.Second, func() error {
 		members, err := last.etcdMembers()
 		if err != nil {
 			return err
@@ -515,7 +516,7 @@ func testDownToOne(t *testing.T, p *plane) {
 		}
 		return nil
 	})
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the API server refuses to unset leave", time.Minute, func() error {
 		_, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":false}}`)
 		if err == nil {
 			t.Fatal("leave was unset")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const (
@@ -78,7 +79,7 @@ func testLocalVolumes(t *testing.T, cp, worker *host) {
 	expect.NoError(t, post(cp, worker, "precious"))
 	cp.mustKubectl("delete", "pod", "db-0")
 	cp.mustKubectl("rollout", "status", "statefulset/db", "--timeout=3m")
-	eventually(t, time.Minute, func() error { return linesContain(cp, "precious") })
+	harness.Wait(t, "the database has its line again", time.Minute, func() error { return linesContain(cp, "precious") })
 
 	testLargeClaim(t, cp)
 	testHostileVolumes(t, cp, worker)
@@ -109,7 +110,7 @@ func podIP(cp *host, pod string) string {
 
 func testLargeClaim(t *testing.T, cp *host) {
 	cp.apply(fmt.Sprintf(claimAndPod, "large", "100Ti"))
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the event of the large claim", time.Minute, func() error {
 		return told(cp, "PersistentVolumeClaim", "large", "ProvisioningFailed", "found a request for 100Ti")
 	})
 	cp.mustKubectl("delete", "pod/large", "pvc/large")
@@ -141,7 +142,7 @@ func testHostileVolumes(t *testing.T, cp, worker *host) {
 		t.Errorf("the agent deletes a volume with a claim: %v", err)
 	}
 	cp.apply(fmt.Sprintf(volumeOfAgent, name, "/etc/capstan", "worker", foreignUID))
-	eventually(t, time.Minute, func() error { return phase(cp, name, "Released") })
+	harness.Wait(t, "the claim has released "+name, time.Minute, func() error { return phase(cp, name, "Released") })
 	_, err = worker.exec("ln", "-s", "/etc/capstan", volumesFolder+bound+"/escape")
 	expect.NoError(t, err)
 }
@@ -163,7 +164,7 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 	bound := cp.mustKubectl("get", "pvc", "data-db-0", "-o", "jsonpath={.spec.volumeName}")
 	service("stop")
 	cp.mustKubectl("delete", "statefulset/db", "service/db", "pvc/data-db-0")
-	eventually(t, time.Minute, func() error { return phase(cp, bound, "Released") })
+	harness.Wait(t, "the claim has released "+bound, time.Minute, func() error { return phase(cp, bound, "Released") })
 	cp.apply(fmt.Sprintf(claimAndPod, "late", "16Mi"))
 	late := volumesFolder + "pvc-" + cp.mustKubectl("get", "pvc", "late", "-o", "jsonpath={.metadata.uid}")
 	_, err := worker.exec("sh", "-c", "mkdir "+late+" && test -s "+volumesFolder+bound+"/lines")
@@ -171,7 +172,7 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 	service("start")
 
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/late", "--timeout=2m")
-	eventually(t, time.Minute, func() error { return volumeIsGone(cp, bound) })
+	harness.Wait(t, "volume "+bound+" is removed", time.Minute, func() error { return volumeIsGone(cp, bound) })
 	_, err = worker.exec("sh", "-c", "test ! -e "+volumesFolder+bound+" && test -s /etc/capstan/node.yaml")
 	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pv", "pvc-"+foreignUID)
@@ -184,12 +185,12 @@ func testMountInVolume(t *testing.T, cp, worker *host, folder string) {
 	_, err := worker.exec("sh", "-c", "mkdir "+folder+"/mount && mount --bind /etc/capstan "+folder+"/mount")
 	expect.NoError(t, err)
 	cp.mustKubectl("delete", "pvc/late")
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the event of the mount in the volume", time.Minute, func() error {
 		return told(cp, "PersistentVolume", path.Base(folder), "DeletionFailed", "no mount in the volume")
 	})
 	_, err = worker.exec("sh", "-c", "test -s /etc/capstan/node.yaml && umount "+folder+"/mount")
 	expect.NoError(t, err)
-	eventually(t, time.Minute, func() error { _, err := worker.exec("test", "!", "-e", folder); return err })
+	harness.Wait(t, "the folder of the volume is removed", time.Minute, func() error { _, err := worker.exec("test", "!", "-e", folder); return err })
 }
 
 // testLostVolume: the users of a volume whose Node is gone are told. The volume goes with its claim.
@@ -202,10 +203,10 @@ spec: {storageClassName: capstan-local, accessModes: [ReadWriteOnce], resources:
 `)
 	uid := cp.mustKubectl("get", "pvc", "gone", "-o", "jsonpath={.metadata.uid}")
 	cp.apply(fmt.Sprintf(volumeOfAgent, "pvc-"+uid, volumesFolder+"pvc-"+uid, "gone-node", uid))
-	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolumeClaim", "gone", "VolumeLost", "gone-node") })
+	harness.Wait(t, "the event of the lost volume", time.Minute, func() error { return told(cp, "PersistentVolumeClaim", "gone", "VolumeLost", "gone-node") })
 	expect.NoError(t, phase(cp, "pvc-"+uid, "Bound"))
 	cp.mustKubectl("delete", "pvc", "gone")
-	eventually(t, time.Minute, func() error { return volumeIsGone(cp, "pvc-"+uid) })
+	harness.Wait(t, "the lost volume is removed", time.Minute, func() error { return volumeIsGone(cp, "pvc-"+uid) })
 }
 
 // told returns an error unless an object has an event with a reason and a part of the message.

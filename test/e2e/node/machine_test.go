@@ -251,7 +251,7 @@ func (h *host) kill() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	// runc waits a second for the end of all processes, and a busy box needs longer.
-	eventually(h.t, patience, func() error { return h.runc.Delete(ctx, h.id) })
+	harness.Wait(h.t, "the container of "+h.name+" is deleted", patience, func() error { return h.runc.Delete(ctx, h.id) })
 	expect.NoError(h.t, h.cgroup().Remove(ctx))
 }
 
@@ -385,9 +385,3 @@ func (h *host) untilBootstrapped() {
 
 // patience is the minimum timeout of all waits. Only failing tests reach it.
 const patience = 3 * time.Minute
-
-// eventually repeats a function until it returns no error.
-func eventually(t *testing.T, timeout time.Duration, do func() error) {
-	t.Helper()
-	harness.Wait(t, "a state of the machine", timeout, do)
-}

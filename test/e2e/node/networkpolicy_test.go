@@ -10,6 +10,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const (
@@ -58,7 +59,7 @@ func testNetworkPolicies(t *testing.T, cp, worker *host) {
 	expect.NoError(t, errors.Join(get("other", server), get("mapped", server))) // After this, the policy is the cause of an error.
 
 	cp.apply(denyServer)
-	eventually(t, time.Minute, func() error { return errors.Join(refused("mapped", server), refused("other", server)) })
+	harness.Wait(t, "the policy refuses all pods", time.Minute, func() error { return errors.Join(refused("mapped", server), refused("other", server)) })
 	expect.NoError(t, get("server", "http://front/")) // A pod reaches itself through a Service.
 
 	agent := find(worker.until("ready", time.Minute, allReady), "node-agent")
@@ -71,18 +72,18 @@ func testNetworkPolicies(t *testing.T, cp, worker *host) {
 	})
 
 	cp.apply(allowOther)
-	eventually(t, time.Minute, func() error { return get("other", server) })
+	harness.Wait(t, "the policy allows the pod other", time.Minute, func() error { return get("other", server) })
 	expect.NoError(t, refused("mapped", server))
 
 	cp.apply(allowAll)
-	eventually(t, time.Minute, func() error { return get("mapped", server) })
+	harness.Wait(t, "the policy allows all pods", time.Minute, func() error { return get("mapped", server) })
 	cp.apply(mappedToOther)
-	eventually(t, time.Minute, func() error { return refused("mapped", server) })
+	harness.Wait(t, "the policy refuses the pod mapped", time.Minute, func() error { return refused("mapped", server) })
 	expect.NoError(t, errors.Join(get("mapped", other), get("other", server)))
 
 	cp.mustKubectl("delete", "networkpolicy", "--all")
-	eventually(t, time.Minute, func() error { return get("mapped", server) })
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the pod mapped reaches the server without policies", time.Minute, func() error { return get("mapped", server) })
+	harness.Wait(t, "the worker has no rules of policies", time.Minute, func() error {
 		if _, err := worker.exec("nft", "list", "table", "inet", "capstan-network-policy"); err == nil {
 			return errors.New("the worker has rules although no policy exists")
 		}

@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // TestMachines starts a control plane and a worker and runs the tests of their machines. Each part depends on the
@@ -98,13 +99,13 @@ func bootCluster(t *testing.T, c *cluster, o *outside, cp, worker *host) {
 		return len(s.NotReady([]string{"kube-apiserver"})) == 0 || s.Bootstrap == initapi.Failed
 	})
 	t.Logf("API server ready after %s", time.Since(start))
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the API server accepts the token", time.Minute, func() error {
 		_, err := cp.execInput(tokenManifest, kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
 		return err
 	})
 	approveRequests(t, cp)
 	pushPreloaded(t, o, cp)
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "both Nodes are ready", time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "--timeout=60s")
 		return err
 	})
@@ -154,7 +155,7 @@ func testErased(t *testing.T, cp, worker *host) {
 		if _, err := os.Stat(filepath.Join(h.run, "bootstrap-data")); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: bootstrap data still exists: %v", h.name, err)
 		}
-		eventually(t, 10*time.Second, func() error { return findSecret(h, tokenSecret, "/var/lib/etcd/") })
+		harness.Wait(t, "no file of "+h.name+" has the secret", 10*time.Second, func() error { return findSecret(h, tokenSecret, "/var/lib/etcd/") })
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
 		expect.NoError(t, err)
 		if bytes.Contains(log, []byte(tokenSecret)) || bytes.Contains(log, []byte("PRIVATE KEY")) {
@@ -240,7 +241,7 @@ func pods(t *testing.T, cp *host) {
 	for _, pod := range []string{"other", "server"} {
 		var out string
 		// A kubelet refuses the request until it has the list of its pods after its start.
-		eventually(t, time.Minute, func() (err error) {
+		harness.Wait(t, "the pod "+pod+" resolves the API server's name", time.Minute, func() (err error) {
 			out, err = cp.kubectl("exec", pod, "--", "/echo", "lookup", "-for", "120s", "kubernetes.default.svc.cluster.local")
 			return err
 		})
@@ -319,7 +320,7 @@ func testKillServices(t *testing.T, cp, worker *host) {
 			t.Logf("%s %s: runs after %s, ready after %s", h.name, service.Name, back.Round(time.Millisecond), time.Since(killed).Round(time.Millisecond))
 		}
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the Nodes and pods are ready after the kills", time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "pod/server", "pod/other", "--timeout=10s")
 		return err
 	})
@@ -344,11 +345,11 @@ func testRestart(t *testing.T, cp, worker *host) {
 			t.Errorf("%s: bootstrap is %s after a restart", h.name, s.Bootstrap)
 		}
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the Nodes and pods are ready after the restart", time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "pod/server", "pod/other", "--timeout=10s")
 		return err
 	})
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the Service answers", time.Minute, func() error {
 		// Another pod may have the former address of the server.
 		out, err := cp.kubectl("exec", "other", "--", "/echo", "get", "http://front/")
 		if err == nil && !strings.Contains(out, "server") {
@@ -380,7 +381,7 @@ func testShutdown(t *testing.T, cp, worker *host) {
 		start := time.Now()
 		_, err := h.exec("/bin/sh", "-c", "kill -TERM 1")
 		expect.NoError(t, err)
-		eventually(t, 30*time.Second, func() error {
+		harness.Wait(t, h.name+" has stopped", 30*time.Second, func() error {
 			state, err := h.runc.State(context.Background(), h.id)
 			if err == nil && state.Status != "stopped" {
 				err = fmt.Errorf("the state of %s is %s", h.name, state.Status)

@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/supervisor"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // When a machine runs out of memory, the kernel kills pods and no services. PID 1 survives even if it uses the most
@@ -38,7 +39,7 @@ func TestOutOfMemory(t *testing.T) {
 
 	// Pods without requests: the best effort class.
 	h.order(t, `echo 1000 > /proc/self/oom_score_adj; exec tail /dev/zero`)
-	eventually(t, patience, func() error { return h.killedSince(before, 1) })
+	harness.Wait(t, "a pod without requests is killed", patience, func() error { return h.killedSince(before, 1) })
 	h.mustRun(t, "database", "pods")
 
 	// Small pods whose requests are as large as the machine have the lowest score of all pods. Each is smaller than PID
@@ -46,7 +47,7 @@ func TestOutOfMemory(t *testing.T) {
 	// the machine. In a machine that stays full, all processes wait for their code to be read from disk again.
 	before = h.killed()
 	h.order(t, `mkfifo /run/hold; sleep 1000 <> /run/hold & for i in $(seq 60); do dd if=/dev/zero of=/run/hold bs=5M & done`)
-	eventually(t, patience, func() error { return h.killedSince(before, 2) })
+	harness.Wait(t, "two pods with requests are killed", patience, func() error { return h.killedSince(before, 2) })
 	// The check starts no process in the machine, because the kernel might kill the new process.
 	h.until("PID 1 answers", patience, func(initapi.Status) bool { return true })
 }

@@ -24,6 +24,7 @@ import (
 
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // The hosts outside the cluster. Only the proxy knows the names.
@@ -153,7 +154,7 @@ auth: `+auth+"\n"), 0o600))
 			w.t.Logf("=== %s ===\n%s", name, tail(data, 3000))
 		}
 	})
-	eventually(w.t, time.Minute, func() error {
+	harness.Wait(w.t, "the server of "+name+" answers", time.Minute, func() error {
 		conn, err := w.dial(address)
 		if err == nil {
 			_ = conn.Close()

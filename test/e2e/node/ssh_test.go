@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // TestSSH: a machine with sshd and the configuration of docs/machines.md. A user of the CapstanConfig logs in with her key.
@@ -60,7 +61,7 @@ func TestSSH(t *testing.T) {
 		w.inside(w.bridge, func() { out, err = exec.Command("ssh", args...).CombinedOutput() })
 		return string(out), err
 	}
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "ann logs in", time.Minute, func() error {
 		out, err := login("ann", "mine")
 		if err == nil && out != "ann\nssh\n" {
 			err = fmt.Errorf("the session says %q", out)

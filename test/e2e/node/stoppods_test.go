@@ -45,7 +45,7 @@ func testStopPods(t *testing.T, cp, worker *host) {
 		pod("hooked", 30, stopsAtOnce, `lifecycle: {preStop: {exec: {command: [/usr/bin/sh, -c, "echo ran > /out/hook"]}}}`))
 	static := strings.Replace(pod("last", 30, stopsLast, ""), "  nodeName: \"worker\"\n", "", 1)
 	expect.NoError(t, os.WriteFile(filepath.Join(worker.root, "etc/kubernetes/manifests/last.yaml"), []byte(static), 0o600))
-	eventually(t, time.Minute, func() error {
+	harness.Wait(t, "the pods are ready", time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "pod/polite", "pod/stubborn", "pod/forever", "pod/hooked", "pod/last-worker", "--timeout=10s")
 		return err
 	})

@@ -135,10 +135,10 @@ func (w *workstation) testCommands(machine string) {
 		w.i.t.Fatal(err)
 	}
 	runs := func() bool { return strings.Contains(w.i.capstan("shell", machine, "--", "ps", "ax"), "sleep 98765") }
-	eventually(w.i.t, "the command runs", time.Minute, runs)
+	harness.True(w.i.t, "the command runs", time.Minute, runs)
 	cancel()
 	_ = sleep.Wait()
-	eventually(w.i.t, "the command has ended", time.Minute, func() bool { return !runs() })
+	harness.True(w.i.t, "the command has ended", time.Minute, func() bool { return !runs() })
 }
 
 func (w *workstation) testTerminal(machine string) {
@@ -151,14 +151,14 @@ func (w *workstation) testTerminal(machine string) {
 	seen := &output{}
 	go func() { _, _ = io.Copy(seen, terminal) }()
 	// The size of the terminal arrives after its start.
-	eventually(w.i.t, "the size of the terminal", time.Minute, func() bool {
+	harness.True(w.i.t, "the size of the terminal", time.Minute, func() bool {
 		_, err := terminal.WriteString("stty size; tty\n")
 		return err == nil && seen.contains("33 111") && seen.contains("/dev/pts/")
 	})
 	if err := pty.Setsize(terminal, &pty.Winsize{Rows: 44, Cols: 122}); err != nil {
 		w.i.t.Fatal(err)
 	}
-	eventually(w.i.t, "the new size of the terminal", time.Minute, func() bool {
+	harness.True(w.i.t, "the new size of the terminal", time.Minute, func() bool {
 		_, err := terminal.WriteString("stty size\n")
 		return err == nil && seen.contains("44 122")
 	})
@@ -199,9 +199,9 @@ func (w *workstation) testFollow(machine string) {
 	if err := follow.Start(); err != nil {
 		w.i.t.Fatal(err)
 	}
-	eventually(w.i.t, "the last line", time.Minute, func() bool { return seen.contains("\n") })
+	harness.True(w.i.t, "the last line", time.Minute, func() bool { return seen.contains("\n") })
 	w.i.capstan("shell", machine, "--", "sh", "-c", "echo a-new-line >> /var/log/capstan/kubelet.log")
-	eventually(w.i.t, "the new line", time.Minute, func() bool { return seen.contains("a-new-line") })
+	harness.True(w.i.t, "the new line", time.Minute, func() bool { return seen.contains("a-new-line") })
 	cancel()
 	_ = follow.Wait()
 }
@@ -258,7 +258,7 @@ func (w *workstation) testRestartedManager(machine string) {
 	if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
 		w.i.t.Fatal(err)
 	}
-	eventually(w.i.t, "a log after the restart", time.Minute, func() bool {
+	harness.True(w.i.t, "a log after the restart", time.Minute, func() bool {
 		out, err := w.program(w.i.t.Context(), "logs", machine).Output()
 		return err == nil && len(out) > 0 && w.i.component("manager").PID != before.PID
 	})

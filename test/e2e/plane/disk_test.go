@@ -38,7 +38,7 @@ func TestEtcdDiskFails(t *testing.T) {
 			fail()
 			written := i.writeUntilItFails()
 			t.Logf("%d writes were acknowledged before the first one failed", len(written))
-			eventually(t, "the status reports the failure of etcd or the API server", 3*time.Minute, func() bool {
+			harness.True(t, "the status reports the failure of etcd or the API server", 3*time.Minute, func() bool {
 				for _, c := range i.status().Components {
 					if (c.Name == "etcd" || c.Name == "kube-apiserver") && c.State != embedded.ProcessReady {
 						return true
@@ -47,7 +47,7 @@ func TestEtcdDiskFails(t *testing.T) {
 				return false
 			})
 			mend()
-			eventually(t, "the plane accepts writes again", 3*time.Minute, func() bool {
+			harness.True(t, "the plane accepts writes again", 3*time.Minute, func() bool {
 				_, err := i.tryKubectl("create", "configmap", "after")
 				return err == nil || strings.Contains(err.Error(), "AlreadyExists")
 			})

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const echoImage = "registry.capstan.dev/echo:v1"
@@ -119,11 +121,11 @@ func (w *workstation) testCancelledUpload(machine string) {
 		if err := load.Start(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a part of the archive arrives", time.Minute, func() bool { return strings.Contains(active(), "tar-blobs") })
+		harness.True(t, "a part of the archive arrives", time.Minute, func() bool { return strings.Contains(active(), "tar-blobs") })
 		end(cancel)
 		_ = load.Wait()
 		cancel()
-		eventually(t, "nothing is left after the end of "+name, 2*time.Minute, func() bool {
+		harness.True(t, "nothing is left after the end of "+name, 2*time.Minute, func() bool {
 			out, err := w.program(t.Context(), "shell", machine, "--", "ctr", "--address", "/run/containerd/containerd.sock", "-n", "k8s.io", "content", "active").Output()
 			return err == nil && !strings.Contains(string(out), "tar-blobs")
 		})

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/testenv/ports"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // manifest gives the panels about pools an address that is used. It has a CapstanMachine without a Machine, and a CapstanVolume.
@@ -331,7 +332,7 @@ func (i *installation) fetch(client *http.Client, url, token string) (status int
 
 func (i *installation) eventually(what string, is func() bool) {
 	i.t.Helper()
-	eventually(i.t, "data of "+what, 3*time.Minute, is)
+	harness.True(i.t, "data of "+what, 3*time.Minute, is)
 }
 
 type panel struct{ title, expr string }

@@ -146,17 +146,6 @@ func (i *installation) component(name string) embedded.ProcessStatus {
 	return embedded.ProcessStatus{}
 }
 
-// eventually waits for a state for which there is no event.
-func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
-	t.Helper()
-	harness.Wait(t, what, timeout, func() error {
-		if !is() {
-			return errors.New("it does not hold yet")
-		}
-		return nil
-	})
-}
-
 // TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Rows CTL-08 and ALL-14.
 func TestPlane(t *testing.T) {
 	i := newInstallation(t)
@@ -339,22 +328,22 @@ func (i *installation) testWebhooks() {
 func (i *installation) testKilledComponents() {
 	for _, name := range []string{"manager", "capi-core-manager", "kube-controller-manager", "capstand", "kube-apiserver", "etcd"} {
 		var before embedded.ProcessStatus
-		eventually(i.t, name+" runs", time.Minute, func() bool { // The component may have ended together with one that was killed before.
+		harness.True(i.t, name+" runs", time.Minute, func() bool { // The component may have ended together with one that was killed before.
 			before = i.component(name)
 			return before.PID > 0 && before.State == embedded.ProcessReady
 		})
 		if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
 			i.t.Fatalf("%s: %v", name, err)
 		}
-		eventually(i.t, name+" runs again", time.Minute, func() bool {
+		harness.True(i.t, name+" runs again", time.Minute, func() bool {
 			after := i.component(name)
 			return after.PID != before.PID && after.State == embedded.ProcessReady && after.Restarts > before.Restarts
 		})
 	}
-	eventually(i.t, "all components are ready", time.Minute, func() bool {
+	harness.True(i.t, "all components are ready", time.Minute, func() bool {
 		return !slices.ContainsFunc(i.status().Components, func(c embedded.ProcessStatus) bool { return c.State != embedded.ProcessReady })
 	})
-	eventually(i.t, "the API server answers", time.Minute, func() bool {
+	harness.True(i.t, "the API server answers", time.Minute, func() bool {
 		_, err := i.tryKubectl("get", "capstanhosts", "local")
 		return err == nil
 	})
@@ -449,7 +438,7 @@ func (i *installation) testRestart() {
 	if err := syscall.Kill(status.PID, syscall.SIGKILL); err != nil {
 		i.t.Fatal(err)
 	}
-	eventually(i.t, "the components die with their supervisor", 10*time.Second, func() bool {
+	harness.True(i.t, "the components die with their supervisor", 10*time.Second, func() bool {
 		return !slices.ContainsFunc(status.Components, func(c embedded.ProcessStatus) bool { return runs(c.PID) })
 	})
 	var exit *exec.ExitError
@@ -506,7 +495,7 @@ func (i *installation) storedIn(version string, change func()) {
 	i.t.Helper()
 	change()
 	var state string
-	eventually(i.t, "the machines are stored in "+version, time.Minute, func() bool {
+	harness.True(i.t, "the machines are stored in "+version, time.Minute, func() bool {
 		state = i.kubectl("get", "crd", machinesCRD, "-o",
 			`jsonpath={.status.storedVersions} {.metadata.generation}={.metadata.annotations.crd-migration\.cluster\.x-k8s\.io/observed-generation}`)
 		stored, generations, _ := strings.Cut(state, " ")

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // host is a capstand that does not belong to a plane. It stands for the other hosts of a rack.
@@ -191,7 +193,7 @@ func (r *recovery) hasContentOfBackup() {
 	if after := r.found.identities(); after != r.objects {
 		r.t.Errorf("objects:\n%s\nthen:\n%s", r.objects, after)
 	}
-	eventually(r.t, "the host is connected", time.Minute, func() bool {
+	harness.True(r.t, "the host is connected", time.Minute, func() bool {
 		return r.found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
 	})
 }
@@ -199,7 +201,7 @@ func (r *recovery) hasContentOfBackup() {
 // listsUnknownMachine returns the machine of the cluster that was created after the backup: the new plane lists it.
 func (r *recovery) listsUnknownMachine() (id string) {
 	r.t.Helper()
-	eventually(r.t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
+	harness.True(r.t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
 		id = r.found.unknown()
 		return id != ""
 	})
@@ -215,7 +217,7 @@ func (r *recovery) givesAnotherNetwork() {
 	r.t.Helper()
 	r.found.capstan("create", "cluster", "three", "--workers", "0", "--wait=false")
 	given, ready := "", false
-	eventually(r.t, "the network of the next cluster", time.Minute, func() bool {
+	harness.True(r.t, "the network of the next cluster", time.Minute, func() bool {
 		state := r.found.kubectl("get", "capstancluster", "three", "-o", `jsonpath={.status.conditions[?(@.type=="NetworkReady")].status} {.spec.network.machineCIDR}`)
 		given, ready = strings.CutPrefix(state, "True ")
 		return ready
@@ -235,7 +237,7 @@ func (r *recovery) prunes(id string) {
 	}
 	r.found.capstan("host", "prune", "rack-1", id)
 	delete(r.machines, id)
-	eventually(r.t, "the machine of the lost cluster is removed", time.Minute, func() bool {
+	harness.True(r.t, "the machine of the lost cluster is removed", time.Minute, func() bool {
 		asked := r.found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.metadata.annotations.infrastructure\.capstan\.dev/prune}`)
 		return asked == "" && r.found.unknown() == ""
 	})
@@ -287,7 +289,7 @@ func (i *installation) destroy() {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		i.t.Fatal(err)
 	}
-	eventually(i.t, "the processes of the plane have ended", time.Minute, func() bool { return !runs(pid) && len(processesOf(i.root)) == 0 })
+	harness.True(i.t, "the processes of the plane have ended", time.Minute, func() bool { return !runs(pid) && len(processesOf(i.root)) == 0 })
 	if err := os.RemoveAll(i.root); err != nil {
 		i.t.Fatal(err)
 	}
