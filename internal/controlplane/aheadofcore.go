@@ -104,7 +104,11 @@ func (r *bootstrapData) reconcile(ctx context.Context, s *scope) (result, error)
 	return result{}, nil
 }
 
-func hasData(object client.Object) bool {
-	config, ok := object.(*bootstrapv1.CapstanConfig)
-	return ok && ptr.Deref(config.Status.Initialization.DataSecretCreated, false) && config.Status.DataSecretName != ""
+func hasData(config *bootstrapv1.CapstanConfig) bool {
+	return ptr.Deref(config.Status.Initialization.DataSecretCreated, false) && config.Status.DataSecretName != ""
+}
+
+// hasControlPlaneData is hasData for the CapstanConfigs of control plane machines: the bootstrap provider makes their data only with a role.
+func hasControlPlaneData(config *bootstrapv1.CapstanConfig) bool {
+	return (config.Spec.Role == bootstrapv1.RoleInit || config.Spec.Role == bootstrapv1.RoleControlPlane) && hasData(config)
 }

@@ -48,8 +48,7 @@ func (r *infrastructure) reconcile(ctx context.Context, s *scope) (result, error
 // infrastructure's object (CP-02).
 func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool, err error) {
 	s.endpoint = s.Cluster.Spec.ControlPlaneEndpoint
-	provisioned := ptr.Deref(s.Cluster.Status.Initialization.InfrastructureProvisioned, false)
-	if provisioned && s.endpoint.IsValid() || !s.Cluster.Spec.InfrastructureRef.IsDefined() || r.strictContract {
+	if infrastructureCopied(s.Cluster) || !s.Cluster.Spec.InfrastructureRef.IsDefined() || r.strictContract {
 		return s.endpoint.IsValid(), nil
 	}
 	infraCluster, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, s.Cluster.Spec.InfrastructureRef, s.Cluster.Namespace)
@@ -64,6 +63,12 @@ func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool
 	port, _, _ := unstructured.NestedInt64(s.InfraCluster.Object, "spec", "controlPlaneEndpoint", "port")
 	s.endpoint = clusterv1.APIEndpoint{Host: host, Port: int32(port)}
 	return s.endpoint.IsValid(), nil
+}
+
+// infrastructureCopied reports whether the Cluster has the endpoint and the failure domains of the infrastructure's object. The steps do
+// not read this object then, and later changes are changes of the Cluster.
+func infrastructureCopied(cluster *clusterv1.Cluster) bool {
+	return ptr.Deref(cluster.Status.Initialization.InfrastructureProvisioned, false) && cluster.Spec.ControlPlaneEndpoint.IsValid()
 }
 
 // ownTemplate adds the Cluster as an owner of the infrastructure template, so that it is moved and deleted with it (ALL-11).
@@ -108,10 +113,10 @@ func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructure
 	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
 }
 
-// infraClusterToControlPlane maps an infrastructure cluster to the control plane of its owner.
+// infraClusterToControlPlane maps an infrastructure cluster to the control plane of its owner, until core has copied its fields.
 func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
-	if !reconciling.Found(ctx, err) || cluster == nil {
+	if !reconciling.Found(ctx, err) || cluster == nil || infrastructureCopied(cluster) {
 		return nil
 	}
 	return clusterToControlPlane(ctx, cluster)

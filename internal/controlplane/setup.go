@@ -71,7 +71,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
-		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), reconciling.Became(hasData)).
+		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), reconciling.Became(hasControlPlaneData)).
 		WatchesRawSource(source.Channel(r.prober.events, &handler.EnqueueRequestForObject{}))
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))

@@ -7,7 +7,12 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -35,5 +40,49 @@ func TestClusterChanged(t *testing.T) {
 				t.Errorf("passes: %v", got)
 			}
 		})
+	}
+}
+
+// TestControlPlaneData: the bootstrap data of a control plane machine is an event for its control plane, that of a worker is none.
+func TestControlPlaneData(t *testing.T) {
+	for role, want := range map[bootstrapv1.Role]bool{
+		bootstrapv1.RoleInit: true, bootstrapv1.RoleControlPlane: true, bootstrapv1.RoleWorker: false, "": false,
+	} {
+		config := &bootstrapv1.CapstanConfig{Spec: bootstrapv1.CapstanConfigSpec{Role: role}}
+		got := testenv.Passes(reconciling.Became(hasControlPlaneData), config, func(c *bootstrapv1.CapstanConfig) {
+			c.Status.Initialization.DataSecretCreated, c.Status.DataSecretName = ptr.To(true), "data"
+		})
+		if got != want {
+			t.Errorf("role %q: passes: %v", role, got)
+		}
+	}
+}
+
+// TestInfraClusterToControlPlane: the infrastructure's object is an event for the control plane until the Cluster has both the endpoint and
+// the failure domains.
+func TestInfraClusterToControlPlane(t *testing.T) {
+	for name, tc := range map[string]struct {
+		endpoint    clusterv1.APIEndpoint
+		provisioned bool
+		want        int
+	}{
+		"new":         {want: 1},
+		"endpoint":    {endpoint: somewhere, want: 1},
+		"provisioned": {provisioned: true, want: 1},
+		"both":        {endpoint: somewhere, provisioned: true},
+	} {
+		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo", UID: "1"}}
+		cluster.Spec.ControlPlaneEndpoint = tc.endpoint
+		cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{
+			APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind, Name: "demo",
+		}
+		cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(tc.provisioned)
+		infra := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo", OwnerReferences: []metav1.OwnerReference{
+			*metav1.NewControllerRef(cluster, clusterv1.GroupVersion.WithKind("Cluster")),
+		}}}
+		r := &infrastructure{clients: &clients{Client: fake.NewClientBuilder().WithScheme(env.Scheme).WithObjects(cluster).Build()}}
+		if got := r.infraClusterToControlPlane(t.Context(), infra); len(got) != tc.want {
+			t.Errorf("%s: got %v, want %d requests", name, got, tc.want)
+		}
 	}
 }
