@@ -113,9 +113,8 @@ var settingsKept = map[string]string{"controlPlane.config.cluster.certificateVal
 // CTL-10: each variable of the class sets its fields and no other ones, and its schema refuses invalid values. Cluster API core applies the
 // patches, and the webhooks of Capstan accept the objects. No machine starts, as there is no host.
 func TestVariablesOfClass_CTL10(t *testing.T) {
-	w := newEnvironment(t, "config/infrastructure/webhook", "config/control-plane/webhook", "config/bootstrap/webhook")
-	hooks := w.env.Webhooks
-	w.run("--webhook-host="+hooks.LocalServingHost, fmt.Sprintf("--webhook-port=%d", hooks.LocalServingPort), "--webhook-cert-dir="+hooks.LocalServingCertDir)
+	w := sharedEnvironment(t, allWebhooks...)
+	w.run(w.serveWebhooks()...)
 	w.core()
 	namespace := w.env.Namespace(t)
 	class, err := shipped.FS.ReadFile("clusterclass-capstan.yaml")

@@ -94,9 +94,12 @@ func written(o *unstructured.Unstructured) map[string]any {
 // manager. Nothing conflicts, an application in dry run shows no difference, the generation stays, and no controller takes a
 // field of the manifest away.
 func TestGitOps(t *testing.T) {
-	w := newEnvironment(t, "config/infrastructure/webhook")
+	w := sharedEnvironment(t, allWebhooks...)
 	w.run(w.serveWebhooks()...)
-	w.create(&infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "host"}, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}})
+	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "host-of-gitops"}, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}}
+	w.create(host)
+	// The next tests of this API server have no host.
+	defer func() { w.Expect(w.env.Client.Delete(t.Context(), host)).To(Succeed()) }()
 	files, err := fs.Glob(templates.FS, "cluster-template*.yaml")
 	w.Expect(err).NotTo(HaveOccurred())
 	w.Expect(len(files)).To(BeNumerically(">=", 7))
