@@ -363,7 +363,7 @@ func (b Box) AnnounceServices(networkID string, services []Service) error {
 	})
 }
 
-// HoldsServices reports whether this capstand has all addresses and ports of the Services of a network.
+// HoldsServices reports whether this capstand has all addresses and ports of the Services of a network, and has withdrawn all others.
 func (b Box) HoldsServices(networkID string, services []Service) (whole bool, err error) {
 	err = b.locked(func() error {
 		recorded, err := b.ownServices(networkID)
@@ -371,7 +371,7 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 			return err
 		}
 		held := b.heldAddresses(networkID, services)
-		whole = !slices.ContainsFunc(services, func(s Service) bool {
+		whole = len(withdrawn(recorded, services)) == 0 && !slices.ContainsFunc(services, func(s Service) bool {
 			return s.HostPorts && !b.holdsPorts(s, recorded) || !s.HostPorts && held[s.Address] == nil
 		})
 		return nil

@@ -322,7 +322,17 @@ func TestWithdrawalAfterError(t *testing.T) {
 		t.Error("no error without nft")
 	}
 	l.answers("the Service whose rules remain", l.client, "udp", from, to, "machine-")
+	done := func() (whole bool) {
+		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", nil); return err }))
+		return whole
+	}
+	if done() {
+		t.Error("capstand would not try the withdrawal again")
+	}
 	l.publish()
+	if !done() {
+		t.Error("capstand would repeat the withdrawal without end")
+	}
 	if out := l.inBox("nft list ruleset"); strings.Contains(out, ipv4.service) {
 		t.Errorf("rules remain: %s", out)
 	}
