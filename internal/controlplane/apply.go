@@ -13,7 +13,11 @@ import (
 const fieldManager = "capstan-control-plane"
 
 // applier applies objects as the field manager of this provider.
-type applier struct{ *clients }
+type applier struct {
+	*clients
+	// applied are the states of objects that need no further write.
+	applied memory
+}
 
 // apply uses server-side apply and stores the answer in the object.
 func (r *applier) apply(ctx context.Context, obj client.Object) error {

@@ -190,7 +190,7 @@ func (r *machines) afterCreation(ctx context.Context, s *scope, made attempt) er
 	created.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
 	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Created Machine %s", machine.Name)
 	ctrl.LoggerFrom(ctx).Info("Created Machine", "Machine", klog.KObj(machine), "failureDomain", machine.Spec.FailureDomain)
-	return errors.Join(r.handOver(ctx, machine, made.parts...), r.finishRemediation(ctx, s))
+	return errors.Join(r.remember(machine, desiredMachine(s, machine)), r.handOver(ctx, machine, made.parts...), r.finishRemediation(ctx, s))
 }
 
 // createInfraMachine creates an infrastructure machine, or finds the existing one.

@@ -28,7 +28,6 @@ type propagation struct {
 	*clients
 	*machineReader
 	*applier
-	applied memory
 }
 
 // reconcile applies changes that need no new Machine to the existing ones: labels, annotations, timeouts, readiness gates,
@@ -189,11 +188,7 @@ func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Obje
 	if err != nil {
 		return err
 	}
-	state := func(obj client.Object) ([sha256.Size]byte, error) {
-		has, err := json.Marshal([]any{obj.GetLabels(), obj.GetAnnotations(), obj.GetOwnerReferences(), specOf(obj)})
-		return sha256.Sum256(append(has, want...)), err
-	}
-	before, err := state(stored)
+	before, err := stateOf(stored, want)
 	if err != nil || r.applied.is(stored.GetUID(), before) {
 		return err
 	}
@@ -209,7 +204,7 @@ func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Obje
 		return err
 	}
 	// The answer of the API server, not the content of the cache, is the state that needs no further write.
-	after, err := state(desired)
+	after, err := stateOf(desired, want)
 	if err != nil {
 		return err
 	}
@@ -217,9 +212,33 @@ func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Obje
 	return nil
 }
 
-func specOf(obj client.Object) any {
-	if machine, ok := obj.(*clusterv1.Machine); ok {
-		return machine.Spec
+// remember records that a stored object needs no write until it or the desired one changes.
+func (r *applier) remember(stored, desired client.Object) error {
+	want, err := json.Marshal(desired)
+	if err != nil {
+		return err
 	}
+	state, err := stateOf(stored, want)
+	if err != nil {
+		return err
+	}
+	r.applied.set(stored.GetUID(), state)
 	return nil
+}
+
+// stateOf returns the sum of the stored content that an application can change, and of the desired object.
+func stateOf(stored client.Object, want []byte) ([sha256.Size]byte, error) {
+	has, err := json.Marshal([]any{stored.GetLabels(), stored.GetAnnotations(), stored.GetOwnerReferences(), specOf(stored)})
+	return sha256.Sum256(append(has, want...)), err
+}
+
+// specOf returns the spec of a Machine without the fields that core writes: they are never applied.
+func specOf(obj client.Object) any {
+	machine, ok := obj.(*clusterv1.Machine)
+	if !ok {
+		return nil
+	}
+	spec := machine.Spec
+	spec.Bootstrap.DataSecretName, spec.ProviderID = nil, ""
+	return spec
 }

@@ -6,9 +6,16 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
 )
@@ -65,4 +72,40 @@ func TestRefusedChange(t *testing.T) {
 	w.until("three again", func() bool {
 		return w.settled(cp, 3)() && testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionTrue, "")
 	})
+}
+
+// TestNewMachineIsAppliedOnce: a Machine was applied when it was created. The name of its data and its provider id, which core writes, are no
+// reason to apply it again. A change of the template is one.
+func TestNewMachineIsAppliedOnce(t *testing.T) {
+	applied := 0
+	c := fake.NewClientBuilder().WithScheme(env.Scheme).WithInterceptorFuncs(interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			applied++
+			return nil
+		},
+	}).Build()
+	r := newReconciler(c, nil, reconciling.Options{StrictContract: true})
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo"}}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo"}}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster, Workload: model.NotAsked()}}
+	machine := desiredMachine(s, &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo-1", UID: "1"}})
+	if err := r.machines.afterCreation(t.Context(), s, attempt{machine: machine}); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		change func(*clusterv1.Machine)
+		want   int
+	}{
+		"new":         {change: func(*clusterv1.Machine) {}},
+		"data":        {change: func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("data") }},
+		"provider id": {change: func(m *clusterv1.Machine) { m.Spec.ProviderID = "capstan://1" }},
+		"taints":      {change: func(m *clusterv1.Machine) { m.Spec.Taints = []clusterv1.MachineTaint{{Key: "other"}} }, want: 1},
+	} {
+		applied = 0
+		changed := machine.DeepCopy()
+		tc.change(changed)
+		if err := r.propagation.applyOnce(t.Context(), changed, desiredMachine(s, changed)); err != nil || applied != tc.want {
+			t.Errorf("%s: applied %d times, want %d, %v", name, applied, tc.want, err)
+		}
+	}
 }

@@ -61,7 +61,7 @@ type Reconciler struct {
 // newReconciler gives each step the objects that it needs. c reads from the cache; events can be nil.
 func newReconciler(c client.Client, events events.EventRecorder, opts reconciling.Options) *Reconciler {
 	clients, recorder := &clients{Client: c, LiveClient: opts.LiveClient, SecretClient: opts.SecretCachingClient}, &recorder{events}
-	secrets, annotator, applier := &secrets{clients}, &annotator{clients}, &applier{clients}
+	secrets, annotator, applier := &secrets{clients}, &annotator{clients}, &applier{clients: clients}
 	infrastructure := &infrastructure{clients: clients, strictContract: opts.StrictContract}
 	reader, writer := &machineReader{clients, secrets, infrastructure}, &machineWriter{clients, recorder}
 	abandonment := &abandonment{clients: clients, recorder: recorder}
