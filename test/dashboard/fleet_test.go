@@ -124,20 +124,30 @@ status: {replicas: %[5]d, readyReplicas: %[6]d, upToDateReplicas: %[6]d, conditi
 `, namespace, name, cluster, version, replicas, ready, f.good("Available")))
 }
 
-// machine creates a Machine and its CapstanMachine. group is empty for the control plane.
-func (f *fleet) machine(namespace, cluster, group, name, host, version, phase, conditions, infraConditions, infraStatus string) {
+// machineState describes a Machine and its CapstanMachine.
+type machineState struct {
+	namespace, cluster, name string
+	group                    string // empty for the control plane
+	host                     string // empty without one
+	version, phase           string
+	// The conditions of the Machine, and those of the CapstanMachine with further fields of its status.
+	conditions, infraConditions, infraStatus string
+}
+
+// machine creates a Machine and its CapstanMachine.
+func (f *fleet) machine(m machineState) {
 	label := "cluster.x-k8s.io/control-plane: ''"
-	if group != "" {
-		label = "cluster.x-k8s.io/deployment-name: " + group
+	if m.group != "" {
+		label = "cluster.x-k8s.io/deployment-name: " + m.group
 	}
 	f.ip++
-	address := fmt.Sprintf("10.64.%d.%d", len(cluster), 10+f.ip)
+	address := fmt.Sprintf("10.64.%d.%d", len(m.cluster), 10+f.ip)
 	hostName, status := "", ""
-	if host != "" {
-		hostName = ", hostName: " + host
+	if m.host != "" {
+		hostName = ", hostName: " + m.host
 		status = "addresses: [{type: InternalIP, address: " + address + "}], "
 	}
-	labels := fmt.Sprintf("{cluster.x-k8s.io/cluster-name: %s, %s}", cluster, label)
+	labels := fmt.Sprintf("{cluster.x-k8s.io/cluster-name: %s, %s}", m.cluster, label)
 	f.create(fmt.Sprintf(`
 apiVersion: infrastructure.capstan.dev/v1beta2
 kind: CapstanMachine
@@ -148,7 +158,7 @@ metadata:
   annotations: {in-place-updates.internal.cluster.x-k8s.io/update-in-progress: ""}
 spec: {cpus: 2, memory: 4Gi%s}
 status: {%s%sconditions: [%s]}
-`, namespace, name, labels, hostName, status, infraStatus, infraConditions))
+`, m.namespace, m.name, labels, hostName, status, m.infraStatus, m.infraConditions))
 	f.create(fmt.Sprintf(`
 apiVersion: cluster.x-k8s.io/v1beta2
 kind: Machine
@@ -159,11 +169,14 @@ spec:
   bootstrap: {dataSecretName: x}
   infrastructureRef: {apiGroup: infrastructure.capstan.dev, kind: CapstanMachine, name: %[2]s}
 status: {phase: %[6]s, conditions: [%[7]s]}
-`, namespace, name, labels, cluster, version, phase, conditions))
+`, m.namespace, m.name, labels, m.cluster, m.version, m.phase, m.conditions))
 }
 
 func (f *fleet) running(namespace, cluster, group, name, host, version string) {
-	f.machine(namespace, cluster, group, name, host, version, "Running", f.good("Available", "Ready"), f.good("HostAssigned", "MachineRunning", "Ready"), "")
+	f.machine(machineState{
+		namespace: namespace, cluster: cluster, group: group, name: name, host: host, version: version, phase: "Running",
+		conditions: f.good("Available", "Ready"), infraConditions: f.good("HostAssigned", "MachineRunning", "Ready"),
+	})
 }
 
 func (f *fleet) pool(namespace, name, cidr string, total, free string, used, waiting int, conditions string) {
@@ -252,10 +265,12 @@ func (f *fleet) search() {
 		f.condition("RollingOut", "True", "RollingOut", "* CapstanControlPlane search: 2 of 3 machines are not up to date", 3*time.Minute))
 	f.controlPlane("team-a", "search", "v1.36.3", 3, 1)
 	f.workers("team-a", "search", "search-md-0", "v1.35.4", 2, 2)
-	f.machine("team-a", "search", "", "search-cp-1", "rack-a-1", "v1.35.4", "Updating",
-		f.good("Available")+", "+f.condition("UpToDate", "False", "NotUpToDate", "version v1.35.4, expected v1.36.3", 3*time.Minute),
-		f.good("HostAssigned", "MachineRunning")+", "+f.condition("Updating", "True", "UpdateRunning", "kubelet: waits until the node is ready", 2*time.Minute),
-		"update: {id: u1, phase: Running, step: kubelet, kubernetesVersion: v1.36.3, startTime: "+f.ago(2*time.Minute)+"}, ")
+	f.machine(machineState{
+		namespace: "team-a", cluster: "search", name: "search-cp-1", host: "rack-a-1", version: "v1.35.4", phase: "Updating",
+		conditions:      f.good("Available") + ", " + f.condition("UpToDate", "False", "NotUpToDate", "version v1.35.4, expected v1.36.3", 3*time.Minute),
+		infraConditions: f.good("HostAssigned", "MachineRunning") + ", " + f.condition("Updating", "True", "UpdateRunning", "kubelet: waits until the node is ready", 2*time.Minute),
+		infraStatus:     "update: {id: u1, phase: Running, step: kubelet, kubernetesVersion: v1.36.3, startTime: " + f.ago(2*time.Minute) + "}, ",
+	})
 	f.running("team-a", "search", "", "search-cp-2", "rack-a-2", "v1.35.4")
 	f.running("team-a", "search", "", "search-cp-3", "rack-b-1", "v1.36.3")
 	f.running("team-a", "search", "search-md-0", "search-md-0-k4v7j", "rack-b-1", "v1.35.4")
@@ -267,10 +282,16 @@ func (f *fleet) ledger() {
 	f.controlPlane("team-b", "ledger", "v1.36.3", 1, 1)
 	f.workers("team-b", "ledger", "ledger-md-0", "v1.36.3", 3, 1)
 	f.running("team-b", "ledger", "", "ledger-cp-1", "rack-b-1", "v1.36.3")
-	f.machine("team-b", "ledger", "ledger-md-0", "ledger-md-0-9qf4z", "", "v1.36.3", "Provisioning", f.condition("InfrastructureReady", "False", "NotReady", "* HostAssigned: no host", 11*time.Minute),
-		f.condition("HostAssigned", "False", "NoHost", "no host of 5 has 16Gi of free memory and admits the namespace team-b", 11*time.Minute), "")
-	f.machine("team-b", "ledger", "ledger-md-0", "ledger-md-0-w6g8d", "rack-b-2", hostile, "Running", f.condition("NodeHealthy", "Unknown", "NodeUnreachable", hostile, 7*time.Minute),
-		f.condition("MachineRunning", "Unknown", "HostUnreachable", "host rack-b-2 cannot be reached", 7*time.Minute), "")
+	f.machine(machineState{
+		namespace: "team-b", cluster: "ledger", name: "ledger-md-0-9qf4z", group: "ledger-md-0", version: "v1.36.3", phase: "Provisioning",
+		conditions:      f.condition("InfrastructureReady", "False", "NotReady", "* HostAssigned: no host", 11*time.Minute),
+		infraConditions: f.condition("HostAssigned", "False", "NoHost", "no host of 5 has 16Gi of free memory and admits the namespace team-b", 11*time.Minute),
+	})
+	f.machine(machineState{
+		namespace: "team-b", cluster: "ledger", name: "ledger-md-0-w6g8d", group: "ledger-md-0", host: "rack-b-2", version: hostile, phase: "Running",
+		conditions:      f.condition("NodeHealthy", "Unknown", "NodeUnreachable", hostile, 7*time.Minute),
+		infraConditions: f.condition("MachineRunning", "Unknown", "HostUnreachable", "host rack-b-2 cannot be reached", 7*time.Minute),
+	})
 	f.running("team-b", "ledger", "ledger-md-0", "ledger-md-0-h3n5t", "rack-b-1", "v1.36.3")
 }
 

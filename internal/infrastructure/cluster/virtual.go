@@ -27,8 +27,10 @@ func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *conn
 	for _, name := range hostselection.BalancerHosts(s.capstan) {
 		reports = append(reports, lastBalancer(r.Pool.Get(name), s))
 	}
-	initialized := ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false)
-	return loadbalancer.VirtualAddress(s.capstan, h, initialized, conn.LoadBalancer(s.capstan.Spec.ID), reports[0], reports[1:])
+	return loadbalancer.VirtualAddress(s.capstan, h, loadbalancer.Reports{
+		Initialized: ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false),
+		Current:     conn.LoadBalancer(s.capstan.Spec.ID), First: reports[0], Others: reports[1:],
+	})
 }
 
 // lastBalancer returns the load balancer of the cluster as its host last reported it. It returns nil without a host or without a report.

@@ -147,26 +147,34 @@ func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost, held b
 	return held || slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
 }
 
+// Reports is what is known about the virtual endpoint of a cluster. A load balancer is as its host last reported it; nil if unknown.
+type Reports struct {
+	// Initialized: the API server has answered.
+	Initialized bool
+	// Current is the load balancer of the host in question, First that of the load balancer's host.
+	Current, First *hostpb.LoadBalancer
+	// Others are the load balancers of the other hosts. One that takes part in the election proves that the load balancer's host took part
+	// before, if that host is lost or no longer has the address.
+	Others []*hostpb.LoadBalancer
+}
+
 // VirtualAddress returns the part of a host in the virtual endpoint of a cluster; nil if the host must not have it. Before the API
 // server has answered, only the load balancer's host has the address. Then it moves by election, which begins on that host: as
-// long as it may have the address without an election, no other host may take part. initialized: the API server has answered.
-// current is the load balancer of the host, first that of the load balancer's host, as last reported; nil if unknown. others are the last
-// reports of other hosts. One that takes part proves that the load balancer's host took part before, if that host is lost or no longer
-// has the address.
-func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, initialized bool, current, first *hostpb.LoadBalancer, others []*hostpb.LoadBalancer) *hostpb.VirtualAddress {
+// long as it may have the address without an election, no other host may take part.
+func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, r Reports) *hostpb.VirtualAddress {
 	if !IsVirtual(c, h.Spec.VirtualAddresses) {
 		return nil
 	}
 	v := &hostpb.VirtualAddress{Address: c.Spec.ControlPlaneEndpoint.Host}
 	if h.Name == c.Spec.LoadBalancer.HostName {
-		v.First = !initialized && (current.GetVirtualAddress() == nil || current.GetVirtualAddress().GetFirst())
+		v.First = !r.Initialized && (r.Current.GetVirtualAddress() == nil || r.Current.GetVirtualAddress().GetFirst())
 		return v
 	}
 	takesPart := func(lb *hostpb.LoadBalancer) bool {
 		return lb.GetVirtualAddress().GetAddress() == v.Address && !lb.GetVirtualAddress().GetFirst()
 	}
-	proven := takesPart(first) || initialized && first.GetVirtualAddress() == nil && slices.ContainsFunc(others, takesPart)
-	if !takesPart(current) && !proven {
+	proven := takesPart(r.First) || r.Initialized && r.First.GetVirtualAddress() == nil && slices.ContainsFunc(r.Others, takesPart)
+	if !takesPart(r.Current) && !proven {
 		return nil
 	}
 	return v

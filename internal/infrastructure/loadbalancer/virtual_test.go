@@ -113,39 +113,37 @@ func TestVirtualAddress(t *testing.T) {
 	without := &hostpb.LoadBalancer{}
 	elsewhere := &hostpb.LoadBalancer{VirtualAddress: &hostpb.VirtualAddress{Address: "203.0.113.65"}}
 	for name, tc := range map[string]struct {
-		host           string
-		initialized    bool
-		current, first *hostpb.LoadBalancer
-		others         []*hostpb.LoadBalancer
-		want           string
+		host    string
+		reports Reports
+		want    string
 	}{
-		"the first, before the API server answers":          {"first", false, nil, nil, nil, "first"},
-		"the first, after that":                             {"first", true, reported(true), reported(true), nil, "elected"},
-		"the first, in a new management cluster":            {"first", false, reported(false), reported(false), nil, "elected"},
-		"another, before the API server answers":            {"other", false, nil, reported(true), nil, "none"},
-		"another, before the first takes part":              {"other", true, without, reported(true), nil, "none"},
-		"another, after that":                               {"other", true, without, reported(false), nil, "elected"},
-		"another, the first is unknown":                     {"other", true, without, nil, nil, "none"},
-		"another, the first is unknown, but it takes part":  {"other", true, reported(false), nil, nil, "elected"},
-		"another, that was the first before it was changed": {"other", true, reported(true), reported(true), nil, "none"},
-		"a third takes part":                                {"other", true, without, nil, []*hostpb.LoadBalancer{nil, without, reported(false)}, "elected"},
-		"a third takes part, the first has no address":      {"other", true, nil, without, []*hostpb.LoadBalancer{reported(false)}, "elected"},
-		"a third takes part, the first says otherwise":      {"other", true, without, reported(true), []*hostpb.LoadBalancer{reported(false)}, "none"},
-		"a third takes part, in a new management cluster":   {"other", false, without, nil, []*hostpb.LoadBalancer{reported(false)}, "none"},
-		"a third was the first":                             {"other", true, without, nil, []*hostpb.LoadBalancer{reported(true)}, "none"},
-		"a third has another address":                       {"other", true, without, nil, []*hostpb.LoadBalancer{elsewhere}, "none"},
-		"no third takes part":                               {"other", true, without, nil, []*hostpb.LoadBalancer{nil, without}, "none"},
+		"the first, before the API server answers":          {"first", Reports{}, "first"},
+		"the first, after that":                             {"first", Reports{Initialized: true, Current: reported(true), First: reported(true)}, "elected"},
+		"the first, in a new management cluster":            {"first", Reports{Current: reported(false), First: reported(false)}, "elected"},
+		"another, before the API server answers":            {"other", Reports{First: reported(true)}, "none"},
+		"another, before the first takes part":              {"other", Reports{Initialized: true, Current: without, First: reported(true)}, "none"},
+		"another, after that":                               {"other", Reports{Initialized: true, Current: without, First: reported(false)}, "elected"},
+		"another, the first is unknown":                     {"other", Reports{Initialized: true, Current: without}, "none"},
+		"another, the first is unknown, but it takes part":  {"other", Reports{Initialized: true, Current: reported(false)}, "elected"},
+		"another, that was the first before it was changed": {"other", Reports{Initialized: true, Current: reported(true), First: reported(true)}, "none"},
+		"a third takes part":                                {"other", Reports{Initialized: true, Current: without, Others: []*hostpb.LoadBalancer{nil, without, reported(false)}}, "elected"},
+		"a third takes part, the first has no address":      {"other", Reports{Initialized: true, First: without, Others: []*hostpb.LoadBalancer{reported(false)}}, "elected"},
+		"a third takes part, the first says otherwise":      {"other", Reports{Initialized: true, Current: without, First: reported(true), Others: []*hostpb.LoadBalancer{reported(false)}}, "none"},
+		"a third takes part, in a new management cluster":   {"other", Reports{Current: without, Others: []*hostpb.LoadBalancer{reported(false)}}, "none"},
+		"a third was the first":                             {"other", Reports{Initialized: true, Current: without, Others: []*hostpb.LoadBalancer{reported(true)}}, "none"},
+		"a third has another address":                       {"other", Reports{Initialized: true, Current: without, Others: []*hostpb.LoadBalancer{elsewhere}}, "none"},
+		"no third takes part":                               {"other", Reports{Initialized: true, Current: without, Others: []*hostpb.LoadBalancer{nil, without}}, "none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: tc.host}, Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"203.0.113.64/28"}}}
 			want := map[string]*hostpb.VirtualAddress{
 				"first": {Address: "203.0.113.64", First: true}, "elected": {Address: "203.0.113.64"},
 			}[tc.want]
-			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.initialized, tc.current, tc.first, tc.others); !proto.Equal(got, want) {
+			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.reports); !proto.Equal(got, want) {
 				t.Errorf("%v, want %v", got, want)
 			}
 			h.Spec.VirtualAddresses = nil
-			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.initialized, tc.current, tc.first, tc.others); got != nil {
+			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.reports); got != nil {
 				t.Errorf("%v on a host that does not allow it", got)
 			}
 		})
@@ -175,7 +173,7 @@ func TestInLAN_ALL18(t *testing.T) {
 		Listen: []string{"192.0.2.64:6443"}, Endpoint: "192.0.2.64:6443", VirtualAddress: &hostpb.VirtualAddress{Address: "192.0.2.64", First: true},
 	}
 	h.Name = c.Spec.LoadBalancer.HostName
-	on := Host{Name: h.Name, Tunnel: "192.0.2.5", Virtual: VirtualAddress(c, h, false, nil, nil, nil)}
+	on := Host{Name: h.Name, Tunnel: "192.0.2.5", Virtual: VirtualAddress(c, h, Reports{})}
 	if got := Desired(c, client.ObjectKey{}, nil, on); !proto.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

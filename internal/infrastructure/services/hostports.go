@@ -41,10 +41,10 @@ type hostPorts struct {
 }
 
 // portsOf returns the ports that the clusters of a namespace may publish at the own addresses of a host.
-func portsOf(h *infrav1.CapstanHost, ns *corev1.Namespace, optedIn bool) hostPorts {
+func portsOf(h *infrav1.CapstanHost, ns *corev1.Namespace) hostPorts {
 	out := hostPorts{addresses: map[corev1.IPFamily]netip.Addr{}}
 	services := h.Spec.Services
-	if !optedIn || services == nil || !placement.Admits(h, ns.Name, ns.Labels) {
+	if services == nil || !placement.Admits(h, ns.Name, ns.Labels) {
 		return out
 	}
 	for _, text := range services.HostAddresses {

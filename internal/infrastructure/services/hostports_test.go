@@ -31,7 +31,6 @@ func TestPortsOf(t *testing.T) {
 	for name, c := range map[string]struct {
 		namespace *corev1.Namespace
 		services  *infrav1.HostServices
-		optedOut  bool
 		only      []string // namespaces of the host
 		want      string
 	}{
@@ -40,14 +39,13 @@ func TestPortsOf(t *testing.T) {
 		"another namespace":          {namespace: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "c"}}, services: services},
 		"nothing by default":         {namespace: a},
 		"addresses are not ports":    {namespace: a, services: &infrav1.HostServices{Addresses: []string{"192.0.2.0/28"}, AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{"a"}}}},
-		"the cluster does not":       {namespace: a, services: services, optedOut: true},
 		"the host refuses namespace": {namespace: a, services: services, only: []string{"b"}},
 	} {
 		h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Services: c.services}}
 		if c.only != nil {
 			h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: c.only}
 		}
-		ports := portsOf(h, c.namespace, !c.optedOut)
+		ports := portsOf(h, c.namespace)
 		var got []string
 		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP} {
 			for _, port := range []int32{53, 79, 80, 90, 91, 443} {
@@ -58,6 +56,30 @@ func TestPortsOf(t *testing.T) {
 		}
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s: %v, want %s", name, got, c.want)
+		}
+	}
+}
+
+// A cluster gets only those of its permissions that it uses.
+func TestWanted(t *testing.T) {
+	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{Services: &infrav1.HostServices{
+		Addresses: []string{"192.0.2.0/28"}, AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{"a"}},
+		HostAddresses: []string{"192.0.2.1"}, HostPorts: []infrav1.HostPorts{tcp(80, 90)},
+	}}}
+	for name, c := range map[string]struct {
+		published        *infrav1.ServiceLoadBalancerSpec
+		addresses, ports int
+	}{
+		"nothing":        {},
+		"addresses":      {published: &infrav1.ServiceLoadBalancerSpec{}, addresses: 1},
+		"ports of hosts": {published: &infrav1.ServiceLoadBalancerSpec{HostPorts: ptr.To(true)}, addresses: 1, ports: 1},
+		"node ports":     {published: &infrav1.ServiceLoadBalancerSpec{NodePorts: ptr.To(true)}, addresses: 1, ports: 1},
+	} {
+		s := &scope{capstan: &infrav1.CapstanCluster{}}
+		s.capstan.Spec.Services.LoadBalancer = c.published
+		got := s.wanted(permission(h, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
+		if len(got.allowed) != c.addresses || len(got.ports.permitted) != c.ports || len(got.ports.addresses) != c.ports {
+			t.Errorf("%s: found %v and %+v, want %d networks and %d ports", name, got.allowed, got.ports, c.addresses, c.ports)
 		}
 	}
 }

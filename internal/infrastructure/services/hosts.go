@@ -48,7 +48,7 @@ func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
 		if hostselection.Abandoned(h) {
 			continue
 		}
-		described := permission(h, ns, s.optedIn(), s.publishesPorts())
+		described := s.wanted(permission(h, ns))
 		s.hosts[h.Name] = described
 		conn := r.Pool.Get(h.Name)
 		if conn != nil && conn.SilenceError() == nil {
@@ -101,14 +101,25 @@ func absent(away, silence time.Duration) absence {
 }
 
 // permission returns a host with the addresses and ports that the clusters of a namespace may publish there.
-func permission(h *infrav1.CapstanHost, ns *corev1.Namespace, addresses, ports bool) *host {
-	return &host{name: h.Name, allowed: allowed(h, ns, addresses), ports: portsOf(h, ns, ports)}
+func permission(h *infrav1.CapstanHost, ns *corev1.Namespace) *host {
+	return &host{name: h.Name, allowed: allowed(h, ns), ports: portsOf(h, ns)}
+}
+
+// wanted removes the addresses and the ports from a host that the cluster does not publish.
+func (s *scope) wanted(h *host) *host {
+	if !s.optedIn() {
+		h.allowed = nil
+	}
+	if !s.publishesPorts() {
+		h.ports = hostPorts{}
+	}
+	return h
 }
 
 // allowed returns the addresses that the clusters of a namespace may publish on a host.
-func allowed(h *infrav1.CapstanHost, ns *corev1.Namespace, optedIn bool) (out []netip.Prefix) {
+func allowed(h *infrav1.CapstanHost, ns *corev1.Namespace) (out []netip.Prefix) {
 	services := h.Spec.Services
-	if !optedIn || services == nil || !placement.Admits(h, ns.Name, ns.Labels) ||
+	if services == nil || !placement.Admits(h, ns.Name, ns.Labels) ||
 		!selection.Namespace(services.AllowedNamespaces.Names, services.AllowedNamespaces.Selector, ns.Name, ns.Labels) {
 		return nil
 	}

@@ -159,6 +159,6 @@ func (r *Reconciler) stillPermitted(ctx context.Context, name string, list *host
 		return nil, false, err
 	}
 	ns.Name = list.GetNamespace()
-	keep, fewer = permission(h, ns, true, true).permitted(list)
+	keep, fewer = permission(h, ns).permitted(list)
 	return keep, fewer, nil
 }
