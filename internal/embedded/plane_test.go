@@ -115,7 +115,7 @@ func TestMaintenanceAfterAPause(t *testing.T) {
 	go func() {
 		defer close(ended)
 		maintainAt(ctx, ticks, 12*time.Hour, func(now time.Time) error {
-			if now != now.Round(0) {
+			if strings.Contains(now.String(), " m=") {
 				t.Errorf("%s has a monotonic reading", now)
 			}
 			done = append(done, now.Sub(begin.Round(0)))

@@ -97,7 +97,7 @@ func TestFrozenMachineRuns(t *testing.T) {
 	expect.NoError(t, os.MkdirAll(filepath.Join(h.runc.Root, m.spec.Id), 0o700))
 	write(t, filepath.Join(h.runc.Root, m.spec.Id, "state.json"), "")
 	for status, want := range map[string]bool{"running": true, "paused": true, "stopped": false} {
-		script := fmt.Sprintf("#!/bin/sh\necho '{\"status\":\"%s\",\"pid\":%d}'\n", status, os.Getpid())
+		script := fmt.Sprintf("#!/bin/sh\necho '{\"status\":%q,\"pid\":%d}'\n", status, os.Getpid())
 		expect.NoError(t, os.WriteFile(h.runc.Binary, []byte(script), 0o700))
 		if runs, err := m.hasProcess(t.Context()); err != nil || runs != want {
 			t.Errorf("%s: the machine runs: %v, %v", status, runs, err)

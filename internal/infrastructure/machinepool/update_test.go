@@ -116,6 +116,52 @@ func aMember(change func(*infrav1.CapstanMachine)) member {
 	return member{capstan: m}
 }
 
+// updatingIs returns a change of a machine: its condition Updating is False for a reason.
+func updatingIs(reason string) func(*infrav1.CapstanMachine) {
+	return func(m *infrav1.CapstanMachine) {
+		reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, reason, "no")
+	}
+}
+
+// withUpdate returns a change of a machine: its pool has begun an update, and the host reports a phase.
+func withUpdate(phase infrav1.UpdatePhase) func(*infrav1.CapstanMachine) {
+	return func(m *infrav1.CapstanMachine) {
+		m.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
+		m.Annotations[infrav1.MachineSpecHashAnnotation] = "new"
+		m.Annotations[infrav1.MachineVersionAnnotation] = "v1.36.3"
+		m.Annotations[infrav1.MachineBootstrapSecretAnnotation] = "new"
+		m.Spec.CPUs = 4
+		m.Status.Update = infrav1.MachineUpdateStatus{Phase: phase, ObservedGeneration: 4, KubernetesVersion: "v1.36.3", ConfigUpdateID: "u"}
+	}
+}
+
+// bootstrapIs returns a change of a machine: its bootstrap has not succeeded, for a reason.
+func bootstrapIs(reason string) func(*infrav1.CapstanMachine) {
+	return func(m *infrav1.CapstanMachine) {
+		reconciling.SetCondition(m, infrav1.BootstrapSucceededCondition, metav1.ConditionFalse, reason, "no")
+	}
+}
+
+// withoutStatus is the machine after a move.
+func withoutStatus(m *infrav1.CapstanMachine) { m.Status = infrav1.CapstanMachineStatus{} }
+
+func withFailure(m *infrav1.CapstanMachine) {
+	reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineFailedReason, "no start")
+}
+
+func withUnreachableHost(m *infrav1.CapstanMachine) {
+	reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason, "no")
+}
+
+// changes makes several changes of a machine.
+func changes(all ...func(*infrav1.CapstanMachine)) func(*infrav1.CapstanMachine) {
+	return func(m *infrav1.CapstanMachine) {
+		for _, change := range all {
+			change(m)
+		}
+	}
+}
+
 // TestMemberUpdates: the differences that can be changed in place, and the machines that are replaced.
 func TestMemberUpdates(t *testing.T) {
 	want := func(change func(*desired)) desired {
@@ -125,44 +171,12 @@ func TestMemberUpdates(t *testing.T) {
 		change(&out)
 		return out
 	}
-	now := func(reason string) func(*infrav1.CapstanMachine) {
-		return func(m *infrav1.CapstanMachine) {
-			reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, reason, "no")
-		}
-	}
-	begun := func(phase infrav1.UpdatePhase) func(*infrav1.CapstanMachine) {
-		return func(m *infrav1.CapstanMachine) {
-			m.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
-			m.Annotations[infrav1.MachineSpecHashAnnotation] = "new"
-			m.Annotations[infrav1.MachineVersionAnnotation] = "v1.36.3"
-			m.Annotations[infrav1.MachineBootstrapSecretAnnotation] = "new"
-			m.Spec.CPUs = 4
-			m.Status.Update = infrav1.MachineUpdateStatus{Phase: phase, ObservedGeneration: 4, KubernetesVersion: "v1.36.3", ConfigUpdateID: "u"}
-		}
-	}
-	moved := func(m *infrav1.CapstanMachine) { m.Status = infrav1.CapstanMachineStatus{} }
-	and := func(changes ...func(*infrav1.CapstanMachine)) func(*infrav1.CapstanMachine) {
-		return func(m *infrav1.CapstanMachine) {
-			for _, change := range changes {
-				change(m)
-			}
-		}
-	}
+	now, begun, and, bootstrap := updatingIs, withUpdate, changes, bootstrapIs
+	moved, failed, unreachable := withoutStatus, withFailure, withUnreachableHost
 	same := func(*desired) {}
 	unknown := func(d *desired) { d.updating.config = nil }
 	never := func(d *desired) { d.updating.policy = infrav1.InPlaceNever }
-	failed := func(m *infrav1.CapstanMachine) {
-		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineFailedReason, "no start")
-	}
 	only := func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }
-	bootstrap := func(reason string) func(*infrav1.CapstanMachine) {
-		return func(m *infrav1.CapstanMachine) {
-			reconciling.SetCondition(m, infrav1.BootstrapSucceededCondition, metav1.ConditionFalse, reason, "no")
-		}
-	}
-	unreachable := func(m *infrav1.CapstanMachine) {
-		reconciling.SetCondition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason, "no")
-	}
 	for name, test := range map[string]struct {
 		want       func(*desired)
 		machine    func(*infrav1.CapstanMachine)
