@@ -92,20 +92,21 @@ func TestNewMachineIsAppliedOnce(t *testing.T) {
 	if err := r.machines.afterCreation(t.Context(), s, attempt{machine: machine}); err != nil {
 		t.Fatal(err)
 	}
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct { // In this order: the last one changes what is applied.
+		name   string
 		change func(*clusterv1.Machine)
 		want   int
 	}{
-		"new":         {change: func(*clusterv1.Machine) {}},
-		"data":        {change: func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("data") }},
-		"provider id": {change: func(m *clusterv1.Machine) { m.Spec.ProviderID = "capstan://1" }},
-		"taints":      {change: func(m *clusterv1.Machine) { m.Spec.Taints = []clusterv1.MachineTaint{{Key: "other"}} }, want: 1},
+		{name: "new", change: func(*clusterv1.Machine) {}},
+		{name: "data", change: func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("data") }},
+		{name: "provider id", change: func(m *clusterv1.Machine) { m.Spec.ProviderID = "capstan://1" }},
+		{name: "taints", change: func(m *clusterv1.Machine) { m.Spec.Taints = []clusterv1.MachineTaint{{Key: "other"}} }, want: 1},
 	} {
 		applied = 0
 		changed := machine.DeepCopy()
 		tc.change(changed)
 		if err := r.propagation.applyOnce(t.Context(), changed, desiredMachine(s, changed)); err != nil || applied != tc.want {
-			t.Errorf("%s: applied %d times, want %d, %v", name, applied, tc.want, err)
+			t.Errorf("%s: applied %d times, want %d, %v", tc.name, applied, tc.want, err)
 		}
 	}
 }
