@@ -103,6 +103,13 @@ func (s State) save(l Layout) error {
 	return atomicfile.WriteFile(l.State(), append(data, '\n'), 0o600)
 }
 
+// notReplaced restores the state of a plane whose stop has not ended: the settings that should follow it never ran, and a newer version
+// of Kubernetes among them would refuse the present one as a downgrade. The plane can still stop, so the unit stays in the state.
+func (s State) notReplaced(l Layout, unit string) error {
+	s.StoppedUnit = unit
+	return s.save(l)
+}
+
 // forgetUnit removes the unit that the next `capstan up` would start.
 func (s *State) forgetUnit(l Layout) error {
 	if s.StoppedUnit == "" {

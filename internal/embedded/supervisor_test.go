@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -20,7 +21,13 @@ import (
 // otherDaemon is a process that holds the plane's lock like a daemon.
 func otherDaemon(t *testing.T, l Layout) (ended <-chan struct{}) {
 	t.Helper()
-	cmd := exec.Command("flock", "--no-fork", l.Lock(), "sh", "-c", `echo $$ >"$0"; echo locked; exec sleep 1000`, l.Lock())
+	return daemonThat(t, l, "exec sleep 1000")
+}
+
+// daemonThat is otherDaemon with the commands of a shell.
+func daemonThat(t *testing.T, l Layout, commands string) (ended <-chan struct{}) {
+	t.Helper()
+	cmd := exec.Command("flock", "--no-fork", l.Lock(), "sh", "-c", `echo $$ >"$0"; echo locked; `+commands, l.Lock())
 	out, err := cmd.StdoutPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
 		t.Fatal(err)
@@ -165,6 +172,30 @@ func TestInterruptedUpOfUnit(t *testing.T) {
 	expect.NoError(t, Run(ended, u.layout, Supervisor{}))
 	if state, err := LoadState(u.layout); state.StoppedUnit != "" || err != nil {
 		t.Errorf("after a start of the plane: %+v, %v", state, err)
+	}
+}
+
+// TestUpThatStopsWaiting: `capstan up` whose plane does not stop in time, or that the user ends meanwhile, leaves the settings of this plane,
+// and the unit for the next `capstan up`.
+func TestUpThatStopsWaiting(t *testing.T) {
+	l := Layout{Root: newRoot(t)}
+	stopping := filepath.Join(t.TempDir(), "stopping")
+	expect.NoError(t, errors.Join(os.MkdirAll(l.Root, 0o711), os.WriteFile(l.commandLock(), nil, 0o600), unix.Mkfifo(stopping, 0o600)))
+	daemonThat(t, l, "trap 'echo >"+stopping+"' TERM; while :; do sleep 0.1; done")
+	server, err := newBoard(Status{Unit: "capstan.service", Assets: "/an/older/build", Ready: true}).serve(l.StatusSocket())
+	expect.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	before := State{ID: "abcd1234", Assets: "/an/older/build", Settings: Settings{KubernetesVersion: "v1.35.4", Hosts: []string{"local"}}}
+	expect.NoError(t, before.save(l))
+	ctx, interrupt := context.WithCancel(t.Context())
+	go func() {
+		defer interrupt()
+		_, _ = os.ReadFile(stopping) // A signal has come when it returns.
+	}()
+	_, err = Up(ctx, Options{Root: l.Root, Assets: testAssets(t, "v1.35.4", "v1.36.3"), KubernetesVersion: "v1.36.3"}, func(Status) {})
+	before.StoppedUnit = "capstan.service"
+	if stored, loaded := LoadState(l); !errors.Is(err, context.Canceled) || loaded != nil || !reflect.DeepEqual(stored, before) {
+		t.Errorf("got %v; the state is %+v, %v, expected %+v", err, stored, loaded, before)
 	}
 }
 

@@ -87,7 +87,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	}
 	if notRunning == nil {
 		if err := stopPlane(ctx, l); err != nil {
-			return Status{}, err
+			return Status{}, errors.Join(err, before.notReplaced(l, status.Unit))
 		}
 	}
 	if state.StoppedUnit != "" {
