@@ -203,7 +203,7 @@ func (r *Reconciler) kubeconfigServer(ctx context.Context, cluster *clusterv1.Cl
 }
 
 // certificates returns the files of the certificate authorities: all authorities with their keys for a control plane
-// machine, only the cluster's certificate for a worker.
+// machine, only the cluster's certificate for a worker. The Secret of a user can lack the label of the cluster, as in encryptionKey.
 func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig.Role) ([]render.File, error) {
 	certificates := Certificates(s.config.Spec.Cluster)
 	if role == nodeconfig.RoleWorker {
@@ -215,7 +215,8 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 	var out []render.File
 	for _, c := range certificates {
 		if c.KeyPair == nil || len(c.KeyPair.Cert) == 0 || role != nodeconfig.RoleWorker && c.KeyFile != "" && len(c.KeyPair.Key) == 0 {
-			return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the Secret %s does not exist, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))
+			return nil, &notYet{reason: bootstrapv1.CertificatesMissingReason, unseen: true, message: fmt.Sprintf(
+				"the Secret %s does not exist, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))}
 		}
 		out = append(out, render.File{Path: c.CertFile, Permissions: "0644", Content: c.KeyPair.Cert})
 		if role != nodeconfig.RoleWorker && c.KeyFile != "" {

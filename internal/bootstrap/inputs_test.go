@@ -11,6 +11,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
 // CP-23: the encryption key of a user is found without the label of the cluster, so not in the cache. No event reports such a Secret, and a
@@ -49,5 +50,26 @@ func TestEncryptionKeyOfUser(t *testing.T) {
 				t.Errorf("it is not tried again, or has another reason: %+v", waits)
 			}
 		})
+	}
+}
+
+// TestAuthorityOfUser: the certificate authority of a user is found without the label of the cluster. No event reports such a Secret, and a
+// config that waits for it is tried again.
+func TestAuthorityOfUser(t *testing.T) {
+	s := &scope{config: &bootstrapv1.CapstanConfig{}, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}}
+	ca := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-ca"}, Data: map[string][]byte{"tls.crt": []byte("certificate"), "tls.key": []byte("key")},
+	}
+	r := &Reconciler{Client: fake.NewFakeClient(), SecretClient: fake.NewFakeClient()}
+	_, err := r.certificates(t.Context(), s, nodeconfig.RoleWorker)
+	if waits, ok := asNotYet(err); !ok || !waits.unseen || waits.reason != bootstrapv1.CertificatesMissingReason {
+		t.Errorf("it is not tried again, or has another reason: %v", err)
+	}
+	if err := r.Client.Create(t.Context(), ca); err != nil {
+		t.Fatal(err)
+	}
+	files, err := r.certificates(t.Context(), s, nodeconfig.RoleWorker)
+	if err != nil || len(files) != 1 || string(files[0].Content) != "certificate" {
+		t.Errorf("got %v, %v, want the certificate of the user", files, err)
 	}
 }
