@@ -135,7 +135,7 @@ func isPreparedControlPlane(o client.Object) bool {
 }
 
 // controlPlanePrepared passes the event with which a Machine becomes a prepared one. Later writes of the Machine change nothing for the
-// boot, and a cluster stays allowed to boot without it.
+// boot, and a cluster stays allowed to boot without it. A Machine that gets the label of its cluster later is found after prepareWait.
 func controlPlanePrepared() predicate.Predicate {
 	return predicate.Or(
 		predicate.And(reconciling.OnlyCreates, predicate.NewPredicateFuncs(isPreparedControlPlane)),
