@@ -167,7 +167,7 @@ func tokenID(token string) string {
 // hasNoToken reports whether the data of a config has no token: only workers have one. A config whose role was changed keeps the condition of
 // its token, and existing data does not follow the change.
 func hasNoToken(config *bootstrapv1.CapstanConfig) bool {
-	return hasControlPlaneRole(config) && !conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition)
+	return config.Spec.Role.IsControlPlane() && !conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition)
 }
 
 // tokenRemoved reports whether the token is no longer needed and was removed.

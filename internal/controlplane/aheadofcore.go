@@ -110,5 +110,5 @@ func hasData(config *bootstrapv1.CapstanConfig) bool {
 
 // hasControlPlaneData is hasData for the CapstanConfigs of control plane machines: the bootstrap provider makes their data only with a role.
 func hasControlPlaneData(config *bootstrapv1.CapstanConfig) bool {
-	return (config.Spec.Role == bootstrapv1.RoleInit || config.Spec.Role == bootstrapv1.RoleControlPlane) && hasData(config)
+	return config.Spec.Role.IsControlPlane() && hasData(config)
 }

@@ -49,6 +49,9 @@ const (
 	RoleWorker Role = "Worker"
 )
 
+// IsControlPlane reports whether the role is one of control plane machines.
+func (r Role) IsControlPlane() bool { return r == RoleInit || r == RoleControlPlane }
+
 // Encoding is the encoding of a file's content.
 // +kubebuilder:validation:Enum=base64;gzip;gzip+base64
 type Encoding string
