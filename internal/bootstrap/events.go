@@ -11,7 +11,6 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -69,9 +68,7 @@ func clusterChanged() predicate.Predicate {
 
 // machineChanged passes the changes of a Machine that findOwner reads. A Machine is written a dozen times on its way up.
 func machineChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return ofMachine(e.ObjectOld.(*clusterv1.Machine)) != ofMachine(e.ObjectNew.(*clusterv1.Machine))
-	}}
+	return reconciling.FilterUpdates(func(before, after *clusterv1.Machine) bool { return ofMachine(before) != ofMachine(after) })
 }
 
 func machineToConfig(_ context.Context, obj client.Object) []ctrl.Request {
@@ -113,7 +110,7 @@ func (r *Reconciler) secretToConfigs(ctx context.Context, obj client.Object) []c
 	}
 	cluster := obj.GetLabels()[clusterv1.ClusterNameLabel]
 	if forControlPlaneOnly(obj.GetName(), cluster) {
-		return r.configsOf(ctx, obj.GetNamespace(), cluster, hasControlPlaneRole)
+		return r.configsOf(ctx, obj.GetNamespace(), cluster, func(c *bootstrapv1.CapstanConfig) bool { return c.Spec.Role.IsControlPlane() })
 	}
 	return r.configsOf(ctx, obj.GetNamespace(), cluster, anyConfig)
 }
@@ -126,10 +123,6 @@ func forControlPlaneOnly(name, cluster string) bool {
 	}
 	purposes := []secret.Purpose{secret.EtcdCA, secret.FrontProxyCA, secret.ServiceAccount, secret.APIServerEtcdClient}
 	return slices.ContainsFunc(purposes, func(p secret.Purpose) bool { return name == secret.Name(cluster, p) })
-}
-
-func hasControlPlaneRole(c *bootstrapv1.CapstanConfig) bool {
-	return c.Spec.Role == bootstrapv1.RoleInit || c.Spec.Role == bootstrapv1.RoleControlPlane
 }
 
 func anyConfig(*bootstrapv1.CapstanConfig) bool { return true }

@@ -236,9 +236,8 @@ func unservedFirst() handler.Funcs {
 }
 
 // claimChanged drops events that the provider's own writes cause: the finalizer, and the status of a served claim.
-func claimChanged() predicate.Funcs {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*capiipamv1.IPAddressClaim), e.ObjectNew.(*capiipamv1.IPAddressClaim) //nolint:forcetypeassert // the watch is typed.
+func claimChanged() predicate.Predicate {
+	return reconciling.FilterUpdates(func(before, after *capiipamv1.IPAddressClaim) bool {
 		switch {
 		case !after.DeletionTimestamp.IsZero(), before.UID != after.UID, before.ResourceVersion == after.ResourceVersion:
 			return true
@@ -250,7 +249,7 @@ func claimChanged() predicate.Funcs {
 		// Another client removed our value.
 		return len(after.Finalizers) < len(before.Finalizers) ||
 			before.Status.AddressRef.Name != "" && after.Status.AddressRef.Name == ""
-	}}
+	})
 }
 
 // onlyAdds reports whether labels were only added, like the provider's label.
@@ -295,35 +294,33 @@ func (e *claimEvents) echo(obj client.Object) bool {
 // poolChanged drops changes of a pool's status, except for the result of its comparison with other pools. Another
 // manager can write the result, and allocations depend on it.
 func poolChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
-			e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() ||
-			e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero() ||
-			!maps.Equal(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()) ||
-			!maps.Equal(e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels()) ||
-			!slices.Equal(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers()) ||
-			!ledger.SameComparison(e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool)) //nolint:forcetypeassert // the watch is typed.
-	}}
+	return reconciling.FilterUpdates(func(before, after ipamv1.Pool) bool {
+		return before.GetGeneration() != after.GetGeneration() ||
+			before.GetResourceVersion() == after.GetResourceVersion() ||
+			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
+			!maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
+			!maps.Equal(before.GetLabels(), after.GetLabels()) ||
+			!slices.Equal(before.GetFinalizers(), after.GetFinalizers()) ||
+			!ledger.SameComparison(before, after)
+	})
 }
 
 // poolChangedForClaims passes changes after which a pool can serve more claims. The ledger reports free addresses and
 // changes of the spec and its overlaps.
-func poolChangedForClaims() predicate.Funcs {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool) //nolint:forcetypeassert // the watch is typed.
+func poolChangedForClaims() predicate.Predicate {
+	return reconciling.FilterUpdates(func(before, after ipamv1.Pool) bool {
 		return len(before.GetFinalizers()) != len(after.GetFinalizers()) ||
 			before.GetUID() != after.GetUID() ||
 			annotations.HasPaused(before) != annotations.HasPaused(after) ||
 			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero()
-	}}
+	})
 }
 
 // clusterChanged passes the changes that unblock a Cluster's claims.
-func clusterChanged() predicate.Funcs {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
+func clusterChanged() predicate.Predicate {
+	return reconciling.FilterUpdates(func(before, after *clusterv1.Cluster) bool {
 		return annotations.IsPaused(before, before) && !annotations.IsPaused(after, after)
-	}}
+	})
 }
 
 // clusterPaused passes the pause of a Cluster, which is the first step of a clusterctl move.

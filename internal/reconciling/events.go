@@ -54,15 +54,19 @@ func Found(ctx context.Context, err error) bool {
 // after the next reconcile had read the object from the cache, only the event of that write corrects the status.
 // Resyncs pass.
 func IgnoreStatus() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld, e.ObjectNew
+	return FilterUpdates(func(before, after client.Object) bool {
 		return before.GetResourceVersion() == after.GetResourceVersion() ||
 			before.GetGeneration() != after.GetGeneration() ||
 			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
 			!maps.Equal(before.GetLabels(), after.GetLabels()) ||
 			!maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
 			!slices.EqualFunc(before.GetOwnerReferences(), after.GetOwnerReferences(), equalOwner)
-	}}
+	})
+}
+
+// FilterUpdates passes the updates of an object for which passes is true, and all creations and deletions.
+func FilterUpdates[T client.Object](passes func(before, after T) bool) predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return passes(e.ObjectOld.(T), e.ObjectNew.(T)) }}
 }
 
 // Changed passes the updates of an object for which changed is true, and no other events.

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -150,11 +149,10 @@ func isKubeconfig(o client.Object) bool {
 // hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec, connection, key and the end of a reboot, but not the
 // free resources.
 func hostChanged() predicate.Predicate {
-	connected := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+	connected := reconciling.FilterUpdates(func(before, after *infrav1.CapstanHost) bool {
 		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition) ||
 			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition) ||
 			before.Status.OverlayPublicKey != after.Status.OverlayPublicKey
-	}}
+	})
 	return predicate.Or(reconciling.IgnoreStatus(), connected, hostselection.RebootEnded())
 }

@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -105,8 +104,7 @@ func waits(m *infrav1.CapstanMachine) bool { return m.Spec.ProviderID == "" && c
 // dataSecretChanged leaves out that core writes the providerIDs of all machines into the spec of their MachinePool, time and
 // again while it scales.
 func dataSecretChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
+	return reconciling.FilterUpdates(func(before, after *clusterv1.MachinePool) bool {
 		return ptr.Deref(before.Spec.Template.Spec.Bootstrap.DataSecretName, "") != ptr.Deref(after.Spec.Template.Spec.Bootstrap.DataSecretName, "")
-	}}
+	})
 }

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -333,16 +332,15 @@ func mirrorUpdate(out *infrav1.MachineUpdateStatus, report *hostpb.UpdateStatus)
 // updateStep lets the events of a Machine pass that matter for its CapstanMachine: its spec, the annotations of an update, and
 // whether it is up to date.
 func updateStep() predicate.Predicate {
-	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()
+	return predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.FilterUpdates(func(before, after client.Object) bool {
 		for _, name := range []string{clusterv1.UpdateInProgressAnnotation, clusterv1.PendingAcknowledgeMoveAnnotation, runtimev1.PendingHooksAnnotation} {
-			was, had := before[name]
-			if is, has := after[name]; had != has || was != is {
+			was, had := before.GetAnnotations()[name]
+			if is, has := after.GetAnnotations()[name]; had != has || was != is {
 				return true
 			}
 		}
-		return differences(e.ObjectOld) != differences(e.ObjectNew)
-	}})
+		return differences(before) != differences(after)
+	}))
 }
 
 // differences returns the differences of a Machine from its owner that core reports.

@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -81,20 +80,18 @@ func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []re
 
 // machinePoolChanged drops core's own writes to a MachinePool.
 func machinePoolChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
+	return reconciling.FilterUpdates(func(before, after *clusterv1.MachinePool) bool {
 		was, is := before.Spec, after.Spec
 		was.ProviderIDList, is.ProviderIDList = nil, nil
 		return !equality.Semantic.DeepEqual(was, is) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!before.DeletionTimestamp.Equal(after.DeletionTimestamp)
-	}}
+	})
 }
 
 // capstanMachineChanged passes the changes of CapstanMachines that pools depend on.
 func capstanMachineChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*infrav1.CapstanMachine), e.ObjectNew.(*infrav1.CapstanMachine)
+	return reconciling.FilterUpdates(func(before, after *infrav1.CapstanMachine) bool {
 		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
 			before.Spec.ProviderID != after.Spec.ProviderID ||
 			failure(before) != failure(after) || deletionBlocked(before) != deletionBlocked(after) ||
@@ -104,40 +101,37 @@ func capstanMachineChanged() predicate.Predicate {
 			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 			len(after.OwnerReferences) < len(before.OwnerReferences) ||
 			!slices.Equal(before.Status.Addresses, after.Status.Addresses)
-	}}
+	})
 }
 
 // machineChanged passes the changes of Machines that pools depend on.
 func machineChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.Machine), e.ObjectNew.(*clusterv1.Machine)
+	return reconciling.FilterUpdates(func(before, after *clusterv1.Machine) bool {
 		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			nodeVersion(before) != nodeVersion(after) ||
 			wantsRemediation(before) != wantsRemediation(after) ||
 			conditions.IsTrue(before, clusterv1.ReadyCondition) != conditions.IsTrue(after, clusterv1.ReadyCondition)
-	}}
+	})
 }
 
 // clusterChanged passes the changes of Clusters that pools depend on.
 func clusterChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
+	return reconciling.FilterUpdates(func(before, after *clusterv1.Cluster) bool {
 		provisioned := func(c *clusterv1.Cluster) bool {
 			return ptr.Deref(c.Status.Initialization.InfrastructureProvisioned, false)
 		}
 		return ptr.Deref(before.Spec.Paused, false) != ptr.Deref(after.Spec.Paused, false) ||
 			provisioned(before) != provisioned(after) ||
 			!equality.Semantic.DeepEqual(before.Status.FailureDomains, after.Status.FailureDomains)
-	}}
+	})
 }
 
 // hostChanged passes changes of the versions and the size of a host, but not of its free resources.
 func hostChanged() predicate.Predicate {
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+	return reconciling.FilterUpdates(func(before, after *infrav1.CapstanHost) bool {
 		return !slices.Equal(before.Status.Versions, after.Status.Versions) ||
 			!equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) ||
 			before.Status.NodeInfo != after.Status.NodeInfo
-	}}
+	})
 }

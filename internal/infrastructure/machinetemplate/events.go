@@ -15,16 +15,14 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-var sizeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+var sizeChanged = reconciling.FilterUpdates(func(before, after *infrav1.CapstanHost) bool {
 	return !equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) || before.Status.NodeInfo != after.Status.NodeInfo
-}}
+})
 
 // clusterChanged passes the changes of a Cluster that Reconcile reads: the pause and the reference to the CapstanCluster.
-var clusterChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
+var clusterChanged = reconciling.FilterUpdates(func(before, after *clusterv1.Cluster) bool {
 	return ptr.Deref(before.Spec.Paused, false) != ptr.Deref(after.Spec.Paused, false) || before.Spec.InfrastructureRef != after.Spec.InfrastructureRef
-}}
+})
 
 // selectorChanged passes the changes of the host selector of a CapstanCluster, the only field that Reconcile reads.
 var selectorChanged = predicate.Funcs{

@@ -107,8 +107,8 @@ func relevant() predicate.Predicate {
 
 // nodeChanged passes the changes of a Node that can change eligibleNodes: a Node reports its state every few minutes.
 func nodeChanged() predicate.Predicate {
-	eligible := func(o client.Object) bool { return len(eligibleNodes([]corev1.Node{*o.(*corev1.Node)})) > 0 }
-	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return eligible(e.ObjectOld) != eligible(e.ObjectNew) }}
+	eligible := func(n *corev1.Node) bool { return len(eligibleNodes([]corev1.Node{*n})) > 0 }
+	return reconciling.FilterUpdates(func(before, after *corev1.Node) bool { return eligible(before) != eligible(after) })
 }
 
 // marked reports whether a Service has, or may have, an address of ours.
