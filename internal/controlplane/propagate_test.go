@@ -92,7 +92,7 @@ func TestNewMachineIsAppliedOnce(t *testing.T) {
 	if err := r.machines.afterCreation(t.Context(), s, attempt{machine: machine}); err != nil {
 		t.Fatal(err)
 	}
-	for _, tc := range []struct { // In this order: the last one changes what is applied.
+	for _, tc := range []struct { // The order matters: the case "taints" changes the applied Machine.
 		name   string
 		change func(*clusterv1.Machine)
 		want   int

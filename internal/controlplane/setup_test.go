@@ -43,7 +43,7 @@ func TestClusterChanged(t *testing.T) {
 	}
 }
 
-// TestControlPlaneData: the bootstrap data of a control plane machine is an event for its control plane, that of a worker is none.
+// TestControlPlaneData: the bootstrap data of a control plane machine reconciles its control plane. The data of a worker does not.
 func TestControlPlaneData(t *testing.T) {
 	for role, want := range map[bootstrapv1.Role]bool{
 		bootstrapv1.RoleInit: true, bootstrapv1.RoleControlPlane: true, bootstrapv1.RoleWorker: false, "": false,

@@ -328,7 +328,7 @@ func (f *Fence) save(now time.Duration) {
 	f.saved = err == nil
 }
 
-// record writes the memory. Without room for a second file, it writes into the place of the present one: the guard knows the deadlines only
+// record writes the memory. Without room for a second file, it writes into the place of the present one: the guard reads the deadlines only
 // from the file. A guard that reads a part of it ends, and KeepGuard starts another one.
 func (f *Fence) record() error {
 	data, err := json.Marshal(f.memory)

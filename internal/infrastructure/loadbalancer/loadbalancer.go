@@ -147,7 +147,8 @@ func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost, held b
 	return held || slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
 }
 
-// Reports is what is known about the virtual endpoint of a cluster. A load balancer is as its host last reported it; nil if unknown.
+// Reports are the known facts about the virtual endpoint of a cluster. Each load balancer has the state that its host last reported. It is nil
+// without a report.
 type Reports struct {
 	// Initialized: the API server has answered.
 	Initialized bool

@@ -159,11 +159,9 @@ func (m member) provisioned() bool { return m.capstan.Spec.ProviderID != "" }
 // failed, has not run: hosts refuse its updates, and it can no longer join after a change of the bootstrap data. The last report about a
 // machine that does not run, or whose host does not answer, can be older than the end of the bootstrap.
 func (m member) hasRun() bool {
-	c := conditions.Get(m.capstan, infrav1.BootstrapSucceededCondition)
-	if c == nil || c.Status != metav1.ConditionFalse {
-		return m.provisioned()
-	}
-	return m.provisioned() && c.Reason != infrav1.BootstrapFailedReason && !conditions.IsTrue(m.capstan, infrav1.MachineRunningCondition)
+	boots := conditions.IsFalse(m.capstan, infrav1.BootstrapSucceededCondition) &&
+		(conditions.GetReason(m.capstan, infrav1.BootstrapSucceededCondition) == infrav1.BootstrapFailedReason || conditions.IsTrue(m.capstan, infrav1.MachineRunningCondition))
+	return m.provisioned() && !boots
 }
 
 // instances describes the members to the plan. It returns when the next of them becomes available, or counts as stuck, by
