@@ -72,7 +72,7 @@ func hostsOf(have []string, asked int) ([]string, error) {
 		return nil, invalid("expected at most %d for --hosts, found %d", maxHosts, asked)
 	}
 	if asked != 0 && max(asked, 0) < len(have) {
-		return nil, invalid("expected --hosts of at least %[1]d, the number of hosts that this installation has, found %[2]d: hosts can have machines, so they are not removed. Drain those without a use, see docs/hosts.md, or remove the installation with `capstan down`", len(have), max(asked, 0))
+		return nil, invalid("expected --hosts of at least %[1]d, the number of hosts that this installation has, found %[2]d: hosts can have machines, so they are not removed. Drain those without a use, see docs/host-maintenance.md, or remove the installation with `capstan down`", len(have), max(asked, 0))
 	}
 	hosts := slices.Clone(have)
 	for i := len(hosts); i < asked; i++ {
@@ -186,7 +186,7 @@ func checkListen(s Settings) error {
 		return nil
 	}
 	if len(s.Hosts) != 1 {
-		return invalid("expected one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
+		return invalid("expected one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/joining.md", s.Listen, len(s.Hosts))
 	}
 	if _, _, err := splitAddress(s.Listen); err != nil {
 		return invalid("expected --listen host:port, or none, found %q: %w", s.Listen, err)
