@@ -13,7 +13,7 @@ import (
 )
 
 // TwoSteps is the way to more encrypted resources in a cluster with several API servers.
-const TwoSteps = "change the encryption in two steps (docs/machines.md, Encryption in etcd)"
+const TwoSteps = "change the encryption in two steps (docs/control-plane-settings.md, Encryption in etcd)"
 
 // TwoStepsOrAlone is the way for every number of API servers.
 const TwoStepsOrAlone = TwoSteps + ". Or, with one replica, set rollout.strategy.inPlace to Only"

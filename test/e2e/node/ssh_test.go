@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestSSH: a machine with sshd and the configuration of docs/machines.md. A user of the CapstanConfig logs in with her key.
+// TestSSH: a machine with sshd and the configuration of docs/users.md. A user of the CapstanConfig logs in with her key.
 // Another key, no key, and a user without keys are refused. CAPSTAN_SSHD is a folder with the packages openssh-server and libwrap0 of Debian.
 func TestSSH(t *testing.T) {
 	packages := os.Getenv("CAPSTAN_SSHD")
@@ -89,10 +89,10 @@ func newKey(t *testing.T, path string) string {
 	return strings.TrimSpace(string(public))
 }
 
-// documentedServer returns the CapstanConfig of docs/machines.md with an SSH server.
+// documentedServer returns the CapstanConfig of docs/users.md with an SSH server.
 func documentedServer(t *testing.T) bootstrapv1.CapstanConfigSpec {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "machines.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "users.md"))
 	expect.NoError(t, err)
 	for block := range strings.SplitSeq(string(text), "```yaml\n") {
 		block, _, _ = strings.Cut(block, "```")
@@ -102,7 +102,7 @@ func documentedServer(t *testing.T) bootstrapv1.CapstanConfigSpec {
 			return template.Spec.Template.Spec
 		}
 	}
-	t.Fatal("docs/machines.md has no object demo-ssh")
+	t.Fatal("docs/users.md has no object demo-ssh")
 	return bootstrapv1.CapstanConfigSpec{}
 }
 
