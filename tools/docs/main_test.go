@@ -259,7 +259,7 @@ func TestSearch(t *testing.T) {
 		return urls
 	}
 	for query, want := range map[string]string{
-		"virtual address":         "hosts.html#virtual-addresses",
+		"virtual address":         "clusters-across-hosts.html#virtual-addresses",
 		"Tutorial":                "tutorial.html",
 		"capstan create cluster":  "reference/capstan.html#capstan-create-cluster",
 		"capstanippool":           "reference/api-ipam.html#capstanippool",
@@ -267,7 +267,7 @@ func TestSearch(t *testing.T) {
 		"restoring a cluster":     "backup.html#restoring-a-cluster",
 		"spec.certificates":       "reference/api-controlplane.html#spec-of-capstancontrolplane",
 		"CAPSTAN_WORKER_MEMORY":   "clusterctl.html#variables-of-the-templates",
-		"registries and mirrors ": "machines.html#registries-and-mirrors",
+		"registries and mirrors ": "registries.html#registries-and-mirrors",
 	} {
 		if got := find(query); len(got) == 0 || !strings.Contains(strings.Join(got[:min(3, len(got))], " "), want) {
 			t.Errorf("%q: found %v, want %s among the first three", query, got, want)
