@@ -145,14 +145,37 @@ func (d desired) changes(m member) (out []inplace.Change, complete bool) {
 	return append(out, had.Changes(d.updating.config)...), true
 }
 
+// verdict tells whether the differences of a machine can be changed in place.
+type verdict int
+
+const (
+	// updateImpossible: a difference, or the state of the machine, forbids the update.
+	updateImpossible verdict = iota
+	// updateUndecided: no known difference forbids the update, but not all are known yet.
+	updateUndecided
+	// updateUnreported: all differences allow the update, but no report of a host shows that the bootstrap has succeeded.
+	updateUnreported
+	updatePossible
+)
+
+// verdict returns that of the machine. why names the differences that forbid an update, and complete tells whether all differences are known.
+func (m member) verdict(why string, complete bool) verdict {
+	switch {
+	case why != "", !m.hasRun(), failure(m.capstan) != "":
+		return updateImpossible
+	case !complete:
+		return updateUndecided
+	case !conditions.IsTrue(m.capstan, infrav1.BootstrapSucceededCondition):
+		return updateUnreported
+	}
+	return updatePossible
+}
+
 // updateState is the state of a machine for the plan of updates.
 type updateState struct {
-	// can: every difference can be changed in place. Without it, why names the differences, or undecided: not all are known yet.
-	can       bool
-	why       string
-	undecided bool
-	// unreported: nothing else is against an update, but no report of a host shows that the bootstrap has succeeded.
-	unreported bool
+	verdict verdict
+	// why names the differences that forbid an update.
+	why string
 	// drained: its Node was cordoned for the update.
 	drained bool
 	// begun: the annotation is on the machine. current: for the desired state of now. runs: its host carries out an update, perhaps an
@@ -172,9 +195,7 @@ func (d desired) updateOf(m member) updateState {
 		all = append(all, c.String())
 	}
 	out.why = strings.Join(all, "; ")
-	possible := out.why == "" && m.hasRun() && failure(m.capstan) == ""
-	bootstrapped := conditions.IsTrue(m.capstan, infrav1.BootstrapSucceededCondition)
-	out.can, out.undecided, out.unreported = possible && complete && bootstrapped, possible && !complete, possible && complete && !bootstrapped
+	out.verdict = m.verdict(out.why, complete)
 	report := m.capstan.Status.Update
 	about := report.ObservedGeneration == m.capstan.Generation && report.KubernetesVersion == m.capstan.Annotations[infrav1.MachineVersionAnnotation]
 	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
@@ -267,7 +288,7 @@ func (d desired) replace(m member, u updateState) bool {
 	case u.busy(), u.current && u.failed():
 		return false
 	}
-	return d.updating.policy == infrav1.InPlacePrefer && !u.can && !u.undecided && !u.unreported
+	return d.updating.policy == infrav1.InPlacePrefer && u.verdict == updateImpossible
 }
 
 // updatePlan has the next actions of updates in place.
@@ -313,12 +334,12 @@ func planStarts(want desired, instances []instance) updatePlan {
 		case !i.behind || u.busy() || i.outdated:
 		case u.current && u.failed():
 			out.why = fmt.Sprintf("the update of machine %s in place ended as %s: %s", i.name, u.phase, u.text)
-		case u.undecided:
+		case u.verdict == updateUndecided:
 			undecided = true
 			out.waits = cmp.Or(out.waits, fmt.Sprintf("machine %s waits until the bootstrap provider has rendered the present spec of the CapstanConfig", i.name))
-		case u.unreported: // Perhaps its host is away for long: others do not wait for it.
+		case u.verdict == updateUnreported: // Perhaps its host is away for long: others do not wait for it.
 			out.waits = cmp.Or(out.waits, fmt.Sprintf("machine %s waits until its host reports that its bootstrap has succeeded", i.name))
-		case !u.can:
+		case u.verdict == updateImpossible:
 			out.why = cmp.Or(out.why, fmt.Sprintf("machine %s cannot be updated in place, and rollingUpdate.inPlace is Only: %s", i.name, cmp.Or(u.why, "it has failed")))
 		default:
 			candidates = append(candidates, i)

@@ -27,9 +27,14 @@ func updatable(machines ...string) []instance {
 		name, flags, _ := strings.Cut(m, ":")
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
 		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnqepudfr")}
-		i.update = updateState{drained: has("c"), can: !has("n") && !has("q") && !has("e"), undecided: has("q"), unreported: has("e"), begun: strings.ContainsAny(flags, "pudfr"), runs: strings.ContainsAny(flags, "ur"), current: !has("x"), text: "kubelet: busy"}
-		if has("n") {
-			i.update.why = "preCommands: needs another machine"
+		i.update = updateState{drained: has("c"), verdict: updatePossible, begun: strings.ContainsAny(flags, "pudfr"), runs: strings.ContainsAny(flags, "ur"), current: !has("x"), text: "kubelet: busy"}
+		switch {
+		case has("n"):
+			i.update.verdict, i.update.why = updateImpossible, "preCommands: needs another machine"
+		case has("q"):
+			i.update.verdict = updateUndecided
+		case has("e"):
+			i.update.verdict = updateUnreported
 		}
 		for flag, phase := range map[string]infrav1.UpdatePhase{"u": infrav1.UpdateRunning, "d": infrav1.UpdateSucceeded, "f": infrav1.UpdateRolledBack} {
 			if has(flag) {
@@ -242,7 +247,7 @@ func TestMemberUpdates(t *testing.T) {
 	} {
 		d, m := want(test.want), aMember(test.machine)
 		u := d.updateOf(m)
-		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.undecided != test.undecided || u.unreported != test.unreported || u.phase != test.phase || u.refused != test.refused || d.replace(m, u) != test.replace {
+		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || (u.verdict == updateUndecided) != test.undecided || (u.verdict == updateUnreported) != test.unreported || u.phase != test.phase || u.refused != test.refused || d.replace(m, u) != test.replace {
 			t.Errorf("%s: %+v, replaced %v; want %q, undecided %v, unreported %v, %q, refused %v, replaced %v", name, u, d.replace(m, u), test.why, test.undecided, test.unreported, test.phase, test.refused, test.replace)
 		}
 	}
