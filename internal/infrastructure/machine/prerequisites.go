@@ -68,10 +68,10 @@ func (r *Reconciler) missingInfrastructure(c *clusterv1.Cluster) string {
 		c.Name, c.Spec.InfrastructureRef.Kind, c.Spec.InfrastructureRef.Name)
 }
 
-// recorded returns a decision that a pool recorded for its machine, because core gives the Machine of a pool neither bootstrap data nor a
+// poolRecord returns a decision that a pool recorded for its machine, because core gives the Machine of a pool neither bootstrap data nor a
 // failure domain, and a version only after its Node exists. The annotations of other machines come from templates of users, and do not
 // count: the owner of the Machine decides.
-func recorded(s *scope, annotation string) string {
+func poolRecord(s *scope, annotation string) string {
 	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
 		return ""
 	}
@@ -81,12 +81,12 @@ func recorded(s *scope, annotation string) string {
 // kubernetesVersion returns the version that the pool recorded, which an update in place changes before the Node has it, or that of the
 // Machine.
 func kubernetesVersion(s *scope) string {
-	return cmp.Or(recorded(s, infrav1.MachineVersionAnnotation), s.machine.Spec.Version)
+	return cmp.Or(poolRecord(s, infrav1.MachineVersionAnnotation), s.machine.Spec.Version)
 }
 
 // wantedFailureDomain returns the failure domain that the pool recorded, or that of the Machine.
 func wantedFailureDomain(s *scope) string {
-	return cmp.Or(recorded(s, infrav1.MachineFailureDomainAnnotation), s.machine.Spec.FailureDomain)
+	return cmp.Or(poolRecord(s, infrav1.MachineFailureDomainAnnotation), s.machine.Spec.FailureDomain)
 }
 
 // dataSecretName returns the name in the Machine. For a Machine of a pool it is the name that the pool recorded, else
@@ -95,7 +95,7 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 	if name := ptr.Deref(s.machine.Spec.Bootstrap.DataSecretName, ""); name != "" {
 		return name, nil
 	}
-	if name := recorded(s, infrav1.MachineBootstrapSecretAnnotation); name != "" {
+	if name := poolRecord(s, infrav1.MachineBootstrapSecretAnnotation); name != "" {
 		return name, nil
 	}
 	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {

@@ -95,9 +95,9 @@ func TestRefusedSteps(t *testing.T) {
 	r := &Reconciler{Options: reconciling.Options{WatchNamespace: "ns", LiveClient: reconciling.Live(c)}, Client: c, recorder: events.NewFakeRecorder(10)}
 	r.Workload = func(context.Context, *clusterv1.Cluster) (client.Client, error) { return nil, refused }
 	s := &scope{pool: pool, machinePool: mp, observed: observed{members: []member{{capstan: updated}}}}
-	steps := &actions{machines: []clusterv1.Machine{*orphan}, plan: plan{create: []string{""}}, updates: updatePlan{release: []string{"a"}, finish: []string{"a"}}}
+	steps := &actions{machines: []clusterv1.Machine{*orphan}, plan: plan{create: []string{""}}, updates: updatePlan{uncordon: []string{"a"}, finish: []string{"a"}}}
 	if err := r.carryOut(t.Context(), s, steps); len(split(err)) != 3 {
-		t.Errorf("expected the errors of a deletion, a creation and a release, found %v", err)
+		t.Errorf("expected the errors of a deletion, a creation and an uncordon, found %v", err)
 	}
 	got := &infrav1.CapstanMachine{}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(updated), got); err != nil || (member{capstan: got}).isUpdating() {

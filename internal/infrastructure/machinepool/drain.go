@@ -29,9 +29,9 @@ func (m member) isDrained() bool {
 	return ok
 }
 
-// toRelease returns the machines whose Nodes were drained for an update that runs no more, or will not begin now. An update that waits for
+// toUncordon returns the machines whose Nodes were drained for an update that runs no more, or will not begin now. An update that waits for
 // capacity keeps its Node drained: the host begins it as soon as there is room.
-func toRelease(instances []instance, start []string) (out []string) {
+func toUncordon(instances []instance, start []string) (out []string) {
 	for _, i := range instances {
 		if i.update.drained && !i.leaving && (!i.update.busy() || i.update.rejected) && !slices.Contains(start, i.name) {
 			out = append(out, i.name)
@@ -81,8 +81,8 @@ func (r *Reconciler) drainOne(ctx context.Context, s *scope, workload client.Cli
 	}.Run(ctx)
 }
 
-// release makes the Nodes of machines schedulable again.
-func (r *Reconciler) release(ctx context.Context, s *scope, names []string, byName map[string]member) error {
+// uncordon makes the Nodes of machines schedulable again.
+func (r *Reconciler) uncordon(ctx context.Context, s *scope, names []string, byName map[string]member) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (r *Reconciler) release(ctx context.Context, s *scope, names []string, byNa
 	})
 }
 
-// recordDrain writes the annotation before the Node is cordoned, and removes it after the Node was released.
+// recordDrain writes the annotation before the Node is cordoned, and removes it after the Node was uncordoned.
 func (r *Reconciler) recordDrain(ctx context.Context, m member, wanted bool) error {
 	if m.isDrained() == wanted {
 		return nil

@@ -77,7 +77,7 @@ func TestDrainMembers(t *testing.T) {
 	if recorded, cordoned := state(); !recorded || !cordoned {
 		t.Errorf("recorded %v, cordoned %v", recorded, cordoned)
 	}
-	if err := r.release(t.Context(), s, []string{"m"}, byName); err != nil {
+	if err := r.uncordon(t.Context(), s, []string{"m"}, byName); err != nil {
 		t.Fatal(err)
 	}
 	if recorded, cordoned := state(); recorded || cordoned {
@@ -85,13 +85,13 @@ func TestDrainMembers(t *testing.T) {
 	}
 }
 
-// TestReleaseAfterRefusal: the Node is uncordoned when its host has refused the update. An update that waits for capacity, or for its data,
+// TestUncordonAfterRefusal: the Node is uncordoned when its host has refused the update. An update that waits for capacity, or for its data,
 // begins later by itself, so its Node stays drained.
-func TestReleaseAfterRefusal(t *testing.T) {
+func TestUncordonAfterRefusal(t *testing.T) {
 	for name, test := range map[string]struct {
-		reason   string
-		id       string
-		released bool
+		reason     string
+		id         string
+		uncordoned bool
 	}{
 		"refused":                       {infrav1.UpdateRefusedReason, "u", true},
 		"a former spec was refused":     {infrav1.UpdateRefusedReason, "", false},
@@ -103,9 +103,9 @@ func TestReleaseAfterRefusal(t *testing.T) {
 			m.Annotations[clusterv1.UpdateInProgressAnnotation], m.Annotations[infrav1.MachineDrainAnnotation] = "", ""
 			reconciling.SetCondition(m, infrav1.UpdatingCondition, metav1.ConditionFalse, test.reason, "no")
 		})
-		all, _ := instances([]member{m}, desired{hash: "old", updating: updating{policy: infrav1.InPlaceOnly, id: test.id}}, epoch)
-		if released := len(toRelease(all, nil)) > 0; released != test.released {
-			t.Errorf("%s: released %v, expected %v", name, released, test.released)
+		all, _ := instances([]member{m}, desired{hash: "old", updating: updateInput{policy: infrav1.InPlaceOnly, id: test.id}}, epoch)
+		if uncordoned := len(toUncordon(all, nil)) > 0; uncordoned != test.uncordoned {
+			t.Errorf("%s: uncordoned %v, expected %v", name, uncordoned, test.uncordoned)
 		}
 	}
 }

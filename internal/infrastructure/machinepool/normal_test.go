@@ -71,7 +71,7 @@ func TestDecide(t *testing.T) {
 		})}, empty: true},
 	} {
 		want := desired{replicas: test.replicas, hash: "h", minReady: minReady, budget: cmp.Or(test.budget, budget{maxSurge: 1})}
-		want.updating = updating{policy: infrav1.InPlacePrefer, id: "u"}
+		want.updating = updateInput{policy: infrav1.InPlacePrefer, id: "u"}
 		got := decide(observed{members: test.members, orphans: test.orphans, want: want}, epoch)
 		var machines []string
 		for _, m := range got.machines {

@@ -65,7 +65,7 @@ type desired struct {
 	// minReady is for how long a Node must have been ready until its machine counts as available.
 	minReady time.Duration
 	// updating is the input of updates in place.
-	updating updating
+	updating updateInput
 }
 
 // budget limits how machines are replaced, in machines.

@@ -38,8 +38,8 @@ import (
 // updateRetry is the interval at which updates are looked at if no event announces their progress.
 const updateRetry = 10 * time.Second
 
-// updating is the part of the desired state that updates in place need.
-type updating struct {
+// updateInput is the part of the desired state that updates in place need.
+type updateInput struct {
 	policy infrav1.InPlacePolicy
 	// foreign: the MachinePool has another kind of bootstrap configuration than CapstanConfig. Only a CapstanConfig has the data of an update.
 	foreign bool
@@ -52,12 +52,12 @@ type updating struct {
 }
 
 // allowed reports whether the policy allows updates in place.
-func (u updating) allowed() bool {
+func (u updateInput) allowed() bool {
 	return u.policy == infrav1.InPlacePrefer || u.policy == infrav1.InPlaceOnly
 }
 
 // record returns the parts of the CapstanConfig that a machine records; "" while they are not known.
-func (u updating) record() string {
+func (u updateInput) record() string {
 	if u.config == nil {
 		return ""
 	}
@@ -81,7 +81,7 @@ func (d desired) annotations() map[string]string {
 // desireUpdates reads the CapstanConfig of the pool if updates are allowed.
 func (r *Reconciler) desireUpdates(ctx context.Context, s *scope) error {
 	ref := s.machinePool.Spec.Template.Spec.Bootstrap.ConfigRef
-	u := updating{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
+	u := updateInput{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
 	u.foreign = ref.Kind != bootstrapv1.ConfigKind || ref.APIGroup != bootstrapv1.GroupVersion.Group
 	s.want.updating = u
 	if u.foreign || !u.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) {
@@ -293,14 +293,14 @@ func (d desired) replace(m member, u updateState) bool {
 
 // updatePlan has the next actions of updates in place.
 type updatePlan struct {
-	// start, finish and release have the names of machines. The Nodes of the last ones become schedulable again.
-	start, finish, release []string
+	// start, finish and uncordon have the names of machines. The Nodes of the last ones become schedulable again.
+	start, finish, uncordon []string
 	// why is the reason to start none although machines are outdated, and waits the one that ends by itself.
 	why, waits string
 }
 
 func (p updatePlan) empty() bool {
-	return len(p.start) == 0 && len(p.finish) == 0 && len(p.release) == 0
+	return len(p.start) == 0 && len(p.finish) == 0 && len(p.uncordon) == 0
 }
 
 // planUpdates decides which machines are updated. It depends only on its arguments. maxUnavailable machines, and at least one,
@@ -308,7 +308,7 @@ func (p updatePlan) empty() bool {
 // them, however many they are. A failed update stops further ones.
 func planUpdates(want desired, instances []instance) updatePlan {
 	out := planStarts(want, instances)
-	out.release = toRelease(instances, out.start)
+	out.uncordon = toUncordon(instances, out.start)
 	return out
 }
 
@@ -372,7 +372,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, p updatePlan) error {
 		byName[m.capstan.Name] = m
 	}
 	return errors.Join(
-		r.release(ctx, s, p.release, byName),
+		r.uncordon(ctx, s, p.uncordon, byName),
 		r.startUpdates(ctx, s, p.start, byName),
 		forEach(p.finish, func(name string) error { return r.finishUpdate(ctx, byName[name].capstan) }),
 	)

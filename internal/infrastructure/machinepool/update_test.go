@@ -57,17 +57,17 @@ func TestPlanUpdates(t *testing.T) {
 		pool        []instance
 		start       []string
 		finish      []string
-		release     []string
+		uncordon    []string
 		why         string
 		waits       string
 	}{
-		{name: "a drained one waits for a missing one", replicas: 3, policy: only, pool: updatable("a:abc", "b:ab"), release: []string{"a"}},
+		{name: "a drained one waits for a missing one", replicas: 3, policy: only, pool: updatable("a:abc", "b:ab"), uncordon: []string{"a"}},
 		{name: "the drained one is next", replicas: 2, policy: only, pool: updatable("a:abc", "b:ab"), start: []string{"a"}},
 		{name: "a drained one runs", replicas: 2, policy: only, pool: updatable("a:auc", "b:ab")},
-		{name: "a drained one is done", replicas: 2, policy: only, pool: updatable("a:adc", "b:a"), finish: []string{"a"}, release: []string{"a"}},
-		{name: "a drained one was rolled back", replicas: 2, policy: only, pool: updatable("a:afc", "b:a"), release: []string{"a"}, why: "machine a in place ended as RolledBack"},
-		{name: "a drained one need not change any more", replicas: 2, policy: only, pool: updatable("a:ac", "b:a"), release: []string{"a"}},
-		{name: "another one became unavailable", replicas: 2, policy: only, pool: updatable("a:abc", "b:b"), start: []string{"b"}, release: []string{"a"}},
+		{name: "a drained one is done", replicas: 2, policy: only, pool: updatable("a:adc", "b:a"), finish: []string{"a"}, uncordon: []string{"a"}},
+		{name: "a drained one was rolled back", replicas: 2, policy: only, pool: updatable("a:afc", "b:a"), uncordon: []string{"a"}, why: "machine a in place ended as RolledBack"},
+		{name: "a drained one need not change any more", replicas: 2, policy: only, pool: updatable("a:ac", "b:a"), uncordon: []string{"a"}},
+		{name: "another one became unavailable", replicas: 2, policy: only, pool: updatable("a:abc", "b:b"), start: []string{"b"}, uncordon: []string{"a"}},
 		{name: "a drained one is deleted", replicas: 2, policy: only, pool: updatable("a:alc", "b:a")},
 		{name: "up to date", replicas: 2, policy: only, pool: updatable("a:a", "b:a")},
 		{name: "not allowed", replicas: 2, policy: infrav1.InPlaceNever, pool: updatable("a:ab", "b:ab")},
@@ -94,15 +94,15 @@ func TestPlanUpdates(t *testing.T) {
 		{name: "a drained one runs a former update", replicas: 2, policy: only, pool: updatable("a:arxc", "b:a")},
 		{name: "a change needs another machine", replicas: 3, policy: only, pool: updatable("a:ab", "b:an", "c:ab"), why: "machine b cannot be updated in place, and rollingUpdate.inPlace is Only: preCommands"},
 		{name: "the CapstanConfig is not known", replicas: 3, policy: only, pool: updatable("a:ab", "b:aq", "c:ab"), waits: "machine b waits until the bootstrap provider has rendered"},
-		{name: "a drained one when the CapstanConfig is not known", replicas: 2, policy: only, pool: updatable("a:aqc", "b:a"), release: []string{"a"}, waits: "machine a waits"},
+		{name: "a drained one when the CapstanConfig is not known", replicas: 2, policy: only, pool: updatable("a:aqc", "b:a"), uncordon: []string{"a"}, waits: "machine a waits"},
 		{name: "a bootstrap is not reported", replicas: 3, policy: only, pool: updatable("a:ab", "b:ae", "c:ab"), start: []string{"a"}, waits: "machine b waits until its host reports"},
 		{name: "frozen", replicas: 3, policy: only, frozen: true, pool: updatable("a:ab", "b:ab", "c:ab")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			want := desired{replicas: tc.replicas, budget: budget{maxSurge: 1, maxUnavailable: tc.unavailable}, frozen: tc.frozen, updating: updating{policy: tc.policy}}
+			want := desired{replicas: tc.replicas, budget: budget{maxSurge: 1, maxUnavailable: tc.unavailable}, frozen: tc.frozen, updating: updateInput{policy: tc.policy}}
 			got := planUpdates(want, tc.pool)
-			if !slices.Equal(got.start, tc.start) || !slices.Equal(got.finish, tc.finish) || !slices.Equal(got.release, tc.release) || !strings.Contains(got.why, tc.why) || (got.why == "") != (tc.why == "") || !strings.Contains(got.waits, tc.waits) || (got.waits == "") != (tc.waits == "") {
-				t.Errorf("got %+v, want start %v, finish %v, release %v, why %q, waits %q", got, tc.start, tc.finish, tc.release, tc.why, tc.waits)
+			if !slices.Equal(got.start, tc.start) || !slices.Equal(got.finish, tc.finish) || !slices.Equal(got.uncordon, tc.uncordon) || !strings.Contains(got.why, tc.why) || (got.why == "") != (tc.why == "") || !strings.Contains(got.waits, tc.waits) || (got.waits == "") != (tc.waits == "") {
+				t.Errorf("got %+v, want start %v, finish %v, uncordon %v, why %q, waits %q", got, tc.start, tc.finish, tc.uncordon, tc.why, tc.waits)
 			}
 		})
 	}
@@ -170,7 +170,7 @@ func changes(all ...func(*infrav1.CapstanMachine)) func(*infrav1.CapstanMachine)
 // TestMemberUpdates: the differences that can be changed in place, and the machines that are replaced.
 func TestMemberUpdates(t *testing.T) {
 	want := func(change func(*desired)) desired {
-		out := desired{version: "v1.36.3", secret: "new", hash: "new", updating: updating{
+		out := desired{version: "v1.36.3", secret: "new", hash: "new", updating: updateInput{
 			policy: infrav1.InPlacePrefer, config: inplace.Fixed{"preCommands": "a"}, id: "u", spec: infrav1.CapstanMachineSpec{CPUs: 4},
 		}}
 		change(&out)
@@ -274,7 +274,7 @@ func TestMovedMachine(t *testing.T) {
 		"its host is in another domain": {func(m *infrav1.CapstanMachine) { m.Status.FailureDomain = "b" }, true, true},
 		"it differs otherwise":          {func(m *infrav1.CapstanMachine) { moved(m); m.Annotations[infrav1.MachineSpecHashAnnotation] = "older" }, true, false},
 	} {
-		d := desired{version: "v1.35.4", secret: "old", hash: "old", domains: []string{"a"}, updating: updating{policy: infrav1.InPlacePrefer, spec: infrav1.CapstanMachineSpec{CPUs: 2}}}
+		d := desired{version: "v1.35.4", secret: "old", hash: "old", domains: []string{"a"}, updating: updateInput{policy: infrav1.InPlacePrefer, spec: infrav1.CapstanMachineSpec{CPUs: 2}}}
 		m := aMember(test.machine)
 		if outdated, replaced := d.outdated(m), d.outdated(m) && d.replace(m, d.updateOf(m)); outdated != test.outdated || replaced != test.replaced {
 			t.Errorf("%s: outdated %v, replaced %v; want %v, %v", name, outdated, replaced, test.outdated, test.replaced)
@@ -300,7 +300,7 @@ func TestUpdateText(t *testing.T) {
 				Type: infrav1.UpdatingCondition, Status: metav1.ConditionTrue, Reason: infrav1.WaitingForUpdateReason, Message: "Waiting for Secret s", ObservedGeneration: test.observed,
 			}}
 		})
-		if got := (desired{hash: "old", updating: updating{id: "u"}}).updateOf(m); got.text != test.text {
+		if got := (desired{hash: "old", updating: updateInput{id: "u"}}).updateOf(m); got.text != test.text {
 			t.Errorf("%s: %q, want %q", name, got.text, test.text)
 		}
 	}
@@ -388,7 +388,7 @@ func TestUpdatingCondition_MP07(t *testing.T) {
 		"not allowed":              {infrav1.InPlaceNever, nil, false},
 		"no longer, and one is on": {infrav1.InPlaceNever, []member{running}, true},
 	} {
-		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{members: tc.members, want: desired{updating: updating{policy: tc.policy}}}}
+		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{members: tc.members, want: desired{updating: updateInput{policy: tc.policy}}}}
 		reconciling.SetCondition(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "1 of 1 machines remain")
 		setUpdating(s, updatePlan{}, nil)
 		if got := conditions.Has(s.pool, infrav1.UpdatingCondition); got != tc.shown {
@@ -411,7 +411,7 @@ func TestUpdatingReason_MP07(t *testing.T) {
 		"one failed":       {plan: updatePlan{why: "the update failed"}, pool: updatable("a:f"), status: metav1.ConditionFalse, reason: infrav1.UpdateFailedReason, message: "1 of 1 machines remain; the update failed"},
 		"one is undecided": {plan: updatePlan{waits: "machine a waits"}, pool: updatable("a:aq"), status: metav1.ConditionTrue, reason: infrav1.WaitingForUpdateReason, message: "1 of 1 machines remain; machine a waits"},
 	} {
-		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{want: desired{updating: updating{policy: infrav1.InPlaceOnly}}}}
+		s := &scope{pool: &infrav1.CapstanMachinePool{}, observed: observed{want: desired{updating: updateInput{policy: infrav1.InPlaceOnly}}}}
 		setUpdating(s, tc.plan, tc.pool)
 		if c := conditions.Get(s.pool, infrav1.UpdatingCondition); c.Status != tc.status || c.Reason != tc.reason || c.Message != tc.message {
 			t.Errorf("%s: %+v", name, c)

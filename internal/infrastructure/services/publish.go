@@ -18,6 +18,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/order"
 )
 
 // Reasons of the events on Services.
@@ -216,7 +217,7 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 	}
 	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.mayPublish(name) })
 	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(s.losses(b, on[b]), s.losses(a, on[a])), cmp.Compare(a, b))
+		return cmp.Or(order.TrueFirst(s.loses(a, on[a]), s.loses(b, on[b])), cmp.Compare(a, b))
 	})
 	s.asked = true
 	for _, name := range names {
@@ -229,14 +230,14 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 	return err
 }
 
-// losses is 1 if a host has to give up an address.
-func (s *scope) losses(name string, keeps []*target) int {
+// loses reports whether a host has to give up an address.
+func (s *scope) loses(name string, keeps []*target) bool {
 	for _, claim := range s.claims {
 		if slices.Contains(hostsOf(claim), name) && !slices.ContainsFunc(keeps, func(t *target) bool { return t.of(claim) }) {
-			return 1
+			return true
 		}
 	}
-	return 0
+	return false
 }
 
 // awayWith handles the Services of a host that is not connected. It continues to publish them if it runs.
