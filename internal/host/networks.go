@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -268,10 +266,7 @@ func (p *platform) restorePeers(n *hostpb.Network) error {
 // recordedPeers reads the record of the last SetPeers for a network.
 func (p *platform) recordedPeers(n *hostpb.Network) (network.Peers, error) {
 	req := &hostpb.SetPeersRequest{}
-	data, err := os.ReadFile(p.store.path(networksDir, n.Id, peersFile))
-	if err == nil {
-		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, req)
-	}
+	err := readSpec(p.store.path(networksDir, n.Id, peersFile), req)
 	if err == nil {
 		err = admission.Peers(req, n, p.box.Link != nil)
 	}

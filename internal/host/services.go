@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
@@ -195,13 +193,9 @@ func (ns *networks) recordedServices(id string) (*hostpb.SetServicesRequest, err
 	if req := ns.unrecorded[id]; req != nil {
 		return req, nil
 	}
-	data, err := os.ReadFile(ns.store.path(networksDir, id, servicesFile))
-	if err != nil {
-		return nil, atomicfile.IgnoreMissing(err)
-	}
 	req := &hostpb.SetServicesRequest{}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, req); err != nil {
-		return nil, err
+	if err := readSpec(ns.store.path(networksDir, id, servicesFile), req); err != nil {
+		return nil, atomicfile.IgnoreMissing(err)
 	}
 	return req, admission.Services(req, n)
 }

@@ -162,6 +162,15 @@ func writeSpec(path string, spec proto.Message) error {
 	return atomicfile.WriteFile(path, data, 0o600)
 }
 
+// readSpec reads what writeSpec has written. A later version of capstand can have written fields that this one does not know.
+func readSpec(path string, into proto.Message) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, into)
+}
+
 // load reads all objects of a kind. It returns those that cannot be read, or that check refuses, by id.
 func load[T proto.Message](s store, kind string, empty func() T, check func(folder string, spec T) error) (all []T, unreadable map[string]error, err error) {
 	entries, err := os.ReadDir(s.path(kind))
@@ -170,11 +179,8 @@ func load[T proto.Message](s store, kind string, empty func() T, check func(fold
 	}
 	unreadable = map[string]error{}
 	for _, entry := range entries {
-		path, spec := s.path(kind, entry.Name(), "spec.json"), empty()
-		data, err := os.ReadFile(path)
-		if err == nil {
-			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, spec)
-		}
+		path, spec := specFile(s.path(kind, entry.Name())), empty()
+		err := readSpec(path, spec)
 		if err == nil {
 			err = check(entry.Name(), spec)
 		}
