@@ -186,16 +186,14 @@ func (lb *loadBalancer) run(ctx context.Context) {
 		lb.log.Warn("Balancer process ended", "error", err, "restartIn", pause)
 		lb.setMessage(fmt.Sprintf("the balancer's process ended (%v); started again after %s", err, pause))
 	}
-	pause = 0
-	for attempt := 0; lb.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
-		if err := lb.remove(ctx); err != nil {
-			lb.log.Error("Cannot remove the load balancer; capstand tries again", "error", err)
-			lb.setMessage("removal: " + err.Error())
-			pause = pauseAfter(attempt)
-			continue
-		}
-		close(lb.gone)
+	if lb.deleted.Err() == nil {
 		return
+	}
+	if removed := removeFinally(ctx, lb.remove, func(err error) {
+		lb.log.Error("Cannot remove the load balancer; capstand tries again", "error", err)
+		lb.setMessage("removal: " + err.Error())
+	}); removed {
+		close(lb.gone)
 	}
 }
 

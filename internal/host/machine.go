@@ -158,21 +158,31 @@ func (m *machine) run(ctx context.Context) {
 	for attempt := 0; rest(life, m.wake, pause); {
 		pause = m.live(life, &attempt)
 	}
-	if m.deleted.Err() != nil {
-		m.stopPods(ctx)
-	}
-	pause = 0
-	for attempt := 0; m.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
-		if err := m.remove(ctx); err != nil {
-			m.log.Error("Cannot remove the machine; capstand tries again", "error", err)
-			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "removal: " + err.Error() })
-			pause = pauseAfter(attempt)
-			continue
-		}
-		m.log.Info("Machine removed")
-		close(m.gone)
+	if m.deleted.Err() == nil {
 		return
 	}
+	m.stopPods(ctx)
+	if removed := removeFinally(ctx, m.remove, func(err error) {
+		m.log.Error("Cannot remove the machine; capstand tries again", "error", err)
+		m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "removal: " + err.Error() })
+	}); removed {
+		m.log.Info("Machine removed")
+		close(m.gone)
+	}
+}
+
+// removeFinally calls remove until it succeeds or ctx ends, with pauses that grow, and reports whether it has succeeded. show shows an error.
+func removeFinally(ctx context.Context, remove func(context.Context) error, show func(error)) bool {
+	var pause time.Duration
+	for attempt := 0; rest(ctx, nil, pause); attempt++ {
+		err := remove(ctx)
+		if err == nil {
+			return true
+		}
+		show(err)
+		pause = pauseAfter(attempt)
+	}
+	return false
 }
 
 // rest waits until woken, at most for pause. It returns false when ctx is done.
