@@ -99,7 +99,7 @@ func deleting(reason, message string) result {
 func (r *deletion) workers(ctx context.Context, s *scope) (int, error) {
 	ofCluster := reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))
 	machines := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, machines, ofCluster); err != nil {
+	if err := r.Client.List(ctx, machines, ofCluster, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, err
 	}
 	n := 0
@@ -109,7 +109,7 @@ func (r *deletion) workers(ctx context.Context, s *scope) (int, error) {
 		}
 	}
 	pools := &clusterv1.MachinePoolList{}
-	if err := r.Client.List(ctx, pools, ofCluster); err != nil {
+	if err := r.Client.List(ctx, pools, ofCluster, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, err
 	}
 	return n + len(pools.Items), nil

@@ -60,7 +60,7 @@ func (r *Reconciler) desire(ctx context.Context, s *scope) error {
 		return err
 	}
 	controlPlane := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster))); err != nil {
+	if err := r.Client.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)

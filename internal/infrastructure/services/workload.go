@@ -55,7 +55,7 @@ func (r *Reconciler) view(ctx context.Context, s *scope) (*view, error) {
 	if err := s.workload.List(ctx, services); err != nil {
 		return nil, err
 	}
-	if err := s.workload.List(ctx, nodes); err != nil {
+	if err := s.workload.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	v := &view{services: services.Items, eligible: eligibleNodes(nodes.Items), slices: map[string][]discoveryv1.EndpointSlice{}}
