@@ -86,7 +86,7 @@ func (r *Reconciler) readVolumeInputs(ctx context.Context, s *scope) (err error)
 	if err := r.followVolumes(ctx, s); err != nil {
 		return err
 	}
-	if s.volumes.all, err = r.volumesOf(ctx, s); err != nil {
+	if s.volumes.all, err = listVolumes(ctx, r.LiveClient, s); err != nil {
 		return err
 	}
 	if err := r.releaseDeleted(ctx, s, s.volumes.all); err != nil {
@@ -96,11 +96,7 @@ func (r *Reconciler) readVolumeInputs(ctx context.Context, s *scope) (err error)
 	return err
 }
 
-// volumesOf lists the volumes of the machine's namespace as they are stored.
-func (r *Reconciler) volumesOf(ctx context.Context, s *scope) ([]infrav1.CapstanVolume, error) {
-	return listVolumes(ctx, r.LiveClient, s)
-}
-
+// listVolumes lists the volumes of the machine's namespace.
 func listVolumes(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanVolume, error) {
 	list := &infrav1.CapstanVolumeList{}
 	err := c.List(ctx, list, client.InNamespace(s.capstan.Namespace))
@@ -251,7 +247,7 @@ func (r *Reconciler) ensureVolumes(ctx context.Context, s *scope, host *connecti
 	if len(s.capstan.Spec.Volumes) == 0 {
 		return nil, nil
 	}
-	all, err := r.volumesOf(ctx, s)
+	all, err := listVolumes(ctx, r.LiveClient, s)
 	if err != nil {
 		return nil, err
 	}
