@@ -68,11 +68,17 @@ func (r *Reconciler) missingInfrastructure(c *clusterv1.Cluster) string {
 		c.Name, c.Spec.InfrastructureRef.Kind, c.Spec.InfrastructureRef.Name)
 }
 
+// isPooled reports whether a Machine belongs to a machine pool.
+func isPooled(m *clusterv1.Machine) bool {
+	_, ok := m.Labels[clusterv1.MachinePoolNameLabel]
+	return ok
+}
+
 // poolRecord returns a decision that a pool recorded for its machine, because core gives the Machine of a pool neither bootstrap data nor a
 // failure domain, and a version only after its Node exists. The annotations of other machines come from templates of users, and do not
 // count: the owner of the Machine decides.
 func poolRecord(s *scope, annotation string) string {
-	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
+	if !isPooled(s.machine) {
 		return ""
 	}
 	return s.capstan.Annotations[annotation]
@@ -98,7 +104,7 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 	if name := poolRecord(s, infrav1.MachineBootstrapSecretAnnotation); name != "" {
 		return name, nil
 	}
-	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
+	if !isPooled(s.machine) {
 		return "", nil
 	}
 	pool, err := util.GetMachinePoolByLabels(ctx, r.Client, s.machine.Namespace, s.machine.Labels)

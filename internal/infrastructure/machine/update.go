@@ -76,7 +76,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 // hook is its last write. The updater of a machine pool writes the CapstanMachine only. Other updaters write the Machine before
 // the CapstanConfig, whose generation the Secret of the update has.
 func uncommitted(m *clusterv1.Machine) string {
-	if _, pool := m.Labels[clusterv1.MachinePoolNameLabel]; pool {
+	if isPooled(m) {
 		return ""
 	}
 	if _, marked := m.Annotations[clusterv1.UpdateInProgressAnnotation]; !marked {
@@ -140,8 +140,7 @@ func (r *Reconciler) updateSecret(ctx context.Context, s *scope, version string)
 		return nil, missing, client.IgnoreNotFound(err)
 	}
 	_, marked := config.Annotations[clusterv1.UpdateInProgressAnnotation]
-	_, pool := s.machine.Labels[clusterv1.MachinePoolNameLabel]
-	if !marked && !pool || secret.Annotations[bootstrapv1.ConfigGenerationAnnotation] != strconv.FormatInt(config.Generation, 10) {
+	if !marked && !isPooled(s.machine) || secret.Annotations[bootstrapv1.ConfigGenerationAnnotation] != strconv.FormatInt(config.Generation, 10) {
 		return nil, missing, nil
 	}
 	return secret, "", nil

@@ -306,7 +306,7 @@ func (r *Reconciler) ownerOf(ctx context.Context, s *scope) (volumeOwner, error)
 		err := r.LiveClient.Get(ctx, key, d)
 		return ownedBy(clusterv1.GroupVersion.WithKind("MachineDeployment"), d, d.Spec.Replicas), err
 	}
-	if _, ok := m.Labels[clusterv1.MachinePoolNameLabel]; ok {
+	if isPooled(m) {
 		pool, err := util.GetMachinePoolByLabels(ctx, r.Client, m.Namespace, m.Labels)
 		if err != nil || pool == nil {
 			return volumeOwner{}, errors.Join(err, fmt.Errorf("the MachinePool of Machine %s is not known yet", m.Name))
