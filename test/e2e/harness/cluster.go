@@ -345,6 +345,14 @@ func Kill(t *testing.T, p Process) {
 	}
 }
 
+// KillManager kills the manager with SIGKILL, and returns the killed process. The plane starts another one.
+func (p *Plane) KillManager(t *testing.T) Process {
+	t.Helper()
+	manager := p.FindRunning(t, "", "manager", 1)[0]
+	Kill(t, manager)
+	return manager
+}
+
 // Apply applies manifests to the cluster.
 func (c *Cluster) Apply(t *testing.T, manifests string) {
 	t.Helper()

@@ -47,7 +47,7 @@ func TestControlPlaneAndPool(t *testing.T) {
 	harness.Eventually(t, "the update begins", limit, func(ctx context.Context) error {
 		return updating(ctx, cp, controlplanev1.UpdatingReason)
 	})
-	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
+	plane.KillManager(t)
 	harness.Eventually(t, "the update in place", limit, func(ctx context.Context) error {
 		if err := updating(ctx, cp, controlplanev1.NotUpdatingReason); err != nil {
 			return err

@@ -232,7 +232,7 @@ func TestMachineDeployment(t *testing.T) {
 		w.use("two")
 	})
 	w.begun()
-	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
+	plane.KillManager(t)
 	after := w.settled("an update in place", harness.KubernetesVersion)
 	w.same("an update in place", before, after)
 	w.updated("1Gi")

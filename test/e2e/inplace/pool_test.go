@@ -143,7 +143,7 @@ func (p *pool) update(version string) {
 	p.t.Helper()
 	p.patch(&clusterv1.MachinePool{}, fmt.Sprintf(`{"spec":{"template":{"spec":{"version":%q}}}}`, version))
 	p.condition("the update of the pool begins", infrav1.UpdateRunningReason, "2 of 2 machines remain")
-	harness.Kill(p.t, plane.FindRunning(p.t, "", "manager", 1)[0])
+	plane.KillManager(p.t)
 	p.condition("the update of the second machine", infrav1.UpdateRunningReason, "1 of 2 machines remain")
 	p.same(p.settled("the update of the pool in place", version))
 	p.withoutData()

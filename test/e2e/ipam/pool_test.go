@@ -61,7 +61,7 @@ func TestPool_IPAM07(t *testing.T) {
 	}{
 		{"the endpoint has an address of the pool and answers", checkEndpoint},
 		{"a machine waits for an exhausted pool", checkExhausted},
-		{"a restarted manager keeps the addresses", killManager},
+		{"a restarted manager keeps the addresses", leaderDies},
 		{"the machine comes up when the pool grows", growPool},
 		{"machines have exactly the claimed addresses", checkMachines},
 	} {
@@ -115,17 +115,14 @@ func checkExhausted(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// killManager: the leader dies between claims. Allocated addresses stay the same, and the new manager serves further
+// leaderDies: the leader dies between claims. Allocated addresses stay the same, and the new manager serves further
 // claims.
-func killManager(t *testing.T, c *harness.Cluster) {
+func leaderDies(t *testing.T, c *harness.Cluster) {
 	before := inUse(t, c)
-	managers := plane.FindRunning(t, "", "manager", 1)
-	for _, p := range managers {
-		harness.Kill(t, p)
-	}
+	killed := plane.KillManager(t)
 	harness.Eventually(t, "another manager", 30*time.Second, func(context.Context) error {
 		for _, p := range plane.Find(t, "", "manager") {
-			if p.PID != managers[0].PID {
+			if p.PID != killed.PID {
 				return nil
 			}
 		}

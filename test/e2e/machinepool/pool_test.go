@@ -99,12 +99,6 @@ func (p *pool) settled(n int) []string {
 	return names
 }
 
-// killManager kills the manager with SIGKILL. The plane starts it again.
-func killManager(t *testing.T) {
-	t.Helper()
-	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
-}
-
 // MP-02 MP-04 MP-06: a pool of real machines is created, changed and deleted. The manager is killed during each step.
 // Most steps use one machine, because machines take most of the time.
 func TestPool(t *testing.T) {
@@ -117,7 +111,7 @@ func TestPool(t *testing.T) {
 	volumes := c.FollowVolumes(t)
 	p.setVolumes(harness.DataVolume())
 	p.patch(fmt.Sprintf(`{"spec":{"replicas":2,"template":{"spec":{"version":%q}}}}`, older))
-	killManager(t)
+	plane.KillManager(t)
 	p.settled(2)
 	p.runs(older)
 	volumes.Write(t, 2)
@@ -135,7 +129,7 @@ func TestPool(t *testing.T) {
 
 	// Scale down to one machine: its Node drains.
 	p.patch(`{"spec":{"replicas":1}}`)
-	killManager(t)
+	plane.KillManager(t)
 	p.settled(1)
 	stop()
 	if err := <-held; err != nil {
@@ -155,7 +149,7 @@ func TestPool(t *testing.T) {
 	p.replaced("a machine that a MachineHealthCheck reports as unhealthy", 1, p.breakOne)
 	p.pause()
 	p.patch(`{"spec":{"replicas":0}}`)
-	killManager(t)
+	plane.KillManager(t)
 	p.settled(0)
 	c.Delete(t)
 	volumes.Removed(t)
@@ -223,7 +217,7 @@ func (p *pool) replaced(why string, n int, change func()) {
 		}
 		return errors.New("no machine was created or deleted")
 	})
-	killManager(p.t)
+	plane.KillManager(p.t)
 	harness.Eventually(p.t, why+" replaces "+fmt.Sprint(before), 5*time.Minute, func(context.Context) error {
 		for _, name := range p.names() {
 			if slices.Contains(before, name) {
@@ -264,7 +258,7 @@ func (p *pool) pause() {
 	p.paused(metav1.ConditionTrue)
 	names := p.names()
 	p.patch(`{"spec":{"replicas":2}}`)
-	killManager(p.t)
+	plane.KillManager(p.t)
 	p.managerActs()
 	for range 20 { // A pool that is not paused creates its machine within one second.
 		if now := p.get().Status.Instances; len(now) != len(names) {
