@@ -57,7 +57,7 @@ func (r Run) Do(ctx context.Context) ([]Spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the tests ended without a report: %w\n%s", errors.Join(failed, err), end(log.Name()))
 	}
-	return Parse(report)
+	return parse(report)
 }
 
 // end returns the last lines of a file.
@@ -90,9 +90,9 @@ type Spec struct {
 	Time    time.Duration
 }
 
-// Parse reads a JSON report of Ginkgo. It leaves out the specs that the focus excludes. A failure before or after all specs is a
+// parse reads a JSON report of Ginkgo. It leaves out the specs that the focus excludes. A failure before or after all specs is a
 // result too.
-func Parse(report []byte) ([]Spec, error) {
+func parse(report []byte) ([]Spec, error) {
 	var suites []struct {
 		SpecReports []struct {
 			ContainerHierarchyTexts []string

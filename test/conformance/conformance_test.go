@@ -13,7 +13,7 @@ const report = `[{"SpecReports": [
 	{"LeafNodeType": "ReportBeforeSuite", "State": "passed"}]}]`
 
 func TestParse(t *testing.T) {
-	specs, err := Parse([]byte(report))
+	specs, err := parse([]byte(report))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func TestParse(t *testing.T) {
 	if got := Summary(specs); got != want {
 		t.Errorf("the summary is\n%s\nexpected\n%s", got, want)
 	}
-	if _, err := Parse([]byte("{")); err == nil {
+	if _, err := parse([]byte("{")); err == nil {
 		t.Error("half a report: no error")
 	}
 }

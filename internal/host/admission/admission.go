@@ -36,8 +36,8 @@ func NewMachine(spec *hostpb.MachineSpec, info *hostpb.HostInfo, deleted bool, o
 	return fits(spec, info)
 }
 
-// SameMachine decides whether a request can be about a machine that exists: it must have the same owner and spec.
-func SameMachine(have, want *hostpb.MachineSpec) error {
+// sameMachine decides whether a request can be about a machine that exists: it must have the same owner and spec.
+func sameMachine(have, want *hostpb.MachineSpec) error {
 	if err := owner.Ensure("machine", have.Id, have, want); err != nil {
 		return err
 	}

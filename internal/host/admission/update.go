@@ -36,7 +36,7 @@ func Update(req *hostpb.UpdateMachineRequest, have *hostpb.Machine, info *hostpb
 		return false, refusal.Errorf(hostpb.Refusal_UPDATE_IN_PROGRESS, "machine %s/%s: update %s has not ended, so update %s cannot start; wait until it ends",
 			spec.Namespace, spec.Name, last.GetId(), req.UpdateId)
 	}
-	if err := CheckChange(spec, want); err != nil {
+	if err := checkChange(spec, want); err != nil {
 		return false, err
 	}
 	if err := fitsGrown(spec, want, info); err != nil {
@@ -91,8 +91,8 @@ func updatable(m *hostpb.Machine) error {
 	return nil
 }
 
-// CheckChange refuses a change that cannot be made in place (INVALID). The message names the field.
-func CheckChange(from, to *hostpb.MachineSpec) error {
+// checkChange refuses a change that cannot be made in place (INVALID). The message names the field.
+func checkChange(from, to *hostpb.MachineSpec) error {
 	from, to = Normalized(from), Normalized(to)
 	if to.DiskBytes < from.DiskBytes {
 		return invalid("machine %s/%s: disk_bytes cannot change from %d to %d in place: a disk can only grow; replace the machine", from.Namespace, from.Name, from.DiskBytes, to.DiskBytes)
@@ -161,11 +161,11 @@ func Undone(from, to *hostpb.MachineSpec) *hostpb.MachineSpec {
 	return spec
 }
 
-// SameUpdatedMachine is SameMachine for a machine with an update. other is the spec before the update, or the desired spec of an
+// SameUpdatedMachine is sameMachine for a machine with an update. other is the spec before the update, or the desired spec of an
 // update that was rolled back: a client whose cache is older or newer still has it.
 func SameUpdatedMachine(have, other, want *hostpb.MachineSpec) error {
-	err := SameMachine(have, want)
-	if err == nil || other == nil || SameMachine(other, want) != nil {
+	err := sameMachine(have, want)
+	if err == nil || other == nil || sameMachine(other, want) != nil {
 		return err
 	}
 	return nil

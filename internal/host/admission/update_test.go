@@ -89,7 +89,7 @@ func lastUpdate(id string, phase hostpb.UpdateStatus_Phase) func(*hostpb.Machine
 }
 
 // Every field of the spec is either one of those that change in place, or its change is refused with the field's name. The test
-// fails for a new field that CheckChange ignores.
+// fails for a new field that checkChange ignores.
 func TestCheckChangeOfEveryField(t *testing.T) {
 	inPlace := map[string]bool{"cpus": true, "memory_bytes": true, "pids_limit": true, "disk_bytes": true, "kubernetes_version": true}
 	fields := (&hostpb.MachineSpec{}).ProtoReflect().Descriptor().Fields()
@@ -120,7 +120,7 @@ func TestCheckChangeOfEveryField(t *testing.T) {
 		default:
 			t.Fatalf("%s: the test has no value for a field of kind %s", name, field.Kind())
 		}
-		err := CheckChange(goodSpec(), want)
+		err := checkChange(goodSpec(), want)
 		if inPlace[name] != (err == nil) {
 			t.Errorf("%s: %v", name, err)
 		}

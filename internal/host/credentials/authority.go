@@ -20,9 +20,9 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// AuthorityKey is the key of the authority's private key in the Secret of a host that joined with `capstan host join`. The
+// authorityKey is the key of the authority's private key in the Secret of a host that joined with `capstan host join`. The
 // Secret of another host does not have it: such a host keeps its authority to itself.
-const AuthorityKey = "ca.key"
+const authorityKey = "ca.key"
 
 // Managed are the credentials of a host that joined, and its authority. The first certificate of CA is that of the authority.
 type Managed struct {
@@ -56,19 +56,19 @@ func (m Managed) withClient(validity time.Duration, now time.Time) (Managed, err
 
 // AuthorityFromSecret reads the data of the Secret of a host that joined. For another host, the error is ErrNoAuthority.
 func AuthorityFromSecret(data map[string][]byte) (Managed, error) {
-	if len(data[AuthorityKey]) == 0 {
+	if len(data[authorityKey]) == 0 {
 		return Managed{}, ErrNoAuthority
 	}
 	c, err := FromSecret(data)
 	if err != nil {
 		return Managed{}, err
 	}
-	authority, err := pki.ParseAuthority(c.CA, data[AuthorityKey])
+	authority, err := pki.ParseAuthority(c.CA, data[authorityKey])
 	if err != nil {
 		return Managed{}, err
 	}
 	if !pki.HasKey(authority.Cert, authority.Key) {
-		return Managed{}, fmt.Errorf("%s and %s are not a key pair", CAKey, AuthorityKey)
+		return Managed{}, fmt.Errorf("%s and %s are not a key pair", caKey, authorityKey)
 	}
 	return Managed{Client: c, Authority: authority}, nil
 }
@@ -77,7 +77,7 @@ func AuthorityFromSecret(data map[string][]byte) (Managed, error) {
 func (m Managed) Data() map[string][]byte {
 	data := m.Client.Data()
 	if key, err := pki.EncodeKey(m.Authority.Key); err == nil {
-		data[AuthorityKey] = key
+		data[authorityKey] = key
 	}
 	return data
 }

@@ -14,25 +14,25 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// CAKey is the key of the certificate authority in the Secret with a host's credentials. The other keys are Kubernetes' own,
+// caKey is the key of the certificate authority in the Secret with a host's credentials. The other keys are Kubernetes' own,
 // tls.crt and tls.key.
-const CAKey = "ca.crt"
+const caKey = "ca.crt"
 
 // Client contains the credentials that a manager needs to use a host, PEM encoded.
 type Client struct{ CA, Cert, Key []byte }
 
 // FromSecret reads the data of a Secret.
 func FromSecret(data map[string][]byte) (Client, error) {
-	c := Client{CA: data[CAKey], Cert: data[corev1.TLSCertKey], Key: data[corev1.TLSPrivateKeyKey]}
+	c := Client{CA: data[caKey], Cert: data[corev1.TLSCertKey], Key: data[corev1.TLSPrivateKeyKey]}
 	if len(c.CA) == 0 || len(c.Cert) == 0 || len(c.Key) == 0 {
-		return Client{}, fmt.Errorf("must have %s, %s and %s for mutual TLS", CAKey, corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+		return Client{}, fmt.Errorf("must have %s, %s and %s for mutual TLS", caKey, corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 	}
 	return c, nil
 }
 
 // Data returns the data of a Secret that FromSecret reads.
 func (c Client) Data() map[string][]byte {
-	return map[string][]byte{CAKey: c.CA, corev1.TLSCertKey: c.Cert, corev1.TLSPrivateKeyKey: c.Key}
+	return map[string][]byte{caKey: c.CA, corev1.TLSCertKey: c.Cert, corev1.TLSPrivateKeyKey: c.Key}
 }
 
 // Equal returns whether both credentials are the same.
@@ -54,7 +54,7 @@ func (c Client) Transport(now time.Time, seen func(*x509.Certificate)) (credenti
 func (c Client) config(now time.Time) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(c.CA) {
-		return nil, fmt.Errorf("%s holds no PEM certificate", CAKey)
+		return nil, fmt.Errorf("%s holds no PEM certificate", caKey)
 	}
 	pair, err := tls.X509KeyPair(c.Cert, c.Key)
 	if err != nil {

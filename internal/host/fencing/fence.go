@@ -166,7 +166,7 @@ func (f *Fence) deadline(m Machine) (time.Duration, bool) {
 	if f.watching[m.ManagementCluster] > 0 {
 		manager = boottime.Now()
 	}
-	return Deadline(time.Duration(seconds)*time.Second, manager, f.memory.Reached[m.Network]), true
+	return expiresAt(time.Duration(seconds)*time.Second, manager, f.memory.Reached[m.Network]), true
 }
 
 // Begin records that a manager has just set the other hosts of a network. Without this contact, the machines of a network that was

@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/host/proc"
 )
 
-// MaxStopAfter is the longest time without contact that can be set.
-const MaxStopAfter = time.Hour
+// maxStopAfter is the longest time without contact that can be set.
+const maxStopAfter = time.Hour
 
 // Settings are the seconds without contact after which machines stop, by management cluster.
 type Settings map[string]int32
@@ -74,8 +74,8 @@ func ReadMemory(path string) (m Memory, fresh bool) {
 	return m, fresh
 }
 
-// Deadline is the time until which machines may run that stop after a time without contact; 0 if there was no contact.
-func Deadline(stopAfter, manager, host time.Duration) time.Duration {
+// expiresAt is the time until which machines may run that stop after a time without contact; 0 if there was no contact.
+func expiresAt(stopAfter, manager, host time.Duration) time.Duration {
 	if last := max(manager, host); last > 0 {
 		return last + stopAfter
 	}
@@ -93,7 +93,7 @@ func Expired(leases []Lease, now time.Duration) (out []string) {
 }
 
 // probedLife is for how long the probe of a host is remembered that is not in the network any more. It is longer than
-// MaxStopAfter and every margin.
+// maxStopAfter and every margin.
 const probedLife = 2 * time.Hour
 
 // forget removes old probes of hosts that are not peers of the network any more.

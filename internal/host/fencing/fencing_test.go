@@ -29,7 +29,7 @@ func TestDeadline(t *testing.T) {
 		{60, 100, 200, 260},
 		{60, 200, 100, 260},
 	} {
-		if got := Deadline(tc.stopAfter, tc.manager, tc.host); got != tc.want {
+		if got := expiresAt(tc.stopAfter, tc.manager, tc.host); got != tc.want {
 			t.Errorf("%v: %d", tc, got)
 		}
 	}

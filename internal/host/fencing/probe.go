@@ -41,7 +41,7 @@ func (m message) valid() bool {
 		return false
 	}
 	for id, seconds := range m.Settings {
-		if len(id) > 128 || seconds < 1 || time.Duration(seconds)*time.Second > MaxStopAfter {
+		if len(id) > 128 || seconds < 1 || time.Duration(seconds)*time.Second > maxStopAfter {
 			return false
 		}
 	}

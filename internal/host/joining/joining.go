@@ -163,7 +163,7 @@ func (t Terms) Check(now time.Time) error {
 		return fmt.Errorf("expected a --failure-domain of at most 256 characters, found %d", len(t.FailureDomain))
 	}
 	if t.HostName != "" {
-		if err := CheckName(t.HostName); err != nil {
+		if err := checkName(t.HostName); err != nil {
 			return err
 		}
 	}
@@ -245,7 +245,7 @@ func (r Request) Encode() string {
 
 // Check returns the first mistake.
 func (r Request) Check() error {
-	if err := CheckName(r.Name); err != nil {
+	if err := checkName(r.Name); err != nil {
 		return err
 	}
 	if _, err := r.Host(); err != nil {
@@ -278,8 +278,8 @@ func Tunnel(set string, own netip.Addr) string {
 	return set
 }
 
-// CheckName returns an error if a host cannot have the name.
-func CheckName(name string) error {
+// checkName returns an error if a host cannot have the name.
+func checkName(name string) error {
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 		return fmt.Errorf("expected a name of the host of lower case letters, digits, dots and dashes, found %q: set another one with --name", name)
 	}

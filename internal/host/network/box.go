@@ -139,9 +139,9 @@ func (b Box) FitsRoutes(n Network) error {
 }
 
 // disjoint returns a ConflictError if a subnet overlaps a used range.
-func disjoint(subnets []Subnet, used []Used) error {
+func disjoint(subnets []Subnet, used []usedRange) error {
 	for _, subnet := range subnets {
-		if err := Overlap(subnet.Prefix, used); err != nil {
+		if err := overlap(subnet.Prefix, used); err != nil {
 			return ConflictError{Subject: subnet.Prefix.String(), message: err.Error()}
 		}
 	}
@@ -243,7 +243,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	if err != nil {
 		return err
 	}
-	var used []Used
+	var used []usedRange
 	for _, other := range networks {
 		switch {
 		case other.ID == n.ID:
@@ -284,13 +284,13 @@ func admitSame(n, recorded Network, subnets []Subnet) error {
 
 // routed returns the subnets of a network that the box has routes to. It has none to a LAN. Users of other namespaces read a refusal, so it
 // does not name the cluster.
-func routed(n Network) (used []Used) {
+func routed(n Network) (used []usedRange) {
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil || n.LAN != nil { // Damaged, or not written by a capstand.
 		return nil
 	}
 	for _, subnet := range subnets {
-		used = append(used, Used{subnet.Prefix, "another cluster"})
+		used = append(used, usedRange{subnet.Prefix, "another cluster"})
 	}
 	return used
 }

@@ -123,7 +123,7 @@ func (f firewall) keepInLink() []string {
 	if !f.overlay.encrypted() {
 		return nil
 	}
-	return []string{fmt.Sprintf("oifname != %s udp dport %d @th,96,24 %d drop", wireguard.Device, TunnelPort, f.overlay.VNI)}
+	return []string{fmt.Sprintf("oifname != %s udp dport %d @th,96,24 %d drop", wireguard.Device, tunnelPort, f.overlay.VNI)}
 }
 
 // protectLink accepts nothing but VXLAN from other boxes through the link.
@@ -133,7 +133,7 @@ func (f firewall) protectLink() []string {
 	}
 	return []string{
 		fmt.Sprintf("iifname %s meta l4proto != udp drop", wireguard.Device),
-		fmt.Sprintf("iifname %s udp dport != %d drop", wireguard.Device, TunnelPort),
+		fmt.Sprintf("iifname %s udp dport != %d drop", wireguard.Device, tunnelPort),
 	}
 }
 

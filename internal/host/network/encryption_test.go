@@ -266,7 +266,7 @@ func TestEncryptedInjection(t *testing.T) {
 	packet := frame(5000, MAC("n", "10.231.7.20"), netip.MustParseAddr("10.231.7.66"), netip.MustParseAddr("10.231.7.20"), 9)
 	fromA, toB := wireguard.Address(a.Link.Public), wireguard.Address(b.Link.Public)
 
-	r.must(in(a.ns, func() error { return sendUDP(fromA, netip.AddrPortFrom(toB, TunnelPort), packet) }))
+	r.must(in(a.ns, func() error { return sendUDP(fromA, netip.AddrPortFrom(toB, tunnelPort), packet) }))
 	if !received(10 * time.Second) {
 		t.Fatal("the packet of a box of the network was not accepted through the link: this test proves nothing")
 	}
@@ -312,7 +312,7 @@ func sendFrame(port string, b *rackBox, from, to netip.Addr, payload []byte) err
 		return err
 	}
 	udp := binary.BigEndian.AppendUint16(nil, 12345)
-	udp = binary.BigEndian.AppendUint16(udp, TunnelPort)
+	udp = binary.BigEndian.AppendUint16(udp, tunnelPort)
 	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(payload)))
 	udp = slices.Concat(udp, []byte{0, 0}, payload)
 	pseudo := slices.Concat(from.AsSlice(), to.AsSlice(), []byte{0, 0, 0, byte(len(udp)), 0, 0, 0, unix.IPPROTO_UDP}, udp)
@@ -480,7 +480,7 @@ func (r *rack) silent(wire int) {
 			return
 		}
 		r.must(err)
-		if protocol, payload := transport(frame[:n]); protocol == unix.IPPROTO_UDP && binary.BigEndian.Uint16(payload[2:]) == TunnelPort {
+		if protocol, payload := transport(frame[:n]); protocol == unix.IPPROTO_UDP && binary.BigEndian.Uint16(payload[2:]) == tunnelPort {
 			r.Fatalf("a VXLAN packet left the box in plain: %x", frame[:n])
 		}
 	}

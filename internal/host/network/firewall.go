@@ -84,7 +84,7 @@ func (f firewall) rules() map[string][]string {
 		"output":   f.keepInLink(),
 		"forward": slices.Concat(clampSegments(bridge), f.closeLink(), []string{
 			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
-			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, TunnelPort),
+			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, tunnelPort),
 		}, f.keepProbes(), []string{
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
 			fmt.Sprintf("oifname %s ct state established,related accept", bridge),
@@ -109,11 +109,11 @@ func clampSegments(bridge string) (rules []string) {
 // other addresses than those of its boxes. Other VNIs belong to other networks and programs. The VNI follows the UDP header
 // and four bytes of flags.
 func (f firewall) admitTunnel() []string {
-	rules := []string{fmt.Sprintf("iifname %s udp dport %d drop", BridgeName(f.networkID), TunnelPort)}
+	rules := []string{fmt.Sprintf("iifname %s udp dport %d drop", BridgeName(f.networkID), tunnelPort)}
 	if f.overlay == nil {
 		return rules
 	}
-	ours := fmt.Sprintf("udp dport %d @th,96,24 %d", TunnelPort, f.overlay.VNI)
+	ours := fmt.Sprintf("udp dport %d @th,96,24 %d", tunnelPort, f.overlay.VNI)
 	if len(f.hosts) > 0 {
 		var hosts []string
 		for _, host := range f.hosts {

@@ -24,7 +24,7 @@ func TestForeignVNI(t *testing.T) {
 		return &netlink.Vxlan{LinkAttrs: attrs, VxlanId: int(n.Overlay.VNI), Port: port}
 	}
 	r.must(in(a.ns, func() error {
-		for _, device := range []*netlink.Vxlan{foreign("flannel.1", TunnelPort), foreign("other-port", 8472)} {
+		for _, device := range []*netlink.Vxlan{foreign("flannel.1", tunnelPort), foreign("other-port", 8472)} {
 			if err := netlink.LinkAdd(device); err != nil {
 				return err
 			}

@@ -62,7 +62,7 @@ func (b Box) portsFlaw(networkID string, s Service) error {
 		return func(s2 Service) bool { return s2.HostPorts && s2.covers(s.Address, p.Protocol, p.Port) }
 	}
 	for _, p := range s.Ports {
-		if p.Protocol == "udp" && (p.Port == TunnelPort || p.Port == wireguard.Port) {
+		if p.Protocol == "udp" && (p.Port == tunnelPort || p.Port == wireguard.Port) {
 			return fmt.Errorf("UDP port %d belongs to the tunnels between hosts: use another port", p.Port)
 		}
 		port := fmt.Sprintf("%s port %d of %s", strings.ToUpper(p.Protocol), p.Port, s.Address)

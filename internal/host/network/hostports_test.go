@@ -126,7 +126,7 @@ func TestRefusedHostPorts(t *testing.T) {
 		return Service{Name: name, HostPorts: true, Address: netip.MustParseAddr(address), Ports: []ServicePort{{protocol, number, nodePort}}, Machines: []netip.Addr{netip.MustParseAddr(ipv4.machines[0])}}
 	}
 	want := []Service{
-		at("a/web", ipv4.box, "tcp", 80), at("a/dns", ipv4.box, "udp", 53), at("a/theirs", ipv4.box, "tcp", 443), at("a/tunnel", ipv4.box, "udp", TunnelPort),
+		at("a/web", ipv4.box, "tcp", 80), at("a/dns", ipv4.box, "udp", 53), at("a/theirs", ipv4.box, "tcp", 443), at("a/tunnel", ipv4.box, "udp", tunnelPort),
 		at("a/foreign", "203.0.113.99", "tcp", 81), at("a/bridge", "10.231.7.1", "tcp", 81), at("a/good", ipv4.box, "tcp", 8080), at("a/pool", "203.0.113.100", "tcp", 80),
 	}
 	want[7].HostPorts = false

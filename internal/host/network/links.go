@@ -301,12 +301,12 @@ func configure(inside *netlink.Handle, eth0 netlink.Link, addresses []Address) e
 }
 
 // hostRoutes lists the networks that the box has routes to, except through the named bridges.
-func hostRoutes(except []string) ([]Used, error) {
+func hostRoutes(except []string) ([]usedRange, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}
-	var used []Used
+	var used []usedRange
 	for _, route := range routes {
 		name := linkOf(route, except)
 		if route.Dst == nil || name == "" {
@@ -314,7 +314,7 @@ func hostRoutes(except []string) ([]Used, error) {
 		}
 		if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
 			bits, _ := route.Dst.Mask.Size()
-			used = append(used, Used{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + name})
+			used = append(used, usedRange{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + name})
 		}
 	}
 	return used, nil

@@ -146,14 +146,14 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// Used is a range of addresses that is in use.
-type Used struct {
+// usedRange is a range of addresses that is in use.
+type usedRange struct {
 	Prefix netip.Prefix
 	By     string
 }
 
-// Overlap returns an error if a CIDR overlaps a used range.
-func Overlap(cidr netip.Prefix, used []Used) error {
+// overlap returns an error if a CIDR overlaps a used range.
+func overlap(cidr netip.Prefix, used []usedRange) error {
 	for _, u := range used {
 		if u.Prefix.Bits() > 0 && u.Prefix.Overlaps(cidr) { // A default route overlaps every network.
 			return fmt.Errorf("network %s overlaps %s of %s: choose another network for the machines", cidr, u.Prefix, u.By)

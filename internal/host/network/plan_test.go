@@ -78,7 +78,7 @@ func TestCheckAddress(t *testing.T) {
 }
 
 func TestOverlap(t *testing.T) {
-	used := []Used{
+	used := []usedRange{
 		{netip.MustParsePrefix("0.0.0.0/0"), "the default route"},
 		{netip.MustParsePrefix("10.1.0.0/16"), "cluster default/demo"},
 		{netip.MustParsePrefix("192.168.7.0/24"), "the host's route through eth0"},
@@ -90,7 +90,7 @@ func TestOverlap(t *testing.T) {
 		"192.168.0.0/16": "eth0",
 		"fd00::/64":      "",
 	} {
-		err := Overlap(netip.MustParsePrefix(cidr), used)
+		err := overlap(netip.MustParsePrefix(cidr), used)
 		if (err == nil) != (by == "") || err != nil && !strings.Contains(err.Error(), by) {
 			t.Errorf("%s: got %v, want %q", cidr, err, by)
 		}

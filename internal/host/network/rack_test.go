@@ -526,7 +526,7 @@ func sendFrom(source, to netip.Addr, payload []byte) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	udp := binary.BigEndian.AppendUint16(nil, 12345)
-	udp = binary.BigEndian.AppendUint16(udp, TunnelPort)
+	udp = binary.BigEndian.AppendUint16(udp, tunnelPort)
 	udp = append(binary.BigEndian.AppendUint16(udp, uint16(8+len(payload))), 0, 0)
 	ip := append([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, source.AsSlice()...)
 	packet := slices.Concat(ip, to.AsSlice(), udp, payload)

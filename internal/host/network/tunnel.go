@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TunnelPort is the UDP port of VXLAN.
-const TunnelPort = 4789
+// tunnelPort is the UDP port of VXLAN.
+const tunnelPort = 4789
 
 // ntfSticky keeps an entry when a machine of this box sends from the MAC address of a machine on another box (NTF_STICKY).
 const ntfSticky = 0x40
@@ -84,7 +84,7 @@ func vxlan(n Network) (*netlink.Vxlan, error) {
 	// The MAC address is set at creation, because udev and NetworkManager change a random one.
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, n.Overlay.MTU, MAC(n.ID, n.Overlay.Address.String())
 	device := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(n.Overlay.VNI), SrcAddr: n.Overlay.end().AsSlice(), Port: TunnelPort, Learning: false,
+		LinkAttrs: attrs, VxlanId: int(n.Overlay.VNI), SrcAddr: n.Overlay.end().AsSlice(), Port: tunnelPort, Learning: false,
 	}
 	if err := netlink.LinkAdd(device); errors.Is(err, unix.EEXIST) {
 		return nil, vniConflict(n.Overlay.VNI, "a VXLAN device of another program")
@@ -102,7 +102,7 @@ func vxlan(n Network) (*netlink.Vxlan, error) {
 
 func matches(device *netlink.Vxlan, o Overlay) bool {
 	local, _ := netip.AddrFromSlice(device.SrcAddr)
-	return device.VxlanId == int(o.VNI) && local.Unmap() == o.end() && device.Port == TunnelPort && !device.Learning && device.MTU == o.MTU
+	return device.VxlanId == int(o.VNI) && local.Unmap() == o.end() && device.Port == tunnelPort && !device.Learning && device.MTU == o.MTU
 }
 
 // silencePort makes the bridge forward only frames for known destinations to a port, learn nothing from it, and answer

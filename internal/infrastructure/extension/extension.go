@@ -29,15 +29,15 @@ import (
 // Setup adds the hooks to a server. live reads from the API server: a stale answer could end an update too early.
 func Setup(s *server.Server, live client.Reader) error {
 	return errors.Join(
-		s.AddExtensionHandler(server.ExtensionHandler{Name: "can-update-machine", Hook: hooks.CanUpdateMachine, HandlerFunc: CanUpdateMachine}),
-		s.AddExtensionHandler(server.ExtensionHandler{Name: "can-update-machine-set", Hook: hooks.CanUpdateMachineSet, HandlerFunc: CanUpdateMachineSet}),
+		s.AddExtensionHandler(server.ExtensionHandler{Name: "can-update-machine", Hook: hooks.CanUpdateMachine, HandlerFunc: canUpdateMachine}),
+		s.AddExtensionHandler(server.ExtensionHandler{Name: "can-update-machine-set", Hook: hooks.CanUpdateMachineSet, HandlerFunc: canUpdateMachineSet}),
 		s.AddExtensionHandler(server.ExtensionHandler{Name: "update-machine", Hook: hooks.UpdateMachine, HandlerFunc: Updater{Client: live}.UpdateMachine}),
 	)
 }
 
-// CanUpdateMachine answers with patches for all changes of a machine, if every change can be made in place, and with none
+// canUpdateMachine answers with patches for all changes of a machine, if every change can be made in place, and with none
 // otherwise.
-func CanUpdateMachine(_ context.Context, req *hooks.CanUpdateMachineRequest, resp *hooks.CanUpdateMachineResponse) {
+func canUpdateMachine(_ context.Context, req *hooks.CanUpdateMachineRequest, resp *hooks.CanUpdateMachineResponse) {
 	var current, desired machineSpecs
 	err := errors.Join(
 		decode(req.Current.InfrastructureMachine, req.Current.BootstrapConfig, &current, infrav1.MachineKind, bootstrapv1.ConfigKind, "spec"),
@@ -61,8 +61,8 @@ func CanUpdateMachine(_ context.Context, req *hooks.CanUpdateMachineRequest, res
 	failed(&resp.CommonResponse, err)
 }
 
-// CanUpdateMachineSet is CanUpdateMachine for the templates of a MachineSet, under the policy of its MachineDeployment.
-func CanUpdateMachineSet(_ context.Context, req *hooks.CanUpdateMachineSetRequest, resp *hooks.CanUpdateMachineSetResponse) {
+// canUpdateMachineSet is canUpdateMachine for the templates of a MachineSet, under the policy of its MachineDeployment.
+func canUpdateMachineSet(_ context.Context, req *hooks.CanUpdateMachineSetRequest, resp *hooks.CanUpdateMachineSetResponse) {
 	resp.Status = hooks.ResponseStatusSuccess
 	policy := req.Desired.MachineSet.Annotations[infrav1.InPlaceAnnotation]
 	switch policy {

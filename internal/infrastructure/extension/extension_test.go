@@ -91,7 +91,7 @@ func TestCanUpdateMachineSet_ALL17(t *testing.T) {
 				Current: templates("v1.35.4", "", memory1, `{}`), Desired: templates(test.version, test.policy, test.infra, test.config),
 			}
 			resp := &hooks.CanUpdateMachineSetResponse{}
-			CanUpdateMachineSet(t.Context(), req, resp)
+			canUpdateMachineSet(t.Context(), req, resp)
 			if (resp.Status == hooks.ResponseStatusFailure) != test.failure || !strings.Contains(resp.Message, test.message) {
 				t.Errorf("status %s, message %q", resp.Status, resp.Message)
 			}
@@ -140,7 +140,7 @@ func TestCanUpdateMachine_ALL17(t *testing.T) {
 			req := &hooks.CanUpdateMachineRequest{Current: ours, Desired: *ours.DeepCopy()}
 			test.change(&req.Desired)
 			resp := &hooks.CanUpdateMachineResponse{}
-			CanUpdateMachine(t.Context(), req, resp)
+			canUpdateMachine(t.Context(), req, resp)
 			if resp.Status != hooks.ResponseStatusSuccess || !strings.Contains(resp.Message, test.message) || resp.MachinePatch.IsDefined() != (test.message == "") {
 				t.Fatalf("%+v", resp)
 			}

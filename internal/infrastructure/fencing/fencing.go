@@ -14,9 +14,9 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Margin is the time beyond stopAfterSeconds for which a host must be without contact. A host needs up to 20 s to notice that a manager
+// margin is the time beyond stopAfterSeconds for which a host must be without contact. A host needs up to 20 s to notice that a manager
 // is gone (hostpb.DefaultKeepalive), and some seconds to stop the machines, by its guard if capstand does not run.
-const Margin = 40 * time.Second
+const margin = 40 * time.Second
 
 // askAgain is the time until the next decision if it depends on other hosts. Their connections and contacts are no events for machines of
 // the lost host.
@@ -72,7 +72,7 @@ func Early(lost Lost, others []Other) Decision {
 			return Decision{Why: why, Again: askAgain}
 		}
 	}
-	return stillCounting(lost.Away, time.Duration(lost.Acknowledged)*time.Second+Margin)
+	return stillCounting(lost.Away, time.Duration(lost.Acknowledged)*time.Second+margin)
 }
 
 // Decide returns the decision for one cluster. unchanged is for how long no CapstanHost was deleted: a deleted host could have
@@ -91,7 +91,7 @@ func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
 	if !evidence {
 		return Decision{Why: "no connected host of the cluster has recorded that it stops machines", Again: askAgain}
 	}
-	need := time.Duration(seconds)*time.Second + Margin
+	need := time.Duration(seconds)*time.Second + margin
 	for _, o := range others {
 		if d := decideOne(o, lost, need); d.Why != "" {
 			return d

@@ -10,7 +10,7 @@ import (
 
 const (
 	tunnel = "192.0.2.1"
-	need   = 60*time.Second + Margin
+	need   = 60*time.Second + margin
 )
 
 // contacts are those of a host that answered the lost one at a time ago.

@@ -60,8 +60,8 @@ type Host struct {
 // Encrypted reports whether the host encrypts its overlays.
 func (h Host) Encrypted() bool { return h.Key != "" }
 
-// Connects reports whether two hosts can exchange the packets of a cluster.
-func Connects(a, b Host) bool {
+// connects reports whether two hosts can exchange the packets of a cluster.
+func connects(a, b Host) bool {
 	return SameFamily(a.Tunnel, b.Tunnel) && a.Encrypted() == b.Encrypted()
 }
 
@@ -73,8 +73,8 @@ func Disagreement(encrypted bool) string {
 	return "it does not encrypt its overlays, and the load balancer's host does: start its capstand with --overlay-encryption=WireGuard"
 }
 
-// Together reports whether two hosts have one network between them without a tunnel.
-func Together(a, b Host) bool {
+// together reports whether two hosts have one network between them without a tunnel.
+func together(a, b Host) bool {
 	return a.Name == b.Name || a.Box != "" && a.Box == b.Box || a.Tunnel != "" && a.Tunnel == b.Tunnel
 }
 
@@ -122,7 +122,7 @@ func Balancers(hosts []Host, balancer string, have map[string]bool) map[string]b
 	out := map[string]bool{}
 	var chosen []Host
 	for _, h := range sorted {
-		if !slices.ContainsFunc(chosen, func(c Host) bool { return Together(c, h) }) {
+		if !slices.ContainsFunc(chosen, func(c Host) bool { return together(c, h) }) {
 			chosen, out[h.Name] = append(chosen, h), true
 		}
 	}
@@ -148,7 +148,7 @@ func Peers(on Host, machines []infrav1.CapstanMachine, hosts map[string]Host, ne
 			taken[a] = true
 		}
 		h, known := hosts[m.Spec.HostName]
-		if len(addresses) == 0 || !known || !Connects(h, on) || Together(h, on) {
+		if len(addresses) == 0 || !known || !connects(h, on) || together(h, on) {
 			continue
 		}
 		out = append(out, &hostpb.Peer{Addresses: texts(addresses), Host: h.Tunnel})
@@ -161,7 +161,7 @@ func Peers(on Host, machines []infrav1.CapstanMachine, hosts map[string]Host, ne
 // the machines on this one.
 func Tunnels(on Host, names []string, hosts map[string]Host) (out []string) {
 	for _, name := range names {
-		if h, known := hosts[name]; known && Connects(h, on) && !Together(h, on) {
+		if h, known := hosts[name]; known && connects(h, on) && !together(h, on) {
 			out = append(out, h.Tunnel)
 		}
 	}
@@ -181,7 +181,7 @@ func Keys(on Host, names []string, peers []*hostpb.Peer, tunnels []string, hosts
 	}
 	for _, name := range names {
 		h, known := hosts[name]
-		if !known || !h.Encrypted() || !Connects(h, on) || !wanted[h.Tunnel] {
+		if !known || !h.Encrypted() || !connects(h, on) || !wanted[h.Tunnel] {
 			continue
 		}
 		if out == nil {

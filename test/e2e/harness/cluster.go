@@ -221,7 +221,7 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: not within %v: %v", what, limit, last)
-		case <-time.After(Pause(time.Since(begin), time.Since(start))):
+		case <-time.After(pause(time.Since(begin), time.Since(start))):
 		}
 	}
 }
@@ -240,7 +240,7 @@ func Wait(t *testing.T, what string, limit time.Duration, try func() error) {
 		if time.Since(begin) > limit {
 			t.Fatalf("%s: not within %v: %v", what, limit, err)
 		}
-		time.Sleep(Pause(time.Since(begin), time.Since(start)))
+		time.Sleep(pause(time.Since(begin), time.Since(start)))
 	}
 }
 
@@ -263,9 +263,9 @@ func LogWait(t *testing.T, start time.Time, what string) {
 	}
 }
 
-// Pause returns the time until the next attempt of a wait that has lasted some time, and whose last attempt took some. A short wait
+// pause returns the time until the next attempt of a wait that has lasted some time, and whose last attempt took some. A short wait
 // ends soon. A long one leaves the processor to the other tests: many attempts start a program.
-func Pause(waited, took time.Duration) time.Duration {
+func pause(waited, took time.Duration) time.Duration {
 	return max(50*time.Millisecond, min(waited/10, time.Second), min(2*took, 2*time.Second))
 }
 

@@ -12,7 +12,7 @@ type kernel struct{}
 
 // startKernel gives a new device of the kernel its key.
 func (l *Link) startKernel() (control, error) {
-	private, err := ReadKey(l.KeyFile)
+	private, err := readKey(l.KeyFile)
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,8 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// ReadKey reads a private key. The error is fs.ErrNotExist if there is none.
-func ReadKey(path string) (wgtypes.Key, error) {
+// readKey reads a private key. The error is fs.ErrNotExist if there is none.
+func readKey(path string) (wgtypes.Key, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return wgtypes.Key{}, err
@@ -27,7 +27,7 @@ func ReadKey(path string) (wgtypes.Key, error) {
 
 // EnsureKey reads a private key, or creates it.
 func EnsureKey(path string) (wgtypes.Key, error) {
-	key, err := ReadKey(path)
+	key, err := readKey(path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return key, err
 	}

@@ -18,7 +18,7 @@ const socketFD = 3
 // Serve is a WireGuard device without the kernel's one. It returns when the device is removed. It gives up all rights as soon as
 // the device exists and has its port.
 func Serve(keyFile string, uid int, log *slog.Logger) error {
-	private, err := ReadKey(keyFile)
+	private, err := readKey(keyFile)
 	if err != nil {
 		return err
 	}
