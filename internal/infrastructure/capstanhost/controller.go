@@ -1,4 +1,5 @@
-// Package capstanhost reconciles CapstanHosts: it maintains the connections to hosts and reports their state.
+// Package capstanhost reconciles CapstanHosts: it maintains the connections to hosts and reports their state. It renews their certificates,
+// sets their fencing, drains and reboots them, and removes unknown machines from them.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package capstanhost

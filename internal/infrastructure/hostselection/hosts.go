@@ -1,4 +1,5 @@
-// Package hostselection finds the CapstanHosts that a namespace may use.
+// Package hostselection finds the CapstanHosts that a namespace may use, and describes them to placement. It reads the record of the hosts of
+// a load balancer, and the boxes and WireGuard keys of hosts.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package hostselection

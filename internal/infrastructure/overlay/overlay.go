@@ -1,5 +1,5 @@
-// Package overlay decides how the network of one cluster spans several hosts: its MTU, the hosts that have a part of it, and the
-// machines that each of them reaches on others. All functions are pure.
+// Package overlay makes the request for the network of a cluster on a host, also on one host and in a LAN. It decides how the network spans
+// several hosts: its MTU, the hosts that have a part of it, and the machines that each of them reaches on others. All functions are pure.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package overlay

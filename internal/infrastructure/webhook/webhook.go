@@ -1,5 +1,6 @@
-// Package webhook validates rules that CEL in the CRDs cannot express: templates, which may change only in a dry run of
-// the topology controller, and networks, which depend on other objects.
+// Package webhook validates rules that CEL in the CRDs cannot express: templates may change only in a dry run of the topology controller,
+// networks depend on other objects, CapstanMachines change by updates in place only, and the labels and annotations of CapstanMachinePools
+// have no bound in number.
 //
 // Layer: reconciler. Allowed imports: api, library, contract.
 package webhook
