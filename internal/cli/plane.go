@@ -56,8 +56,8 @@ func (a *app) upCommand() *cobra.Command {
 	}
 	c.Flags().IntVar(&o.Hosts, "hosts", 0, "number of hosts on this box, each with its own capstand and failure domain; it cannot decrease (default: unchanged, at first 1)")
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "create an installation without a host on this box: all hosts are other boxes")
-	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves remote management planes; needs the certificates of 'capstan host credentials'; none ends it (default: unchanged)")
-	c.Flags().StringVar(&o.HostListenAddress, "host-listen-address", "", "address, host:port, on which the manager accepts hosts that dial it, for 'capstan host join --dial'; none ends it (default: unchanged)")
+	c.Flags().StringVar(&o.Listen, "listen", "", "local address, host:port or :port, on which the host of this box also serves remote management planes; needs the certificates of 'capstan host credentials'; none ends it (default: unchanged)")
+	c.Flags().StringVar(&o.HostListenAddress, "host-listen-address", "", "local address, host:port or :port, on which the manager accepts hosts that dial it, for 'capstan host join --dial', which needs an address that leads to this one; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on this port of all addresses of this box, so do not use 6443, the port of load balancers; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
 	c.Flags().StringVar(&o.KubernetesVersion, "kubernetes-version", "", "Kubernetes version of the management plane; it must be installed on this box, must not be older than the current one, and can be one minor version newer (default: the current one; for a new plane the newest one)")

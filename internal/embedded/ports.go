@@ -2,10 +2,12 @@ package embedded
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -137,6 +139,44 @@ func checkAPIPort(ctx context.Context, s State, served string, free func(int) bo
 		return nil
 	}
 	return invalid("expected a free port for --api-address %s: the API server listens on all addresses of this box, and another program has port %d on one of them (`ss -ltnp` lists it; load balancers of clusters have 6443): choose another port, for example 7442", s.APIAddress, port)
+}
+
+// checkListens returns an error if the manager or capstand cannot listen on an address of the options: the process would end again and
+// again. running are the settings of the plane that runs, which listens on its own addresses itself.
+func checkListens(ctx context.Context, s, running Settings) error {
+	for _, l := range s.listeners() {
+		if l.flag == apiAddressFlag { // checkAPIPort
+			continue
+		}
+		if err := l.check(ctx, slices.ContainsFunc(running.listeners(), l.overlaps)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check returns an error if a process of this box cannot listen on the address. own: the running plane has the port.
+func (l listener) check(ctx context.Context, own bool) error {
+	var err error
+	awaitFree(ctx, func() bool {
+		err = tryListen(ctx, l.address())
+		return own || !errors.Is(err, syscall.EADDRINUSE)
+	})
+	switch {
+	case err == nil || own && errors.Is(err, syscall.EADDRINUSE):
+		return nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return invalid("expected a free port for %s %s, found one that another program has (`ss -ltnp` lists it): choose another port", l.flag, l.address())
+	}
+	return invalid("expected an address of this box for %s, found %s: %w: use :%d for all addresses of this box, or one of them", l.flag, l.address(), err, l.port)
+}
+
+func tryListen(ctx context.Context, address string) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // FreePorts counts the free ports in the range of the plane, up to a limit.

@@ -142,6 +142,41 @@ func TestCheckAPIPort(t *testing.T) {
 	}
 }
 
+// TestCheckListens: the manager and capstand can listen on the addresses of the options, or the running plane does.
+func TestCheckListens(t *testing.T) {
+	portPatience = 10 * time.Millisecond
+	t.Cleanup(func() { portPatience = 3 * time.Second })
+	listener, err := net.Listen("tcp", ports.Address(t))
+	expect.NoError(t, err)
+	defer listener.Close()
+	used := listener.Addr().String()
+	_, port, err := net.SplitHostPort(used)
+	expect.NoError(t, err)
+	hosts := func(address string) Settings { return Settings{HostListenAddress: address} }
+	for name, test := range map[string]struct {
+		s, running Settings
+		refusal    string
+	}{
+		"no address":                     {Settings{APIAddress: used}, Settings{}, ""}, // checkAPIPort
+		"all addresses, any free port":   {hosts(ports.Address(t)[len("127.0.0.1"):]), Settings{}, ""},
+		"a name of this box":             {hosts(strings.Replace(ports.Address(t), "127.0.0.1", "localhost", 1)), Settings{}, ""},
+		"an address of another box":      {hosts("192.0.2.1:7444"), Settings{}, "expected an address of this box for --host-listen-address, found 192.0.2.1:7444"},
+		"the same, as before":            {hosts("192.0.2.1:7444"), hosts("192.0.2.1:7444"), "expected an address of this box"},
+		"capstand, another box":          {Settings{Listen: "192.0.2.1:7443"}, Settings{}, "expected an address of this box for --listen"},
+		"used by another program":        {hosts(used), Settings{}, "expected a free port for --host-listen-address " + used},
+		"all addresses, used on one":     {hosts(":" + port), hosts(":7444"), "expected a free port"},
+		"used by the running plane":      {hosts(used), hosts(used), ""},
+		"by its capstand on all":         {hosts(used), Settings{Listen: ":" + port}, ""},
+		"by its capstand, other address": {hosts(used), Settings{Listen: "127.0.0.2:" + port}, "expected a free port"},
+		"by its API server":              {hosts(used), Settings{APIAddress: "10.0.0.1:" + port}, ""},
+	} {
+		err := checkListens(t.Context(), test.s, test.running)
+		if (err == nil) != (test.refusal == "") || err != nil && (!errors.As(err, &InvalidOptions{}) || !strings.Contains(err.Error(), test.refusal)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestBlockHasRoom(t *testing.T) {
 	if len(portNames) > blockSize {
 		t.Errorf("%d ports do not fit into a block of %d", len(portNames), blockSize)

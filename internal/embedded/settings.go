@@ -57,7 +57,7 @@ func (s Settings) with(o Options, l Layout, a Assets) (_ Settings, err error) {
 	if err := s.Tracing.Check(); err != nil {
 		return Settings{}, InvalidOptions{err}
 	}
-	if err := errors.Join(checkListen(s), checkAPIAddress(s), checkHostListenAddress(s)); err != nil {
+	if err := errors.Join(checkListen(s), checkAPIAddress(s), checkHostListenAddress(s), checkDistinct(s)); err != nil {
 		return Settings{}, err
 	}
 	return s, nil
@@ -227,6 +227,52 @@ func checkHostListenAddress(s Settings) error {
 		return invalid("expected a port from 1024 for --host-listen-address, found %d: the manager is an unprivileged process", port)
 	}
 	return nil
+}
+
+// checkDistinct returns an error if two parts of the plane would listen on the same port.
+func checkDistinct(s Settings) error {
+	all := s.listeners()
+	for i, l := range all {
+		if at := slices.IndexFunc(all[:i], l.overlaps); at >= 0 {
+			return invalid("expected different ports for %s and %s, found %d for both: choose another port for one of them", all[at].flag, l.flag, l.port)
+		}
+	}
+	return nil
+}
+
+// listener is an address of the options on which a part of the plane listens.
+type listener struct {
+	flag, host string
+	port       int
+}
+
+const apiAddressFlag = "--api-address"
+
+// listeners returns the addresses of the options on which a part of the plane listens. It leaves out invalid ones.
+func (s Settings) listeners() (all []listener) {
+	for _, o := range []struct{ flag, address string }{{apiAddressFlag, s.APIAddress}, {"--listen", s.Listen}, {"--host-listen-address", s.HostListenAddress}} {
+		host, port, err := splitAddress(o.address)
+		if err != nil {
+			continue
+		}
+		if o.flag == apiAddressFlag {
+			host = "" // The API server listens on all addresses of the box.
+		}
+		all = append(all, listener{o.flag, host, port})
+	}
+	return all
+}
+
+func (l listener) address() string { return net.JoinHostPort(l.host, strconv.Itoa(l.port)) }
+
+// overlaps reports whether only one of two parts of the plane can listen.
+func (l listener) overlaps(other listener) bool {
+	return l.port == other.port && (l.host == other.host || l.everywhere() || other.everywhere())
+}
+
+// everywhere reports whether the part listens on all addresses of the box.
+func (l listener) everywhere() bool {
+	return l.host == "" || net.ParseIP(l.host).IsUnspecified()
 }
 
 // splitAddress returns the parts of an address host:port. The host can be empty.

@@ -67,6 +67,11 @@ func TestSettings(t *testing.T) {
 		"a wrong collector":    {full, Options{Tracing: collector.Flags{Endpoint: "collector"}}, nil},
 		"backups too often":    {full, Options{Backup: BackupSchedule{Every: metav1.Duration{Duration: time.Second}}}, nil},
 		"a low port for hosts": {full, Options{HostListenAddress: ":80"}, nil},
+		"the port of the API":  {full, Options{HostListenAddress: "10.0.0.2:6443"}, nil},
+		"the port of the host": {full, Options{HostListenAddress: "10.0.0.2:7443"}, nil},
+		"one port of two addresses": {full, Options{Listen: "10.0.0.1:7443", HostListenAddress: "10.0.0.2:7443"}, changed(full, func(s *Settings) {
+			s.Listen, s.HostListenAddress = "10.0.0.1:7443", "10.0.0.2:7443"
+		})},
 	} {
 		got, err := test.have.with(test.options, l, a)
 		want := ptr.Deref(test.want, Settings{})

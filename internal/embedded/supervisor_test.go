@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -134,6 +135,21 @@ func TestUpOfUnit(t *testing.T) {
 	u.checkStarted(t)
 	if state, err := LoadState(u.layout); state.Assets != u.options.Assets || err != nil {
 		t.Errorf("the state is %+v, %v", state, err)
+	}
+}
+
+// TestUpWithAForeignAddress: `capstan up` with an address on which no process of this box can listen leaves the plane and its settings.
+func TestUpWithAForeignAddress(t *testing.T) {
+	u := newUnitPlane(t, newRoot(t))
+	u.options.HostListenAddress = "192.0.2.1:7444"
+	if _, err := Up(t.Context(), u.options, func(Status) {}); !errors.As(err, &InvalidOptions{}) {
+		t.Errorf("got %v", err)
+	}
+	if pid, err := planeProcess(u.layout); pid == 0 || err != nil {
+		t.Errorf("the plane does not run: %v", err)
+	}
+	if state, err := LoadState(u.layout); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("expected no state, found %+v, %v", state, err)
 	}
 }
 

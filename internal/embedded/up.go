@@ -34,7 +34,8 @@ type Options struct {
 	// APIAddress is the address, host:port, at which other boxes reach the management API. The API server then listens on all
 	// addresses of the box. Empty: unchanged. "none": loopback only.
 	APIAddress string
-	// HostListenAddress is the address, host:port, on which the manager accepts hosts that dial it.
+	// HostListenAddress is the local address, host:port, on which the manager accepts hosts that dial it. Empty: unchanged. "none": no
+	// address.
 	HostListenAddress string
 	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty: unchanged. "none":
 	// all defaults.
@@ -75,7 +76,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if err := checkAPIPort(ctx, state, status.Server, portFree); err != nil {
+	if err := errors.Join(checkAPIPort(ctx, state, status.Server, portFree), checkListens(ctx, state.Settings, status.Settings)); err != nil {
 		return Status{}, err
 	}
 	if notRunning == nil {
