@@ -104,7 +104,7 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	if err != nil {
 		return coded{err, exitUsage}
 	}
-	if err := o.checkUnit(); err != nil { // before the token is used
+	if err := o.checkUnit(ctx); err != nil { // before the token is used
 		return err
 	}
 	want := joined{Server: o.server, TokenID: claims.ID, Request: request}
@@ -124,13 +124,21 @@ func (a *app) join(ctx context.Context, o joinOptions) error {
 	return a.startJoined(ctx, o, request)
 }
 
-// checkUnit returns an error if capstand.service, which this join would configure and start, has other options or another folder.
-func (o joinOptions) checkUnit() error {
+// checkUnit returns an error if capstand.service, which this join would configure and start, does not exist, or has other options or
+// another folder.
+func (o joinOptions) checkUnit(ctx context.Context) error {
 	if !atomicfile.Exists(o.systemd) {
 		return nil
 	}
 	if filepath.Clean(o.dir) != o.unitDir {
 		return coded{fmt.Errorf("expected --dir %s, the folder of %s, which this command starts, found %s", o.unitDir, capstandUnit, o.dir), exitUsage}
+	}
+	state, err := unitState(ctx)
+	if err != nil {
+		return err
+	}
+	if state != "loaded" {
+		return fmt.Errorf("expected the unit %s with the load state loaded, found %s: if it is not-found, install the package capstan, or the unit of the archive; if it is masked, run `systemctl unmask %s`. Then run the command again", capstandUnit, state, capstandUnit)
 	}
 	return checkDefaults(o.dir, o.defaults, o.unitOptions())
 }
@@ -356,7 +364,7 @@ func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request)
 	}
 	for _, verb := range []string{"enable", "restart"} {
 		if _, err := systemctl(ctx, verb); err != nil {
-			return fmt.Errorf("%w; install the package capstan on this host, and run the command again", err)
+			return fmt.Errorf("%w; remove the cause, and run the command again", err)
 		}
 	}
 	if err := awaitUnit(ctx, o.unitSocket); err != nil {
@@ -395,4 +403,9 @@ func systemctl(ctx context.Context, args ...string) (string, error) {
 		return "", fmt.Errorf("systemctl %s: %w: %s", strings.Join(args, " "), err, text)
 	}
 	return text, nil
+}
+
+// unitState returns the load state of the unit, for example loaded, masked, or not-found.
+func unitState(ctx context.Context) (string, error) {
+	return systemctl(ctx, "show", "--property=LoadState", "--value")
 }

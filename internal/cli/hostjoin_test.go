@@ -83,6 +83,7 @@ func TestJoinConflictsWithDefaults(t *testing.T) {
 
 // A join with options that the file contradicts does not use its token: no server answers here.
 func TestJoinChecksDefaultsFirst(t *testing.T) {
+	newJoinedBox(t) // for its systemctl
 	dir := t.TempDir()
 	defaults := filepath.Join(dir, "capstand")
 	if err := os.WriteFile(defaults, []byte("CAPSTAND_OPTIONS=\"--listen :9\"\n"), 0o600); err != nil {
@@ -106,6 +107,25 @@ func TestJoinChecksDefaultsFirst(t *testing.T) {
 		t.Errorf("a token that the clock of this host calls expired: %v", err)
 	}
 	if atomicfile.Exists(o.dir) {
+		t.Error("the join has begun")
+	}
+}
+
+// A join without the unit that it would start does not use its token, and leaves no file: dpkg would ask about the file of the package.
+func TestJoinChecksUnitFirst(t *testing.T) {
+	b := newJoinedBox(t)
+	token := joining.Token{Bearer: "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"jti":"t","exp":9999999999}`)) + ".s"}
+	o := joinOptions{
+		server: "https://127.0.0.1:1", token: token.String(), name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: joining.NoTunnel,
+		dir: b.o.dir, boxFolder: b.root, defaults: b.o.defaults, unitDir: b.o.dir, systemd: b.o.systemd,
+	}
+	for state, advice := range map[string]string{"not-found": "install the package capstan", "masked": "systemctl unmask capstand.service"} {
+		b.systemctl("echo " + state)
+		if err := b.app.join(t.Context(), o); err == nil || !strings.Contains(err.Error(), "found "+state) || !strings.Contains(err.Error(), advice) {
+			t.Errorf("%s: %v", state, err)
+		}
+	}
+	if atomicfile.Exists(o.dir) || atomicfile.Exists(o.defaults) {
 		t.Error("the join has begun")
 	}
 }

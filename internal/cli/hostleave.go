@@ -129,7 +129,7 @@ func (a *app) stopCapstand(ctx context.Context, o leaveOptions, name string) err
 	root := filepath.Dir(o.dir)
 	unit := atomicfile.Exists(o.systemd)
 	if unit {
-		state, err := systemctl(ctx, "show", "--property=LoadState", "--value")
+		state, err := unitState(ctx)
 		if err != nil {
 			return err
 		}

@@ -35,11 +35,17 @@ func newJoinedBox(t *testing.T) *joinedBox {
 	b := &joinedBox{t: t, root: filepath.Join(dir, "host"), calls: filepath.Join(dir, "calls")}
 	b.app = &app{out: &b.out, errOut: &b.out}
 	b.o = leaveOptions{dir: filepath.Join(b.root, "tls"), defaults: filepath.Join(dir, "capstand"), systemd: dir}
-	bin := filepath.Join(dir, "bin")
-	b.write(filepath.Join(bin, "systemctl"), "#!/bin/sh\necho \"$@\" >>"+b.calls+"\ncase $1 in show) echo loaded;; esac\n")
-	b.must(os.Chmod(filepath.Join(bin, "systemctl"), 0o755))
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	b.systemctl("case $1 in show) echo loaded;; esac")
+	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 	return b
+}
+
+// systemctl sets what systemctl does after it has recorded its call.
+func (b *joinedBox) systemctl(then string) {
+	b.t.Helper()
+	path := filepath.Join(filepath.Dir(b.root), "bin", "systemctl")
+	b.write(path, "#!/bin/sh\necho \"$@\" >>"+b.calls+"\n"+then+"\n")
+	b.must(os.Chmod(path, 0o755))
 }
 
 func (b *joinedBox) must(err error) {
@@ -289,8 +295,7 @@ func TestLeaveFindsALateMachine(t *testing.T) {
 	b := newJoinedBox(t)
 	b.join("")
 	spec := filepath.Join(b.root, "machines", "m-1", "spec.json")
-	stops := fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\ncase $1 in stop) mkdir -p %s; echo '{\"namespace\":\"a\",\"name\":\"late\"}' >%s;; esac\n", b.calls, filepath.Dir(spec), spec)
-	b.write(filepath.Join(filepath.Dir(b.root), "bin", "systemctl"), stops)
+	b.systemctl(fmt.Sprintf("case $1 in stop) mkdir -p %s; echo '{\"namespace\":\"a\",\"name\":\"late\"}' >%s;; esac", filepath.Dir(spec), spec))
 	out, err := b.leave()
 	if err == nil || !strings.Contains(err.Error(), "machine a/late") || !strings.HasSuffix(b.read(b.calls), "start capstand.service\n") || !atomicfile.Exists(filepath.Join(b.o.dir, "server.key")) {
 		t.Errorf("%v: %s: %s", err, out, b.read(b.calls))
