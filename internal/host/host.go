@@ -167,8 +167,24 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	return h, nil
 }
 
-// Wait returns when all goroutines have ended after the end of the context.
-func (h *Host) Wait() { h.running.Wait() }
+// endWait bounds Wait. A goroutine in a file system that hangs does not end, meanwhile capstand renews no lease of fencing, and the orderly stop
+// of machines at a shutdown waits.
+const endWait = 10 * time.Second
+
+// Wait returns when all goroutines have ended after the end of the context, after endWait at the latest. A goroutine that still runs may be
+// killed, as by a crash.
+func (h *Host) Wait() {
+	ended := make(chan struct{})
+	go func() {
+		h.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(endWait):
+		h.log.Warn("Some work of capstand has not ended, and capstand ends without it: the next capstand continues the work", "waited", endWait)
+	}
+}
 
 // recover reads all recorded objects and starts their goroutines.
 func (h *Host) recover() error {

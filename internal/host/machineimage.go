@@ -14,8 +14,8 @@ import (
 func (ms *machines) keepImages(ctx context.Context) {
 	var errs lastErrors
 	keepLooking(ctx, func() {
-		changed, err := ms.images.Scan(ms.usesImage)
-		if errs.news(ms.images.Dir, err) {
+		changed, err := ms.images.Scan(ctx, ms.usesImage)
+		if ctx.Err() == nil && errs.news(ms.images.Dir, err) {
 			ms.log.Error("The images of machines cannot be read", "error", err)
 		}
 		if changed {

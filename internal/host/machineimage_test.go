@@ -54,7 +54,7 @@ func TestMachineOfAnImage(t *testing.T) {
 	if _, err := m.chooseImage(); err == nil || !strings.Contains(err.Error(), "expected the image debian") {
 		t.Errorf("before the registration: %v", err)
 	}
-	if _, err := h.images.Scan(h.machines.usesImage); err != nil {
+	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
 		t.Fatal(err)
 	}
 	if info := h.machines.info(); !slices.Equal(info.Images, []string{"host", "debian"}) || len(info.MachineImages) != 1 || info.MachineImages[0].Digest == "" {
@@ -108,7 +108,7 @@ func TestMachineOfAnImage(t *testing.T) {
 // A machine never gets another image than that of its first start, also after a restart of capstand.
 func TestMachineKeepsItsImage(t *testing.T) {
 	h, m, image := withImage(t)
-	if _, err := h.images.Scan(h.machines.usesImage); err != nil {
+	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.chooseImage(); err != nil {
@@ -126,7 +126,7 @@ func TestMachineKeepsItsImage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if changed, err := h.images.Scan(h.machines.usesImage); err != nil || !changed {
+	if changed, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil || !changed {
 		t.Fatal(changed, err)
 	}
 	next := onDisk(t, h)
@@ -147,7 +147,7 @@ func TestBadImage(t *testing.T) {
 	if err := os.Remove(filepath.Join(image, "usr/sbin/nft")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.images.Scan(h.machines.usesImage); err != nil {
+	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
 		t.Fatal(err)
 	}
 	h.machines.announceImages()

@@ -3,6 +3,7 @@ package machineimage
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ type archive struct {
 type position struct{ offset, size int64 }
 
 // unpack unpacks an archive, unless this was done, and returns its digest.
-func (s *Store) unpack(name string) (string, error) {
+func (s *Store) unpack(ctx context.Context, name string) (string, error) {
 	if err := CheckPrivate(name); err != nil {
 		return "", err
 	}
@@ -64,11 +65,11 @@ func (s *Store) unpack(name string) (string, error) {
 	if err := a.json(described, &manifest); err != nil {
 		return "", err
 	}
-	return string(described.Digest), s.unpackLayers(a, manifest.Layers, dir)
+	return string(described.Digest), s.unpackLayers(ctx, a, manifest.Layers, dir)
 }
 
 // unpackLayers fills dir, which appears when it is complete.
-func (s *Store) unpackLayers(a *archive, layers []v1.Descriptor, dir string) error {
+func (s *Store) unpackLayers(ctx context.Context, a *archive, layers []v1.Descriptor, dir string) error {
 	if len(layers) == 0 || len(layers) > maxLayers {
 		return fmt.Errorf("expected 1 to %d layers, found %d", maxLayers, len(layers))
 	}
@@ -84,7 +85,7 @@ func (s *Store) unpackLayers(a *archive, layers []v1.Descriptor, dir string) err
 	defer func() { _ = root.Close() }()
 	left := budget(s.limits())
 	for i, layer := range layers {
-		if err := a.unpackLayer(root, layer, &left); err != nil {
+		if err := a.unpackLayer(ctx, root, layer, &left); err != nil {
 			return fmt.Errorf("layer %d: %w", i+1, err)
 		}
 	}
@@ -98,13 +99,13 @@ func (s *Store) unpackLayers(a *archive, layers []v1.Descriptor, dir string) err
 	return atomicfile.Rename(unfinished, dir)
 }
 
-func (a *archive) unpackLayer(root *os.Root, layer v1.Descriptor, left *budget) error {
+func (a *archive) unpackLayer(ctx context.Context, root *os.Root, layer v1.Descriptor, left *budget) error {
 	blob, err := a.blob(layer)
 	if err != nil {
 		return err
 	}
 	verifier := layer.Digest.Verifier()
-	verified := io.TeeReader(blob, verifier)
+	verified := io.TeeReader(endingReader{ctx, blob}, verifier)
 	plain, end, err := decompress(verified)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package machineimage
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 )
 
 // folderDigest returns the digest of the parts of a folder: of the names, owners, modes, targets of links, and contents of all files.
-func (s *Store) folderDigest(dir string) (string, error) {
+func (s *Store) folderDigest(ctx context.Context, dir string) (string, error) {
 	if err := CheckPrivate(dir); err != nil {
 		return "", err
 	}
@@ -33,7 +34,7 @@ func (s *Store) folderDigest(dir string) (string, error) {
 			}
 			return nil
 		}
-		return describe(sum, root, path, &left)
+		return describe(ctx, sum, root, path, &left)
 	})
 	if err != nil {
 		return "", err
@@ -42,7 +43,7 @@ func (s *Store) folderDigest(dir string) (string, error) {
 }
 
 // describe writes a file to w, without its times.
-func describe(w io.Writer, root *os.Root, path string, left *budget) error {
+func describe(ctx context.Context, w io.Writer, root *os.Root, path string, left *budget) error {
 	info, err := root.Lstat(path)
 	if err != nil {
 		return err
@@ -72,7 +73,7 @@ func describe(w io.Writer, root *os.Root, path string, left *budget) error {
 			return err
 		}
 		defer func() { _ = file.Close() }()
-		_, err = io.CopyN(w, file, size)
+		_, err = io.CopyN(w, endingReader{ctx, file}, size)
 		return err
 	}
 	return fmt.Errorf("expected files, folders and links, found %s (%v): remove it from the image", path, info.Mode())

@@ -8,8 +8,10 @@ package machineimage
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -123,8 +125,9 @@ func (s *Store) unpacked(digest string) string {
 }
 
 // Scan registers the images that are new or changed, and forgets those that are gone. It returns whether the list differs from
-// before. It unpacks archives, which can take minutes. inUse reports whether a machine has a digest: others are removed.
-func (s *Store) Scan(inUse func(digest string) bool) (changed bool, err error) {
+// before. It unpacks archives, which can take minutes; the end of ctx ends this, and the list stays. inUse reports whether a machine has a
+// digest: others are removed.
+func (s *Store) Scan(ctx context.Context, inUse func(digest string) bool) (changed bool, err error) {
 	s.scanning.Lock()
 	defer s.scanning.Unlock()
 	if err := errors.Join(os.MkdirAll(s.Dir, 0o700), os.MkdirAll(s.Unpacked, 0o700), os.Chmod(s.Unpacked, 0o700)); err != nil {
@@ -145,7 +148,10 @@ func (s *Store) Scan(inUse func(digest string) bool) (changed bool, err error) {
 			continue
 		}
 		changed = true
-		images[name] = entry{s.register(name, files), stamp}
+		images[name] = entry{s.register(ctx, name, files), stamp}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
 	}
 	changed = changed || len(images) != len(before)
 	s.mu.Lock()
@@ -179,7 +185,7 @@ func (s *Store) found() (map[string][]string, error) {
 }
 
 // register returns an image with its digest or its problem.
-func (s *Store) register(name string, files []string) Image {
+func (s *Store) register(ctx context.Context, name string, files []string) Image {
 	image := Image{Name: name}
 	err := errors.New("both the folder " + name + " and the archive " + name + ".tar exist: remove one")
 	switch {
@@ -187,9 +193,9 @@ func (s *Store) register(name string, files []string) Image {
 		err = errors.New("the name is reserved: choose another one")
 	case len(files) == 1 && files[0] == name:
 		image.Dir = filepath.Join(s.Dir, name)
-		image.Digest, err = s.folderDigest(image.Dir)
+		image.Digest, err = s.folderDigest(ctx, image.Dir)
 	case len(files) == 1:
-		image.Digest, err = s.unpack(filepath.Join(s.Dir, files[0]))
+		image.Digest, err = s.unpack(ctx, filepath.Join(s.Dir, files[0]))
 		image.Dir = s.unpacked(image.Digest)
 	}
 	if err == nil {
@@ -256,4 +262,18 @@ func (b *budget) take(size int64) error {
 		return fmt.Errorf("expected an image of at most %d GiB and %d files, found a larger one", DefaultLimits.Bytes>>30, DefaultLimits.Files)
 	}
 	return nil
+}
+
+// endingReader reads until ctx ends: a file of an image can have 16 GiB.
+type endingReader struct {
+	ctx context.Context
+	io.Reader
+}
+
+// Read implements io.Reader.
+func (r endingReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
 }

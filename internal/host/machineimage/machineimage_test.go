@@ -4,7 +4,9 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -117,7 +119,7 @@ func nobody(string) bool { return false }
 
 func (s *Store) scan(t *testing.T) []Image {
 	t.Helper()
-	_, err := s.Scan(nobody)
+	_, err := s.Scan(t.Context(), nobody)
 	expect.NoError(t, err)
 	return s.List()
 }
@@ -335,7 +337,7 @@ func TestDigestAndBounds(t *testing.T) {
 	if images := s.scan(t); len(images) != MaxImages {
 		t.Errorf("%d images", len(images))
 	}
-	if _, err := (&Store{Dir: s.Dir, Unpacked: s.Unpacked, Limits: Limits{Files: 3}}).folderDigest(c); err == nil {
+	if _, err := (&Store{Dir: s.Dir, Unpacked: s.Unpacked, Limits: Limits{Files: 3}}).folderDigest(t.Context(), c); err == nil {
 		t.Error("a folder with more files than the limit has a digest")
 	}
 }
@@ -347,7 +349,7 @@ func TestGet(t *testing.T) {
 	write(t, archive, string(archiveOf(t, nil, tarOf(t, good()))), 0o600)
 	first := s.scan(t)[0]
 	write(t, archive, string(archiveOf(t, nil, tarOf(t, append(good(), file{name: "usr/x"})))), 0o600)
-	if changed, err := s.Scan(func(digest string) bool { return digest == first.Digest }); !changed || err != nil {
+	if changed, err := s.Scan(t.Context(), func(digest string) bool { return digest == first.Digest }); !changed || err != nil {
 		t.Fatal(changed, err)
 	}
 	second, err := s.Get("a", "")
@@ -357,7 +359,7 @@ func TestGet(t *testing.T) {
 	if got, err := s.Get("a", first.Digest); err != nil || got.Dir != first.Dir {
 		t.Errorf("a machine of the first archive: %+v, %v", got, err)
 	}
-	if changed, err := s.Scan(nobody); changed || err != nil {
+	if changed, err := s.Scan(t.Context(), nobody); changed || err != nil {
 		t.Error(changed, err)
 	}
 	for digest, want := range map[string]string{first.Digest: "put the former image back", "../../etc": "put the former image back"} {
@@ -372,5 +374,47 @@ func TestGet(t *testing.T) {
 	}
 	if left, err := os.ReadDir(s.Unpacked); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// endsLater is a context that ends after a number of looks at it.
+type endsLater struct {
+	context.Context
+	looks int
+}
+
+func (c *endsLater) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// The end of capstand ends the reading of a large file or layer. The list stays, and nothing remains of the unpacked part.
+func TestEndWhileReading(t *testing.T) {
+	large := append(good(), file{name: "usr/large", content: strings.Repeat("x", 1<<20), mode: 0o644})
+	for name, fill := range map[string]func(t *testing.T, dir string){
+		"archive": func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, "a.tar"), string(archiveOf(t, nil, tarOf(t, large))), 0o600)
+		},
+		"folder": func(t *testing.T, dir string) {
+			for _, f := range large {
+				if f.kind == 0 {
+					write(t, filepath.Join(dir, "a", f.name), f.content, 0o755)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			fill(t, s.Dir)
+			ends := &endsLater{t.Context(), 5} // A look at each part of some KiB.
+			if changed, err := s.Scan(ends, nobody); changed || !errors.Is(err, context.Canceled) {
+				t.Errorf("changed %v, %v", changed, err)
+			}
+			if left, err := os.ReadDir(s.Unpacked); err != nil || len(left)+len(s.List()) > 0 {
+				t.Errorf("%v, %v, %v", left, s.List(), err)
+			}
+		})
 	}
 }
