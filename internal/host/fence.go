@@ -218,7 +218,7 @@ func (m *machine) beginStop() bool {
 func (m *machine) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return m.cgroup().Remove(ctx)
+	return m.endProcesses(ctx)
 }
 
 // noticeMark lets a machine wait that the guard has stopped, and returns whether fencing has stopped the machine.

@@ -511,7 +511,7 @@ func (m *machine) readyDisks(life context.Context) (runc.System, error) {
 
 // clear removes the remains of an earlier PID 1.
 func (m *machine) clear(ctx context.Context) error {
-	if err := m.cgroup().Remove(ctx); err != nil {
+	if err := m.endProcesses(ctx); err != nil {
 		return err
 	}
 	if err := hostmount.Unstage(m.stagingDir()); err != nil {
@@ -527,6 +527,16 @@ func (m *machine) clear(ctx context.Context) error {
 		return os.RemoveAll(state)
 	}
 	return nil
+}
+
+// endProcesses kills all processes of the machine, also those that wait for a file system which root in the machine has frozen.
+func (m *machine) endProcesses(ctx context.Context) error {
+	for _, d := range append(m.volumeDisks(), m.disk()) {
+		if err := d.Thaw(); err != nil {
+			m.log.Error("A file system of the machine may be frozen: processes that write to it do not end", "error", err)
+		}
+	}
+	return m.cgroup().Remove(ctx)
 }
 
 // fail marks the machine as failed; m.mu is held.

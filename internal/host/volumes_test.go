@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -9,10 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 const volumeSize = 16 << 20
@@ -109,6 +113,32 @@ func TestVolumeOutlivesItsMachine(t *testing.T) {
 	if atomicfile.Exists(image) || h.machines.info().VolumeBytes != 0 {
 		t.Error("the deleted volume is still there")
 	}
+}
+
+// The processes of a machine end although root in the machine has frozen its disk and a volume.
+func TestFrozenMachineEnds(t *testing.T) {
+	h := withVolumes(t, t.TempDir())
+	ensureVolume(t, h)
+	m, content := attached(t, h)
+	m.dir = t.TempDir()
+	disk := m.disk()
+	expect.NoError(t, disk.Create(t.Context(), volumeSize))
+	expect.NoError(t, disk.Attach(t.Context()))
+	t.Cleanup(func() { expect.NoError(t, disk.Detach(context.Background())) })
+	const fifreeze = 0xc0045877
+	freeze := func(dir string) {
+		t.Helper()
+		f, err := os.Open(dir)
+		expect.NoError(t, err)
+		expect.NoError(t, errors.Join(unix.IoctlSetInt(int(f.Fd()), fifreeze, 0), f.Close())) // The kernel refuses a second freeze.
+	}
+	for _, end := range []func(context.Context) error{m.kill, m.clear} {
+		freeze(disk.Dir)
+		freeze(content)
+		expect.NoError(t, end(t.Context()))
+	}
+	freeze(disk.Dir)
+	freeze(content)
 }
 
 // A capstand that ends while it makes or deletes a volume leaves the whole volume or nothing.

@@ -267,8 +267,32 @@ func (d Disk) growFile(size int64) error {
 	return nil
 }
 
+// fithaw is the request FITHAW of ioctl(2).
+const fithaw = 0xc0045878
+
+// Thaw lets the writers of a file system continue that root in the machine has frozen, for example with fsfreeze(8). The kernel kills no
+// process that waits for the thaw, and keeps a frozen file system after its unmount.
+func (d Disk) Thaw() error {
+	// An unmounted folder belongs to the file system of the host, which its administrator may have frozen.
+	if mounted, err := d.Mounted(); err != nil || !mounted {
+		return err
+	}
+	dir, err := os.Open(d.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	if err := unix.IoctlSetInt(int(dir.Fd()), fithaw, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not frozen.
+		return fmt.Errorf("thawing the file system at %s: %w", d.Dir, err)
+	}
+	return nil
+}
+
 // Detach unmounts the file system and waits until its loop device is released.
 func (d Disk) Detach(ctx context.Context) error {
+	if err := d.Thaw(); err != nil {
+		return err
+	}
 	for {
 		// A lazy unmount works even if a process still reads a file of the disk.
 		err := unix.Unmount(d.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -288,7 +312,7 @@ func (d Disk) Detach(ctx context.Context) error {
 		_ = loop.Close()
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s of the disk %s is still in use: %w", name, d.Image, ctx.Err())
+			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files (`swapon --show`, `swapoff`), of its other mounts and of its open files: %w", name, d.Image, ctx.Err())
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
 		}
 	}

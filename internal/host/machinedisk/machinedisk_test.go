@@ -159,6 +159,35 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// Thaw ends the freeze of a file system, and a frozen file system is detached. Thaw leaves the file system of an unmounted folder as it is.
+func TestFrozen(t *testing.T) {
+	d, host := attached(t), attached(t)
+	for range 2 { // The kernel refuses a second freeze.
+		expect.NoError(t, request(t, d.Dir, fifreeze))
+		expect.NoError(t, d.Thaw())
+	}
+	expect.NoError(t, d.Thaw())
+	expect.NoError(t, request(t, d.Dir, fifreeze))
+	expect.NoError(t, d.Detach(ctx(t)))
+	d.Dir = filepath.Join(host.Dir, "lost+found")
+	expect.NoError(t, request(t, host.Dir, fifreeze))
+	expect.NoError(t, d.Thaw())
+	if err := request(t, host.Dir, fithaw); err != nil {
+		t.Errorf("the file system of an unmounted folder was thawed: %v", err)
+	}
+}
+
+// fifreeze is the request FIFREEZE of ioctl(2), as fsfreeze(8) sends it.
+const fifreeze = 0xc0045877
+
+func request(t *testing.T, dir string, number uint) error {
+	t.Helper()
+	f, err := os.Open(dir)
+	expect.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	return unix.IoctlSetInt(int(f.Fd()), number, 0)
+}
+
 // A file system that cannot be repaired is not mounted. The message contains the cause.
 func TestDamaged(t *testing.T) {
 	d := newDisk(t)
