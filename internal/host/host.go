@@ -100,11 +100,11 @@ var _ hostpb.HostServer = (*Host)(nil)
 
 // newHost connects the registries, which are empty.
 func newHost(p *platform) *Host {
-	p.startSeconds = newStartSeconds()
+	p.startSeconds, p.findHostFiles, p.looks.byFiles = newStartSeconds(), p.openHostFiles, map[string]*look{}
 	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}, unrecorded: map[string]*hostpb.SetServicesRequest{}}
 	h := &Host{
 		platform: p, networks: ns,
-		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}, findHostFiles: p.openHostFiles, looks: looks{byFiles: map[string]*look{}}},
+		machines:  &machines{platform: p, networks: ns, byID: map[string]*machine{}},
 		balancers: &balancers{platform: p, networks: ns, byID: map[string]*loadBalancer{}},
 	}
 	h.volumes = newVolumes(p, h.machines)

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// hostFilesWait is the time in which the file systems of the host must show the files of a new machine.
+	// hostFilesWait is the time in which the file systems of the host must show the files of a machine.
 	hostFilesWait = 5 * time.Second
 	// maxLooks is the largest number of looks for host files at the same time: nothing ends one in a file system that hangs, and it occupies
 	// a thread.
 	maxLooks = 16
 )
 
-// looks are the looks for the host files of new machines that have not ended yet, by the paths of the files.
+// looks are the looks for the host files of machines that have not ended yet, by the paths of the files.
 type looks struct {
 	mu      sync.Mutex
 	byFiles map[string]*look
@@ -71,16 +71,23 @@ func (l *looks) begin(files string, find func() error) *look {
 
 // hasHostFiles refuses a machine whose mounts and device nodes the host does not have (NOT_PROVIDED).
 func (ms *machines) hasHostFiles(ctx context.Context, spec *hostpb.MachineSpec) error {
-	err := ms.looks.await(ctx, hostFiles(spec), func() error { return ms.findHostFiles(spec) })
-	if err != nil {
+	if err := ms.awaitHostFiles(ctx, spec); err != nil {
 		return refusal.Errorf(hostpb.Refusal_NOT_PROVIDED, "machine %s/%s: %v", spec.Namespace, spec.Name, err)
 	}
 	return nil
 }
 
+// awaitHostFiles returns an error if the host does not have the mounts and device nodes of a machine, or if their file systems do not answer.
+func (p *platform) awaitHostFiles(ctx context.Context, spec *hostpb.MachineSpec) error {
+	files := hostFiles(spec)
+	if len(files) == 0 {
+		return nil
+	}
+	return p.looks.await(ctx, strings.Join(files, ", "), func() error { return p.findHostFiles(spec) })
+}
+
 // hostFiles lists the mounts and device nodes of a machine.
-func hostFiles(spec *hostpb.MachineSpec) string {
-	var paths []string
+func hostFiles(spec *hostpb.MachineSpec) (paths []string) {
 	for _, m := range spec.HostMounts {
 		paths = append(paths, m.Source)
 	}
@@ -89,7 +96,7 @@ func hostFiles(spec *hostpb.MachineSpec) string {
 			paths = append(paths, d.Name)
 		}
 	}
-	return strings.Join(paths, ", ")
+	return paths
 }
 
 // openHostFiles returns an error if the host does not have the mounts and device nodes of a machine.

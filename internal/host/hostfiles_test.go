@@ -43,6 +43,27 @@ func TestHungHostFiles(t *testing.T) {
 	})
 }
 
+// A machine does not open its host files while their file system hangs: nothing would end this, and its deletion would wait.
+func TestStartWithHungHostFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, hang := recorded(t), make(chan struct{})
+		m := onDisk(t, h)
+		m.spec.HostMounts = []*hostpb.HostMount{{Source: t.TempDir(), Path: "/mnt/x"}}
+		h.findHostFiles = func(*hostpb.MachineSpec) error { <-hang; return nil }
+		mounts, err := m.stageHostMounts(t.Context())
+		m.unstage()
+		if err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
+			t.Errorf("%v, %v", mounts, err)
+		}
+		h.config.ContainerImages = t.TempDir()
+		h.looks.byFiles[h.config.ContainerImages] = &look{ended: hang}
+		if dir := m.containerImages(); dir != "" {
+			t.Errorf("the machine gets the folder %s, which hangs", dir)
+		}
+		close(hang)
+	})
+}
+
 // capstand looks for the files of a new machine without the lock of all objects: a file system that hangs must not stop other calls and
 // fencing. A machine that exists, or that is refused for another reason, needs no look.
 func TestHostFilesNeedNoLock(t *testing.T) {

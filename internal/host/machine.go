@@ -455,7 +455,7 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 		return nil, err
 	}
 	defer m.unstage()
-	mounts, err := m.stageHostMounts()
+	mounts, err := m.stageHostMounts(life)
 	if err != nil {
 		return nil, err
 	}

@@ -19,13 +19,16 @@ import (
 )
 
 // containerImages returns the folder with the archives that the machine imports, or "" without such a folder. It also returns "" if a
-// user other than root can change the folder or an archive: an image runs with the rights of the pods that use its name.
+// user other than root can change the folder or an archive, because an image runs with the rights of the pods that use its name, or if its
+// file system hangs.
 func (m *machine) containerImages() string {
 	dir := m.host.config.ContainerImages
 	if dir == "" {
 		return ""
 	}
-	switch err := checkContainerImages(dir); {
+	// The folder can be in a file system that hangs. The end of capstand does not interrupt the start of a machine.
+	err := m.host.looks.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
+	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return ""
 	case err != nil:

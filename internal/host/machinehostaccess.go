@@ -121,8 +121,11 @@ func closeAll(files []*os.File) {
 func (m *machine) stagingDir() string { return m.host.store.path("mounts", m.spec.Id) }
 
 // stageHostMounts mounts the sources of the machine's mounts where runc finds them. They are unstaged after the start, and after a
-// crash of capstand by clear.
-func (m *machine) stageHostMounts() (out []runc.HostMount, err error) {
+// crash of capstand by clear. A file system that hangs is an error: the opening of its files would hold the machine, also after its deletion.
+func (m *machine) stageHostMounts(ctx context.Context) (out []runc.HostMount, err error) {
+	if err := m.host.awaitHostFiles(ctx, m.spec); err != nil {
+		return nil, err
+	}
 	files, err := openHostMounts(m.spec, m.host.config)
 	defer func() { closeAll(files) }()
 	if err != nil {

@@ -32,9 +32,6 @@ type machines struct {
 	tombstonesRead time.Time
 	// mounts decides whether a new machine may have its volumes; mu is held.
 	mounts func(*hostpb.MachineSpec) error
-	// findHostFiles looks for the mounts and device nodes of a new machine. It can hang: mu is not held.
-	findHostFiles func(*hostpb.MachineSpec) error
-	looks         looks
 	// volumeBytes returns the sizes of all volumes together; mu is held.
 	volumeBytes func() int64
 	// versions of Kubernetes that were found last.
@@ -120,7 +117,7 @@ func (ms *machines) probeLAN(ctx context.Context, spec *hostpb.MachineSpec) erro
 // probeHostFiles refuses a new machine whose mounts and device nodes the host does not have. A network file system can hang, so the lock of all
 // objects is not held: the guard of fencing stops the machines of a capstand that does not get it.
 func (ms *machines) probeHostFiles(ctx context.Context, spec *hostpb.MachineSpec) error {
-	if hostFiles(spec) == "" {
+	if len(hostFiles(spec)) == 0 {
 		return nil
 	}
 	ms.mu.Lock()

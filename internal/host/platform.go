@@ -43,6 +43,9 @@ type platform struct {
 	fence            *fencing.Fence // nil in some tests
 	startSeconds     prometheus.Histogram
 	sysctlErrors     lastErrors
+	// findHostFiles looks for the mounts and device nodes of a machine. It can hang: neither mu nor the lock of a machine is held.
+	findHostFiles func(*hostpb.MachineSpec) error
+	looks         looks
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup
