@@ -493,7 +493,7 @@ func (m *machine) readyDisks(life context.Context) (runc.System, error) {
 	if err := m.clear(ctx); err != nil {
 		return runc.System{}, err
 	}
-	system, err := m.chooseImage()
+	system, err := m.chooseImage(life)
 	if err != nil {
 		return runc.System{}, err
 	}

@@ -74,25 +74,35 @@ func (ms *machines) imageInfo() (names []string, all []*hostpb.MachineImage) {
 }
 
 // chooseImage returns the programs of the machine: those of its image, or of the host. It records the image at the first start,
-// before anything is made from it.
-func (m *machine) chooseImage() (runc.System, error) {
+// before anything is made from it. The folder of an image can be in a file system that hangs, so m.mu is not held while it is read: fencing
+// and all calls wait for m.mu.
+func (m *machine) chooseImage(ctx context.Context) (runc.System, error) {
 	if m.spec.Image == admission.HostImage {
 		return runc.HostSystem(), nil
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	image, err := m.host.images.Get(m.spec.Image, m.state.ImageDigest)
+	m.mu.Unlock()
 	if err != nil {
 		return runc.System{}, err
 	}
-	if err := machineimage.Check(image.Dir); err != nil { // The administrator may have changed a folder.
+	// The administrator may have changed a folder.
+	if err := m.host.looks.await(ctx, image.Dir, func() error { return machineimage.Check(image.Dir) }); err != nil {
 		return runc.System{}, err
 	}
-	if m.state.ImageDigest == "" {
-		m.state.ImageDigest = image.Digest
-		if err := m.save(); err != nil {
-			return runc.System{}, err
-		}
+	return runc.SystemOf(image.Dir), m.recordImage(image.Digest)
+}
+
+// recordImage records the digest of the machine's image at the first start. The image may have been replaced since it was checked.
+func (m *machine) recordImage(digest string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.ImageDigest != "" {
+		return nil
 	}
-	return runc.SystemOf(image.Dir), nil
+	if _, err := m.host.images.Get(m.spec.Image, digest); err != nil {
+		return err
+	}
+	m.state.ImageDigest = digest
+	return m.save()
 }

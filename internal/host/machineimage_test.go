@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -51,7 +52,7 @@ func withImage(t *testing.T) (*Host, *machine, string) {
 // A machine gets the programs and tables of its image, and none of the host's. Files with privileges have none in the machine.
 func TestMachineOfAnImage(t *testing.T) {
 	h, m, image := withImage(t)
-	if _, err := m.chooseImage(); err == nil || !strings.Contains(err.Error(), "expected the image debian") {
+	if _, err := m.chooseImage(t.Context()); err == nil || !strings.Contains(err.Error(), "expected the image debian") {
 		t.Errorf("before the registration: %v", err)
 	}
 	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
@@ -60,7 +61,7 @@ func TestMachineOfAnImage(t *testing.T) {
 	if info := h.machines.info(); !slices.Equal(info.Images, []string{"host", "debian"}) || len(info.MachineImages) != 1 || info.MachineImages[0].Digest == "" {
 		t.Errorf("the host reports %v", info.MachineImages)
 	}
-	system, err := m.chooseImage()
+	system, err := m.chooseImage(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func TestMachineKeepsItsImage(t *testing.T) {
 	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.chooseImage(); err != nil {
+	if _, err := m.chooseImage(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	h.machines.byID[m.spec.Id] = m
@@ -134,7 +135,7 @@ func TestMachineKeepsItsImage(t *testing.T) {
 	if next.state.ImageDigest != digest {
 		t.Errorf("recorded: %q", next.state.ImageDigest)
 	}
-	if _, err := next.chooseImage(); err == nil || !strings.Contains(err.Error(), "put the former image back, or replace the machine") {
+	if _, err := next.chooseImage(t.Context()); err == nil || !strings.Contains(err.Error(), "put the former image back, or replace the machine") {
 		t.Errorf("with another image: %v", err)
 	}
 }
@@ -155,7 +156,32 @@ func TestBadImage(t *testing.T) {
 	if !slices.Equal(info.Images, []string{"host"}) || !strings.Contains(info.MachineImages[0].Problem, "expected the program nft") || !strings.Contains(log.String(), "program nft") {
 		t.Errorf("%v, log %s", info.MachineImages, log.String())
 	}
-	if _, err := m.chooseImage(); err == nil || !strings.Contains(err.Error(), "nft") {
+	if _, err := m.chooseImage(t.Context()); err == nil || !strings.Contains(err.Error(), "nft") {
 		t.Errorf("a machine got the image: %v", err)
 	}
+}
+
+// The lock of a machine is free while its image is read: fencing and all calls wait for it.
+func TestHungImage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, m, image := withImage(t)
+		if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
+			t.Fatal(err)
+		}
+		hang, chosen := make(chan struct{}), make(chan error)
+		h.looks.byFiles[image] = &look{ended: hang}
+		go func() {
+			_, err := m.chooseImage(t.Context())
+			chosen <- err
+		}()
+		synctest.Wait() // Until the image is read.
+		if !m.mu.TryLock() {
+			t.Fatal("the lock of the machine is held")
+		}
+		m.mu.Unlock()
+		if err := <-chosen; err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
+			t.Errorf("an image that hangs: %v", err)
+		}
+		close(hang)
+	})
 }
