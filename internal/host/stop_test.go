@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -49,5 +50,29 @@ func TestStopPods(t *testing.T) {
 				t.Errorf("PID 1 was asked with the limits %q, want %q", asked, want)
 			}
 		})
+	}
+}
+
+// A runc that does not answer, as with a freezer of cgroup v1 that never reaches its state, holds up the stop and the deletion of a machine for
+// a time only.
+func TestStopWithHungRunc(t *testing.T) {
+	h := recorded(t)
+	h.config.StopPodsWithin = time.Minute
+	m := onDisk(t, h)
+	bin := t.TempDir()
+	h.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state"), StateTimeout: time.Millisecond}
+	if err := os.MkdirAll(filepath.Join(h.runc.Root, m.spec.Id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(h.runc.Root, m.spec.Id, "state.json"), "")
+	if err := os.WriteFile(h.runc.Binary, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m.stopPods(ctx)
+	m.powerOff(ctx)
+	if ctx.Err() != nil {
+		t.Error("the stop of the machine waits for runc")
 	}
 }

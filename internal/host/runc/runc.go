@@ -25,7 +25,13 @@ type Runc struct {
 	Sessions string
 	// PipeTimeout bounds the wait for the rest of the output after the end of runc; 0 is pipeTimeout.
 	PipeTimeout time.Duration
+	// StateTimeout bounds State; 0 is stateTimeout.
+	StateTimeout time.Duration
 }
+
+// stateTimeout is the default of StateTimeout. runc waits without an end for a freezer of cgroup v1 that does not reach its state, and root in
+// a machine can bring about one.
+const stateTimeout = 15 * time.Second
 
 // State is runc's state of a container.
 type State struct {
@@ -42,6 +48,8 @@ func (r Runc) State(ctx context.Context, id string) (State, error) {
 	if !r.exists(id) {
 		return State{}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.StateTimeout, stateTimeout))
+	defer cancel()
 	out, err := r.run(ctx, nil, "state", id)
 	if err != nil {
 		if !r.exists(id) { // It was deleted meanwhile.
