@@ -170,11 +170,34 @@ func (ms *machines) admit(spec *hostpb.MachineSpec) error {
 	if err := ms.mounts(spec); err != nil {
 		return err
 	}
+	return ms.spaceFor(spec, admission.DiskBytes(spec))
+}
+
+// spaceFor refuses a machine for whose disk the host has too little space; mu is held. size is what the disk needs in addition.
+func (ms *machines) spaceFor(spec *hostpb.MachineSpec, size int64) error {
 	_, free, err := machinedisk.Space(ms.config.Root)
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
-	return admission.SpaceLeft(spec, free, ms.config.ReserveDisk)
+	claimed := int64(0)
+	if ms.preallocates() {
+		claimed = size + ms.promisedSpace()
+	}
+	return admission.SpaceLeft(spec, free, claimed, ms.config.ReserveDisk)
+}
+
+// promisedSpace returns the bytes that the disks of accepted machines will occupy when they are made, or grow; mu is held.
+func (ms *machines) promisedSpace() (total int64) {
+	for _, m := range ms.byID {
+		u := m.lastUpdate()
+		switch {
+		case m.fresh() && !m.disk().Exists():
+			total += admission.DiskBytes(m.current.Load())
+		case !u.Ended() && !u.Grown:
+			total += max(0, admission.DiskBytes(u.To)-admission.DiskBytes(u.From))
+		}
+	}
+	return total
 }
 
 // ensureAgain answers for a machine that exists. It accepts bootstrap data if the machine has none yet.

@@ -85,12 +85,22 @@ func (m *machine) disk() machinedisk.Disk {
 	}
 }
 
+// preallocates returns whether new disks occupy their full size at once.
+func (p *platform) preallocates() bool {
+	return p.config.PreallocateDisks && p.diskBackend == diskImage
+}
+
+// fresh returns whether the machine has never started.
+func (m *machine) fresh() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.StartedAt.IsZero()
+}
+
 // ensureDisk creates the machine's disk before its first start and attaches it before each start. If an existing disk is
 // lost, the machine fails: with an empty disk it would be another machine.
 func (m *machine) ensureDisk(ctx context.Context, system runc.System) error {
-	m.mu.Lock()
-	fresh := m.state.StartedAt.IsZero()
-	m.mu.Unlock()
+	fresh := m.fresh()
 	if fresh && m.host.diskBackend == diskImage {
 		if err := m.disk().Create(ctx, admission.DiskBytes(m.current.Load())); err != nil {
 			return fmt.Errorf("creating the machine's disk: %w", err)

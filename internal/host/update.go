@@ -48,10 +48,8 @@ func (ms *machines) UpdateMachine(_ context.Context, req *hostpb.UpdateMachineRe
 	if err != nil || again {
 		return have, err
 	}
-	if admission.DiskBytes(req.Spec) > admission.DiskBytes(have.Spec) {
-		if err := m.canGrow(); err != nil {
-			return nil, err
-		}
+	if err := ms.canGrow(m, req.Spec, admission.DiskBytes(req.Spec)-admission.DiskBytes(have.Spec)); err != nil {
+		return nil, err
 	}
 	if err := m.beginUpdate(req); err != nil {
 		return nil, status.Errorf(codes.Internal, "recording the update of machine %s: %v", m.spec.Id, err)
@@ -62,16 +60,22 @@ func (ms *machines) UpdateMachine(_ context.Context, req *hostpb.UpdateMachineRe
 	return m.snapshot(), nil
 }
 
-// canGrow refuses the growth of a disk that cannot grow in place (UNSUPPORTED).
-func (m *machine) canGrow() error {
+// canGrow refuses the growth of a disk that cannot grow in place (UNSUPPORTED), or that the host cannot reserve (NO_DISK_SPACE); mu is held.
+func (ms *machines) canGrow(m *machine, spec *hostpb.MachineSpec, growth int64) error {
+	if growth <= 0 {
+		return nil
+	}
 	if !m.disk().Exists() {
 		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "machine %s/%s has no disk of its own, so its disk cannot grow; replace the machine", m.spec.Namespace, m.spec.Name)
 	}
-	if !slices.Contains(m.host.capabilities, "CAP_SYS_RESOURCE") {
+	if !slices.Contains(ms.capabilities, "CAP_SYS_RESOURCE") {
 		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "capstand on this host does not have CAP_SYS_RESOURCE, so it cannot enlarge the disk of the running machine %s/%s; replace the machine",
 			m.spec.Namespace, m.spec.Name)
 	}
-	return nil
+	if !ms.preallocates() {
+		return nil
+	}
+	return ms.spaceFor(spec, growth)
 }
 
 // beginUpdate records the update with its data. The record comes last: data without a record is replaced by the next update.

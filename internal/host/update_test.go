@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -156,6 +157,42 @@ func TestUpdateWithoutDisk(t *testing.T) {
 	if _, err := h.UpdateMachine(t.Context(), req); refusal.Of(err).Reason != hostpb.Refusal_UNSUPPORTED && refusal.Of(err).Reason != hostpb.Refusal_NO_DISK_SPACE {
 		t.Errorf("%v", err)
 	}
+}
+
+// With preallocation, the host refuses a machine, and the growth of a disk, for which it has not enough space left after the disks that are not
+// made yet.
+func TestPreallocatedDisksFit(t *testing.T) {
+	h, req := updatable(t)
+	h.config.Root, h.config.PreallocateDisks, h.diskBackend, h.capabilities = t.TempDir(), true, diskImage, []string{"CAP_SYS_RESOURCE"}
+	expect.NoError(t, unix.Mount("tmpfs", h.config.Root, "tmpfs", 0, "size=64g"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(h.config.Root, 0)) })
+	second := goodSpec()
+	second.Id, second.Name, second.Addresses[0].Address = "m-2", "two", "10.1.0.11"
+	admit := func(reserve int64, fits bool) {
+		t.Helper()
+		h.config.ReserveDisk = reserve
+		err := h.machines.admit(second)
+		if fits {
+			expect.NoError(t, err)
+			return
+		}
+		wantRefusal(t, err, hostpb.Refusal_NO_DISK_SPACE)
+	}
+	admit(30<<30, false) // Each disk has 20 GiB. The first one is not made yet.
+	admit(20<<30, true)
+	write(t, h.machines.byID["m-1"].disk().Image, "")
+	admit(50<<30, false)
+	admit(30<<30, true)
+
+	req.Spec.DiskBytes, h.config.ReserveDisk = 40<<30, 50<<30
+	_, err := h.UpdateMachine(t.Context(), req)
+	wantRefusal(t, err, hostpb.Refusal_NO_DISK_SPACE)
+	h.config.ReserveDisk = 40 << 30
+	_, err = h.UpdateMachine(t.Context(), req)
+	expect.NoError(t, err)
+	admit(30<<30, false) // The growth has not happened yet.
+	h.config.PreallocateDisks = false
+	admit(60<<30, true)
 }
 
 func TestDecideUpdate(t *testing.T) {

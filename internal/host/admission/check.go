@@ -253,12 +253,12 @@ func fits(s *hostpb.MachineSpec, info *hostpb.HostInfo) error {
 }
 
 // SpaceLeft refuses a machine while the host has less free space than it reserves, in bytes (NO_DISK_SPACE). The machines
-// that have disks would fail to write.
-func SpaceLeft(s *hostpb.MachineSpec, free, reserve int64) error {
-	if free < reserve {
+// that have disks would fail to write. claimed is the part of the free space that its disk, and the disks of accepted machines, will occupy at once.
+func SpaceLeft(s *hostpb.MachineSpec, free, claimed, reserve int64) error {
+	if free-claimed < reserve {
 		return refusal.Errorf(hostpb.Refusal_NO_DISK_SPACE,
-			"machine %s/%s needs space for its disk, the host has %d MiB left and reserves %d MiB; free space on the host, or add a host",
-			s.Namespace, s.Name, free>>20, reserve>>20)
+			"machine %s/%s needs space for its disk, the host has %d MiB left, of which new disks claim %d MiB, and reserves %d MiB; free space on the host, or add a host",
+			s.Namespace, s.Name, free>>20, claimed>>20, reserve>>20)
 	}
 	return nil
 }

@@ -246,7 +246,7 @@ func (d Disk) Grow(ctx context.Context, size int64) error {
 	return nil
 }
 
-// growFile makes the image at least size bytes large.
+// growFile makes the image at least size bytes large. After an error it has its former size: a part of the growth would fill the disk of the host.
 func (d Disk) growFile(size int64) error {
 	f, err := os.OpenFile(d.Image, os.O_RDWR, 0)
 	if err != nil {
@@ -255,9 +255,12 @@ func (d Disk) growFile(size int64) error {
 	info, err := f.Stat()
 	if err == nil && info.Size() < size {
 		if d.Preallocate {
-			err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+			err = unix.Fallocate(int(f.Fd()), 0, info.Size(), size-info.Size())
 		} else {
 			err = f.Truncate(size)
+		}
+		if err != nil {
+			err = errors.Join(err, f.Truncate(info.Size()))
 		}
 		err = errors.Join(err, f.Sync())
 	}

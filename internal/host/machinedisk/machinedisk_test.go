@@ -247,6 +247,27 @@ func TestGrow(t *testing.T) {
 	}
 }
 
+// A growth that does not fit leaves the file as it was. The growth of a sparse file reserves only the new part.
+func TestGrowthOfTheFile(t *testing.T) {
+	const mib = 1 << 20
+	host := attached(t)
+	d := Disk{Image: filepath.Join(host.Dir, "disk.img"), Preallocate: true}
+	expect.NoError(t, Disk{}.newFile(d.Image, 16*mib))
+	for _, step := range []struct {
+		to, size, occupied int64
+		fails              bool
+	}{{32 * mib, 32 * mib, 16 * mib, false}, {2 * size, 32 * mib, 16 * mib, true}} {
+		if err := d.growFile(step.to); errors.Is(err, unix.ENOSPC) != step.fails {
+			t.Errorf("to %d bytes: %v", step.to, err)
+		}
+		info, err := os.Stat(d.Image)
+		expect.NoError(t, err)
+		if used := occupied(t, d); info.Size() != step.size || used < step.occupied || used > step.occupied+mib {
+			t.Errorf("to %d bytes: the file has %d bytes and occupies %d", step.to, info.Size(), used)
+		}
+	}
+}
+
 func hasCapability(t *testing.T, number int) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
