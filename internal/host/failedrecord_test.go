@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -11,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -30,6 +32,17 @@ func onBox(t *testing.T) *Host {
 	}
 	write(t, kubelet, "")
 	return h
+}
+
+// recordOnly admits and records the machine of goodSpec, in a network that is not made. meanwhile happens in between.
+func recordOnly(t *testing.T, h *Host, meanwhile func()) error {
+	t.Helper()
+	spec := goodSpec()
+	leases := filepath.Join(h.config.RunDir, "networks", strings.TrimPrefix(network.BridgeName(spec.Network.Id), "cap"), "leases")
+	expect.NoError(t, os.MkdirAll(leases, 0o700))
+	expect.NoError(t, h.machines.admit(spec))
+	meanwhile()
+	return h.machines.record(&hostpb.EnsureMachineRequest{Spec: spec})
 }
 
 // unrecordable makes the record of an object fail, as a full disk does, until end is called.

@@ -144,6 +144,9 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	}
 	files, err := firstFiles(req, chosen)
 	if err == nil {
+		err = ms.store.unbury(req.Spec.Id)
+	}
+	if err == nil {
 		err = ms.store.create(machinesDir, req.Spec.Id, req.Spec, files)
 	}
 	if err != nil {

@@ -267,6 +267,15 @@ func (s store) buried(id string, now time.Time) bool {
 	return err == nil && now.Sub(info.ModTime()) < tombstoneLife
 }
 
+// unbury removes the expired tombstone of an id: a new machine with this id would be taken for a deleted one, also after a power failure.
+func (s store) unbury(id string) error {
+	err := os.Remove(s.path(tombstonesDir, id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, atomicfile.SyncDir(s.path(tombstonesDir)))
+}
+
 // buryOld removes tombstones older than tombstoneLife.
 func (s store) buryOld(now time.Time) {
 	entries, _ := os.ReadDir(s.path(tombstonesDir))

@@ -152,6 +152,18 @@ func TestOldTombstonesAreReadOnce(t *testing.T) {
 	}
 }
 
+// A machine with the id of one that was deleted more than a day ago is not taken for the deleted one by the next capstand.
+func TestExpiredTombstone(t *testing.T) {
+	h := onBox(t)
+	old := time.Now().Add(-tombstoneLife - time.Minute)
+	expect.NoError(t, h.store.bury("m-1"))
+	expect.NoError(t, os.Chtimes(h.store.path(tombstonesDir, "m-1"), old, old))
+	expect.NoError(t, recordOnly(t, h, func() {}))
+	if m := newMachine(h.platform, goodSpec(), h.machines.forget); m.deleted.Err() != nil {
+		t.Error("the next capstand deletes the machine")
+	}
+}
+
 // TestIncompleteFiles: capstand that was killed while it wrote a file leaves it under another name, with its secrets. The next start removes
 // it, and no file of a machine.
 func TestIncompleteFiles(t *testing.T) {
