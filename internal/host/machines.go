@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -152,7 +153,20 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	if err != nil {
 		return status.Errorf(codes.Internal, "recording machine: %v", err)
 	}
-	return nil
+	return ms.keepsVersion(req.Spec)
+}
+
+// keepsVersion discards a recorded machine whose version of Kubernetes was removed after the admission (NOT_PROVIDED). A removal hides the version
+// before its last look for users: either it finds the record, or the record comes after the hiding and is discarded here. mu is held.
+func (ms *machines) keepsVersion(spec *hostpb.MachineSpec) error {
+	if slices.Contains(ms.installed(), spec.KubernetesVersion) {
+		return nil
+	}
+	if err := ms.store.discard(ms.store.path(machinesDir, spec.Id)); err != nil {
+		return status.Errorf(codes.Internal, "discarding the record of a machine whose version of Kubernetes was removed: %v", err)
+	}
+	return refusal.Errorf(hostpb.Refusal_NOT_PROVIDED, "machine %s/%s requests Kubernetes %q, which was removed from this host meanwhile: add the version again, or choose another one",
+		spec.Namespace, spec.Name, spec.KubernetesVersion)
 }
 
 // firstFiles are those that a new machine has besides its spec. devices are its CDI devices.

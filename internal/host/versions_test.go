@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // capstand makes a version usable again that an interrupted `capstan host versions remove` hid.
@@ -21,5 +24,17 @@ func TestHiddenVersion(t *testing.T) {
 	h.machines.keepVersions(ctx)
 	if got := h.machines.info().KubernetesVersions; !slices.Contains(got, version) {
 		t.Errorf("the host has %v", got)
+	}
+}
+
+// A machine whose version was removed between its admission and its record is refused, and nothing of it stays.
+func TestVersionRemovedDuringRecord(t *testing.T) {
+	h := onBox(t)
+	err := recordOnly(t, h, func() {
+		expect.NoError(t, os.RemoveAll(filepath.Join(h.config.Assets, "kubernetes", goodSpec().KubernetesVersion)))
+	})
+	wantRefusal(t, err, hostpb.Refusal_NOT_PROVIDED)
+	if left := folders(h.store.path(machinesDir)); len(left) > 0 {
+		t.Errorf("recorded machines: %v", left)
 	}
 }
