@@ -3,9 +3,12 @@ package clearfolder
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,5 +74,40 @@ func TestEnd(t *testing.T) {
 	end()
 	if err := Remove(ctx, path, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("found %v, expected the end of the context", err)
+	}
+}
+
+// TestAttributes: files and folders with the attributes i and a of chattr(1) are removed, at any depth.
+func TestAttributes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "folder")
+	deep := filepath.Join(path, strings.Repeat("x/", maxDepth+1))
+	expect.NoError(t, os.MkdirAll(filepath.Join(deep, "inner"), 0o700))
+	expect.NoError(t, os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
+	for _, fixed := range []string{filepath.Join(deep, "inner"), deep, filepath.Dir(deep), filepath.Join(path, "file"), filepath.Join(path, "x")} {
+		if out, err := exec.CommandContext(t.Context(), "chattr", "+ia", fixed).CombinedOutput(); err != nil {
+			t.Logf("without attributes: %s", out)
+		}
+	}
+	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "chattr", "-R", "-ia", path).Run() })
+	expect.NoError(t, Remove(t.Context(), path, time.Minute))
+}
+
+// TestOneFileStays: a file that cannot be removed does not keep the others.
+func TestOneFileStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "folder")
+	for i := range 20 {
+		expect.NoError(t, os.MkdirAll(filepath.Join(path, fmt.Sprint(i), "x"), 0o700))
+		expect.NoError(t, os.MkdirAll(filepath.Join(path, "10", fmt.Sprint(i)), 0o700))
+	}
+	busy := filepath.Join(path, "10", "10")
+	expect.NoError(t, unix.Mount("tmpfs", busy, "tmpfs", 0, "size=16k"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(busy, 0)) })
+	if err := Remove(t.Context(), path, time.Minute); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("found %v, expected that a mount is busy", err)
+	}
+	for pattern, want := range map[string]string{"*": filepath.Dir(busy), "*/*": busy} {
+		if left, err := filepath.Glob(filepath.Join(path, pattern)); err != nil || !slices.Equal(left, []string{want}) {
+			t.Errorf("left: %v, %v", left, err)
+		}
 	}
 }

@@ -208,24 +208,13 @@ func (s store) discard(path string) error {
 	return err
 }
 
-// fixedFlags are the attributes i and a of chattr(1): a folder with one of them cannot be renamed or removed.
-const fixedFlags = 0x10 | 0x20
-
-// makeChangeable removes these attributes. Root in a machine can set them on the folder that capstand shares with it.
+// makeChangeable makes a folder changeable that capstand shares with a machine.
 func makeChangeable(dir string) error {
 	file, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }()
-	flags, err := unix.IoctlGetUint32(int(file.Fd()), unix.FS_IOC_GETFLAGS)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(file.Fd()), unix.FS_IOC_SETFLAGS, int(flags&^fixedFlags))
-	}
-	if err != nil {
-		return fmt.Errorf("removing the attributes of %s that forbid its removal: %w", dir, err)
-	}
-	return nil
+	return errors.Join(clearfolder.MakeChangeable(file), file.Close())
 }
 
 func (s store) discardAll(dir string) error {

@@ -1,8 +1,10 @@
 package runc
 
 import (
+	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -225,6 +227,21 @@ func TestViews(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, viewCPUInfo)); !os.IsNotExist(err) {
 		t.Error("the old views still exist")
+	}
+}
+
+// Root in a machine can set attributes of its views that forbid their removal. The machine starts again nevertheless.
+func TestFixedViews(t *testing.T) {
+	p := Params{Views: filepath.Join(t.TempDir(), "views"), CPUs: 2, MemoryBytes: 1 << 30}
+	if err := WriteViews(p, ""); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "chattr", "-R", "+i", filepath.Join(p.Views, viewCPUs)).CombinedOutput(); err != nil {
+		t.Logf("without attributes: %s", out)
+	}
+	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "chattr", "-R", "-i", p.Views).Run() })
+	if err := WriteViews(p, ""); err != nil {
+		t.Error(err)
 	}
 }
 

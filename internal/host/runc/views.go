@@ -1,12 +1,16 @@
 package runc
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
+
+	"capstan.dev/capstan/internal/clearfolder"
 )
 
 // A container sees the size of the whole host in /proc/meminfo, /proc/cpuinfo and /sys/devices/system. cadvisor in the
@@ -33,6 +37,9 @@ func views(cpus int32) []string {
 	return []string{viewMeminfo, viewCPUInfo, viewCPUs, viewNodes}
 }
 
+// clearTime is the time to remove the former views.
+const clearTime = 10 * time.Second
+
 // WriteViews writes the views of a machine with these limits into p.Views. cpuinfo is the host's file.
 func WriteViews(p Params, cpuinfo string) error {
 	files := map[string]string{viewMeminfo: meminfo(p)}
@@ -41,7 +48,8 @@ func WriteViews(p Params, cpuinfo string) error {
 		cpuTree(files, p.CPUs, p.MemoryBytes)
 	}
 	dir := p.Views
-	if err := os.RemoveAll(dir); err != nil {
+	// Root in the machine can have changed the former views.
+	if err := clearfolder.Remove(context.Background(), dir, clearTime); err != nil {
 		return err
 	}
 	for name, content := range files {
