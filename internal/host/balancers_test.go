@@ -187,3 +187,22 @@ func TestSharedOfBalancer(t *testing.T) {
 		t.Errorf("the folder remains: %v", err)
 	}
 }
+
+// A capstand that returns with the record of a load balancer leaves the addresses to another capstand of the box, which got the load balancer
+// meanwhile.
+func TestRecordOfMovedBalancer(t *testing.T) {
+	h := recorded(t)
+	h.box = network.Box{Dir: t.TempDir(), HostID: "a", HostRoot: t.TempDir()}
+	lb := h.balancers.byID["n-1"]
+	lb.listen = append(lb.listen, "10.1.0.9:6443")
+	hash := strings.TrimPrefix(network.BridgeName("n-1"), "cap")
+	if err := os.MkdirAll(filepath.Join(h.box.Dir, "networks", hash, "leases"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	next := network.Box{Dir: h.box.Dir, HostID: "b", HostRoot: t.TempDir()}
+	_ = next.Serve("n-1", "n-1", "default/demo", []string{"10.1.0.9"}) // There is no bridge. The lease comes first.
+	var inUse network.InUseError
+	if err := lb.serve(); !errors.As(err, &inUse) || inUse.Address != "10.1.0.9" {
+		t.Errorf("expected that another capstand has the address, found: %v", err)
+	}
+}

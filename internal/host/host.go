@@ -307,7 +307,7 @@ func (h *Host) recoverNetwork(n *hostpb.Network) {
 		if lb.spec.NetworkId != n.Id || lb.described != nil {
 			continue
 		}
-		if err := h.networks.serve(lb.spec, lb.listen); err != nil {
+		if err := h.networks.serveAgain(lb.spec, lb.listen); err != nil {
 			log.Error("Bridge did not get the addresses of the load balancer", "error", err)
 		}
 	}

@@ -360,11 +360,11 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 	return ref.Open()
 }
 
-// serve gives the network's bridge the addresses that the balancer listens on.
+// serve gives the network's bridge the addresses that the balancer listens on, unless another capstand of the box has got the load balancer.
 func (lb *loadBalancer) serve() error {
 	lb.host.mu.Lock()
 	defer lb.host.mu.Unlock()
-	return lb.host.networks.serve(lb.spec, lb.listen)
+	return lb.host.networks.serveAgain(lb.spec, lb.listen)
 }
 
 // remove ends the process, takes its addresses from the bridge, and removes its files.

@@ -360,6 +360,17 @@ func (ns *networks) served(spec *hostpb.LoadBalancer, listen []string) ([]string
 
 // serve gives the network's bridge the addresses that a load balancer listens on; mu is held.
 func (ns *networks) serve(spec *hostpb.LoadBalancer, listen []string) error {
+	return ns.serveWith(spec, listen, ns.box.Serve, ns.box.Redirect)
+}
+
+// serveAgain is serve for a load balancer that is recorded on disk: its owner may have moved it to another capstand of the box; mu is held.
+func (ns *networks) serveAgain(spec *hostpb.LoadBalancer, listen []string) error {
+	return ns.serveWith(spec, listen, ns.box.ServeAgain, ns.box.RedirectAgain)
+}
+
+func (ns *networks) serveWith(spec *hostpb.LoadBalancer, listen []string, serve func(networkID, balancerID, name string, addresses []string) error,
+	redirectTo func(context.Context, string, network.Redirect) error,
+) error {
 	addresses, err := ns.served(spec, listen)
 	if err != nil {
 		return err
@@ -368,10 +379,10 @@ func (ns *networks) serve(spec *hostpb.LoadBalancer, listen []string) error {
 	if err != nil {
 		return err
 	}
-	if err := ns.box.Serve(spec.NetworkId, spec.Id, spec.Namespace+"/"+spec.Name, addresses); err != nil {
+	if err := serve(spec.NetworkId, spec.Id, spec.Namespace+"/"+spec.Name, addresses); err != nil {
 		return err
 	}
-	return ns.box.Redirect(ns.ctx, spec.NetworkId, redirect)
+	return redirectTo(ns.ctx, spec.NetworkId, redirect)
 }
 
 // unserve takes the addresses of a load balancer from the network's bridge, and ends its redirection.

@@ -83,24 +83,41 @@ func (b Box) elsewhere(machineID string) error {
 }
 
 // Serve gives the network's bridge the addresses that a load balancer listens on, all or none, and removes its earlier ones.
-// It returns an InUseError if a machine or another load balancer has one of them.
+// It returns an InUseError if a machine or another load balancer has one of them. A load balancer that moved here from another capstand of
+// the box takes its addresses over, also if that capstand does not run.
 func (b Box) Serve(networkID, balancerID, name string, addresses []string) error {
+	return b.locked(func() error { return b.serve(networkID, balancerID, name, addresses) })
+}
+
+// ServeAgain is Serve for a load balancer with a record on this capstand. It returns an InUseError if the load balancer moved to another
+// capstand of the box.
+func (b Box) ServeAgain(networkID, balancerID, name string, addresses []string) error {
 	return b.locked(func() error {
-		if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses, false); err != nil {
-			return err
-		}
 		for _, address := range addresses {
-			if err := addBridgeAddress(BridgeName(networkID), address); err != nil {
-				return err
+			var l Lease
+			if atomicfile.ReadJSON(b.lease(networkID, address), &l) == nil && l.Bridge && l.Machine == balancerID && l.Host != b.HostID && !l.stale() {
+				return InUseError{Address: address, message: fmt.Sprintf("the load balancer %s moved to the host in %s, which has its address %s: this host waits for the request to remove its own", l.Name, l.Root, address)}
 			}
 		}
-		if err := b.dropLeases(networkID, func(l Lease) bool {
-			return l.Bridge && l.Machine == balancerID && !slices.Contains(addresses, l.address)
-		}); err != nil {
+		return b.serve(networkID, balancerID, name, addresses)
+	})
+}
+
+func (b Box) serve(networkID, balancerID, name string, addresses []string) error {
+	if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses, false); err != nil {
+		return err
+	}
+	for _, address := range addresses {
+		if err := addBridgeAddress(BridgeName(networkID), address); err != nil {
 			return err
 		}
-		return b.syncPeers(networkID)
-	})
+	}
+	if err := b.dropLeases(networkID, func(l Lease) bool {
+		return l.Bridge && l.Machine == balancerID && (l.Host == b.HostID || l.stale()) && !slices.Contains(addresses, l.address)
+	}); err != nil {
+		return err
+	}
+	return b.syncPeers(networkID)
 }
 
 // take writes a lease for each of the addresses, all or none. A lease that cannot be read counts as the lease of another

@@ -55,32 +55,52 @@ func ChooseRedirect(balancerID, endpoint string, listen []string, subnets []Subn
 }
 
 // Redirect records and applies the redirection for a load balancer. One without an endpoint ends the redirection for that
-// load balancer.
+// load balancer, unless the load balancer moved to another capstand of the box.
 func (b Box) Redirect(ctx context.Context, networkID string, want Redirect) error {
+	return b.locked(func() error { return b.setRedirect(ctx, networkID, want, !want.Endpoint.IsValid()) })
+}
+
+// RedirectAgain is Redirect for a load balancer with a record on this capstand. It changes nothing if the load balancer moved to another
+// capstand of the box.
+func (b Box) RedirectAgain(ctx context.Context, networkID string, want Redirect) error {
+	return b.locked(func() error { return b.setRedirect(ctx, networkID, want, true) })
+}
+
+func (b Box) setRedirect(ctx context.Context, networkID string, want Redirect, yields bool) error {
 	want.Host = b.HostID
-	return b.locked(func() error {
-		have, err := b.redirect(networkID)
-		if err == nil && (have == want || !want.Endpoint.IsValid() && have.Balancer != want.Balancer) {
-			return nil
-		}
-		n, ok := b.Network(networkID)
-		if !ok {
-			return nil // It has no rules. Ensure writes those of the record.
-		}
-		restore := former(b.redirectFile(networkID))
-		if !want.Endpoint.IsValid() {
-			err = atomicfile.Remove(b.redirectFile(networkID))
-		} else {
-			err = atomicfile.WriteJSON(b.redirectFile(networkID), want, 0o644)
-		}
-		if err != nil {
-			return err
-		}
-		if err := b.rewriteFirewall(ctx, n); err != nil {
-			return errors.Join(err, restore())
-		}
+	have, err := b.redirect(networkID)
+	if err == nil && (have == want || !want.Endpoint.IsValid() && have.Balancer != want.Balancer) {
 		return nil
-	})
+	}
+	if moved, e := b.moved(networkID, have, want); yields && (e != nil || moved) {
+		return e
+	}
+	n, ok := b.Network(networkID)
+	if !ok {
+		return nil // It has no rules. Ensure writes those of the record.
+	}
+	restore := former(b.redirectFile(networkID))
+	if !want.Endpoint.IsValid() {
+		err = atomicfile.Remove(b.redirectFile(networkID))
+	} else {
+		err = atomicfile.WriteJSON(b.redirectFile(networkID), want, 0o644)
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.rewriteFirewall(ctx, n); err != nil {
+		return errors.Join(err, restore())
+	}
+	return nil
+}
+
+// moved reports whether the redirection leads to the same load balancer of another capstand that uses the network.
+func (b Box) moved(networkID string, have, want Redirect) (bool, error) {
+	if have.Balancer != want.Balancer || have.Host == b.HostID {
+		return false, nil
+	}
+	users, err := b.users(networkID)
+	return slices.ContainsFunc(users, func(o owner) bool { return o.Host == have.Host }), err
 }
 
 // former reads a record that is about to change. restore restores it after an error of the effect of the change, so that another attempt does
