@@ -295,6 +295,26 @@ func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 	}
 }
 
+// An endpoint without an address can get another pool: the claim of the former pool is replaced, also if it has an unusable address.
+func TestEndpointFromAnotherPool_IPAM07(t *testing.T) {
+	t.Parallel()
+	b := fromPool(t)
+	former := b.claim(b.capstan.Name + "-endpoint")
+	b.fulfil(former, "172.16.0.9", 24, "")
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "AddressInvalid")
+	update(b, former, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.AddressFromPool = &pools[1] })
+	b.Eventually(func() string {
+		return b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(ContainSubstring(former.Name + " is from the former pool"))
+	b.delete(&capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: former.Namespace, Name: former.Name}})
+	b.get(former)
+	update(b, former, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = nil })
+	b.Eventually(func() string { return b.claim(former.Name).Spec.PoolRef.Name }).Should(Equal(pools[1].Name))
+	b.fulfil(b.claim(former.Name), b.address(9), 24, "")
+	b.waitProvisioned()
+}
+
 // A claim with the expected name and another owner is neither used nor deleted. The condition contains this.
 func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
 	t.Parallel()

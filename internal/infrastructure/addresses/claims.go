@@ -7,6 +7,7 @@ package addresses
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -25,6 +26,9 @@ import (
 
 	"capstan.dev/capstan/internal/reconciling"
 )
+
+// ErrOtherPool is the error of EnsureClaim for a claim from another pool.
+var ErrOtherPool = errors.New("the pools of a machine cannot be changed, replace the machine")
 
 // Name is the name of the claim for an owner's n-th address, counted from 0.
 func Name(owner string, n int) string { return fmt.Sprintf("%s-%d", owner, n) }
@@ -51,7 +55,7 @@ func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clus
 		return nil, fmt.Errorf("IPAddressClaim %s exists and does not belong to %s: %s", key, owner.GetName(), why)
 	}
 	if claim.Spec.PoolRef != pool {
-		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, expected %q: the pools of a machine cannot be changed, replace the machine", key, claim.Spec.PoolRef.Name, pool.Name)
+		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, expected %q: %w", key, claim.Spec.PoolRef.Name, pool.Name, ErrOtherPool)
 	}
 	return claim, own(ctx, c, claim, ref)
 }

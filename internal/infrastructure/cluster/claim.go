@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"go4.org/netipx"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -36,6 +38,9 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope) error {
 	}
 	pool := capiipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
 	claim, err := addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
+	if errors.Is(err, addresses.ErrOtherPool) {
+		return r.dropFormerClaim(ctx, s)
+	}
 	if err != nil {
 		reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
 		return err
@@ -50,6 +55,23 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope) error {
 		return reconciling.ErrWaiting // the claim is watched
 	}
 	return r.recordClaimed(ctx, s, pool, address.Spec.Address)
+}
+
+// dropFormerClaim deletes a claim from a pool that the load balancer does not name any more, before it has an address. The new claim follows
+// the end of this one, which is an event.
+func (r *Reconciler) dropFormerClaim(ctx context.Context, s *scope) error {
+	live := &infrav1.CapstanCluster{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.capstan), live); err != nil {
+		return err
+	}
+	have, want := live.Spec.LoadBalancer, s.capstan.Spec.LoadBalancer
+	if have.Address != "" || have.AddressFromPool == nil || *have.AddressFromPool != *want.AddressFromPool {
+		return reconciling.ErrWaiting // The cache is older than the claim. The change of spec is an event.
+	}
+	reconciling.SetCondition(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
+		"IPAddressClaim %s is from the former pool: it is created again after its deletion", claimName(s.capstan))
+	_, err := addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.cluster.Name, claimName(s.capstan))
+	return cmp.Or(err, reconciling.ErrWaiting)
 }
 
 // recordClaimed writes an address of a pool to spec. An address outside of the machine network, or in a LAN, is a virtual address of the
