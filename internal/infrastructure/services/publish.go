@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -73,16 +74,20 @@ func currentHost(claim *capiipamv1.IPAddressClaim) string {
 
 // publish gives the Services their addresses and publishes them. It ends the publication of all others on connected hosts.
 func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
-	targets, ports, err := r.targets(ctx, s)
-	if err := r.placeAll(ctx, s, v, targets); err != nil {
-		return err // Without the record of a host, the host must not get an address.
+	targets, ports, refused, err := r.targets(ctx, s)
+	if err == nil {
+		err = r.placeAll(ctx, s, v, targets) // Without the record of a host, the host must not get an address.
 	}
-	plan, e := r.placePorts(ctx, s, ports)
-	if e != nil {
-		return e
+	var plan portsPlan
+	if err == nil {
+		plan, err = r.placePorts(ctx, s, ports)
+	}
+	if err != nil { // No host is asked, so those with Services that are gone still have them.
+		s.unsettled = true
+		return errors.Join(refused, err)
 	}
 	targets = append(targets, plan.targets...)
-	err = errors.Join(err, r.apply(ctx, s, v, targets), r.settlePorts(ctx, s, targets))
+	err = errors.Join(refused, r.apply(ctx, s, v, targets), r.settlePorts(ctx, s, targets))
 	r.refuseIdle(ctx, s, plan)
 	shown := map[*corev1.Service][]corev1.LoadBalancerIngress{}
 	for _, service := range ports {
@@ -131,23 +136,34 @@ func (t *target) ingress() corev1.LoadBalancerIngress {
 	return out
 }
 
-// targets returns the addresses of the Services that have one, and the Services with ports of the hosts.
-func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, ports []accepted, err error) {
+// targets returns the addresses of the Services that have one, and the Services with ports of the hosts. refused are the errors of Services
+// that no host has. err is an error of a Service that a host may have: a list without this Service would end its connections.
+func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, ports []accepted, refused, err error) {
 	r.refuseChosen(ctx, s)
 	for _, service := range s.chosen.accepted {
-		if e := r.mark(ctx, s, service.Service); e != nil {
-			err = errors.Join(err, client.IgnoreNotFound(e))
+		unmarked := r.mark(ctx, s, service.Service)
+		if apierrors.IsNotFound(unmarked) {
 			continue
 		}
+		refused = errors.Join(refused, unmarked)
 		if usesHostPorts(service.Service) {
-			ports = append(ports, service)
+			if unmarked == nil || len(ingress(service.Service)) > 0 {
+				ports = append(ports, service)
+			}
 			continue
 		}
 		for _, family := range service.families {
+			had := s.mayHave(claimName(s.capstan.Name, service.Service, family))
+			if unmarked != nil && !had {
+				continue // The mark comes before the claim.
+			}
 			address, claim, waiting, e := r.addressFor(ctx, s, service.Service, family)
 			switch {
+			case e != nil && had:
+				s.trouble[nameOf(service.Service)] = e.Error()
+				return nil, nil, refused, e
 			case e != nil:
-				err = errors.Join(err, e)
+				refused = errors.Join(refused, e)
 				r.refuse(ctx, s, service.Service, e.Error())
 			case claim == nil:
 				r.refuse(ctx, s, service.Service, waiting)
@@ -156,7 +172,13 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 			}
 		}
 	}
-	return out, ports, err
+	return out, ports, refused, nil
+}
+
+// mayHave reports whether a host may have the address of a claim.
+func (s *scope) mayHave(claim string) bool {
+	c := s.claims[claim]
+	return c != nil && len(hostsOf(c)) > 0
 }
 
 // refuseChosen refuses Services. Their number is that of the API server of the cluster: the events name the first ones only.
