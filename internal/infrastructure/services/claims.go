@@ -70,11 +70,16 @@ func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.Capsta
 	return addresses.ClaimsGone(ctx, live, capstan, cluster, names...)
 }
 
+// pool is the pool of the addresses of a family.
+func (s *scope) pool(family corev1.IPFamily) capiipamv1.IPPoolReference {
+	ref := poolsOf(s.capstan.Spec.Services.LoadBalancer)[family]
+	return capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+}
+
 // addressFor returns the address of a Service in a family and the claim of the address. Without an address, waiting is the
 // reason.
 func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.Service, family corev1.IPFamily) (address netip.Addr, claim *capiipamv1.IPAddressClaim, waiting string, err error) {
-	ref := poolsOf(s.capstan.Spec.Services.LoadBalancer)[family]
-	pool := capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+	pool := s.pool(family)
 	name := claimName(s.capstan.Name, service, family)
 	claim = s.claims[name]
 	if claim == nil {

@@ -353,7 +353,7 @@ func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left strin
 }
 
 // kept are the names of the claims that the chosen Services need, and the marks of those without a claim. Services of type NodePort have
-// neither.
+// neither. A claim from a former pool is not kept: a new one follows its deletion.
 func (s *scope) kept() map[string]bool {
 	keep := map[string]bool{}
 	for _, service := range s.chosen.accepted {
@@ -365,7 +365,9 @@ func (s *scope) kept() map[string]bool {
 			continue
 		}
 		for _, family := range service.families {
-			keep[claimName(s.capstan.Name, service.Service, family)] = true
+			name := claimName(s.capstan.Name, service.Service, family)
+			claim := s.claims[name]
+			keep[name] = claim == nil || claim.Spec.PoolRef == s.pool(family)
 		}
 	}
 	return keep

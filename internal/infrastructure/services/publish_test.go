@@ -232,3 +232,22 @@ func TestFailedRequestKeepsServices(t *testing.T) {
 	s.Expect(s.pass()).To(MatchError(ContainSubstring("exceeded quota")))
 	s.Expect(s.published()).To(Equal([]string{"default/web"}), "a new Service without a claim holds up others")
 }
+
+// After the change of the pool, each Service gets an address of the new pool. Its host gives up the former address before that address is
+// free.
+func TestChangedPool(t *testing.T) {
+	s := newSite(t)
+	web := s.add("web", nil)
+	s.provide()
+	s.Expect(s.published()).To(Equal([]string{"default/web"}))
+	s.pool("other")
+	s.Expect(s.pass()).To(Succeed())
+	s.Expect(s.published()).To(BeEmpty())
+	s.Expect(s.claims()).To(BeEmpty(), "the claim of the former pool")
+	s.Expect(s.workload.Get(t.Context(), client.ObjectKeyFromObject(web), web)).To(Succeed())
+	s.Expect(marked(web)).To(BeTrue())
+	s.Expect(s.management.DeleteAllOf(t.Context(), &capiipamv1.IPAddress{}, client.InNamespace("a"))).To(Succeed())
+	s.provide()
+	s.Expect(s.claims()).To(ConsistOf(HaveField("Spec.PoolRef.Name", "other")))
+	s.Expect(s.published()).To(Equal([]string{"default/web"}))
+}
