@@ -268,18 +268,28 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 	create, cancel := context.WithTimeout(ctx, r.Ledger.RequestTimeout())
 	defer cancel()
 	err := r.Client.Create(create, ip)
-	if err == nil {
+	switch {
+	case err == nil:
 		ctrl.LoggerFrom(ctx).Info("Allocated an address", "IPAddress", klog.KObj(ip), "address", res.Address, "pool", s.key.String())
 		s.ip = ip
 		return nil
+	case apierrors.IsAlreadyExists(err):
+		return r.useExisting(ctx, s, res)
+	case refused(err):
+		return r.reportRefusal(ctx, s, fmt.Errorf("creating IPAddress %s: %w", ip.Name, err))
 	}
-	if !refused(err) {
-		r.Ledger.Pool(s.key).Unanswered(s.claim.UID)
+	r.Ledger.Pool(s.key).Unanswered(s.claim.UID)
+	return fmt.Errorf("creating IPAddress %s with %s: %w", ip.Name, res.Address, err)
+}
+
+// reportRefusal releases the address of an IPAddress that the API server has refused, and shows the cause. It returns
+// the refusal for another attempt, because the end of a full quota has no event.
+func (r *Reconciler) reportRefusal(ctx context.Context, s *state, refusal error) error {
+	r.Ledger.Pool(s.key).Refused(ledger.TicketOf(s.claim))
+	if err := r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, refusal.Error()); err != nil {
+		return err
 	}
-	if !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("creating IPAddress %s with %s: %w", ip.Name, res.Address, err)
-	}
-	return r.useExisting(ctx, s, res)
+	return refusal
 }
 
 // refused reports whether the API server has refused a request and will not execute it later. After an error of the

@@ -4,10 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
 // Only a refusal by the API server shows that it will not execute a request later.
@@ -30,5 +43,66 @@ func TestRefused(t *testing.T) {
 		if got := refused(tt.err); got != tt.want {
 			t.Errorf("%s: got %v, want %v", name, got, tt.want)
 		}
+	}
+}
+
+// If the API server refuses the IPAddress, for example because of a quota, the claim shows the answer, and its address is free for the
+// next claim. The claim gets an address when the API server accepts its IPAddress.
+func TestRefusedAddressIsFree(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Finalizers: []string{ipamv1.PoolFinalizer}}}
+	pool.Spec.Subnets = []ipamv1.Subnet{{CIDR: "10.0.0.0/24", Ranges: []ipamv1.AddressRange{"10.0.0.1"}}}
+	pool.Status.Conditions = []metav1.Condition{{Type: ipamv1.NotOverlappingCondition, Status: metav1.ConditionTrue}}
+	claim := func(name string) *capiipamv1.IPAddressClaim {
+		return &capiipamv1.IPAddressClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
+			Spec: capiipamv1.IPAddressClaimSpec{PoolRef: capiipamv1.IPPoolReference{
+				APIGroup: ipamv1.GroupVersion.Group, Kind: ipamv1.CapstanIPPoolKind, Name: "p",
+			}},
+		}
+	}
+	full := true
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&capiipamv1.IPAddressClaim{}, pool).
+		WithObjects(pool, claim("a"), claim("b")).
+		WithInterceptorFuncs(interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			if full && o.GetName() == "a" {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "ipaddresses"}, o.GetName(), errors.New("exceeded quota: small"))
+			}
+			return c.Create(ctx, o, opts...)
+		}}).Build()
+	r := &Reconciler{
+		Client: c, Live: c, Ledger: ledger.NewRegistry(c, c, ledger.Options{}),
+		Serves: func(client.Object) bool { return true }, Watches: func(client.Object) bool { return true },
+	}
+	reconcile := func(name string) (*capiipamv1.IPAddressClaim, error) {
+		of := claim(name)
+		_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(of)})
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(of), of); err != nil {
+			t.Fatal(err)
+		}
+		r.Ledger.ClaimSeen(of)
+		return of, err
+	}
+	a, err := reconcile("a")
+	ready := apimeta.FindStatusCondition(a.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
+	if !apierrors.IsForbidden(err) || ready == nil || ready.Reason != capiipamv1.IPAddressClaimReadyAllocationFailedReason ||
+		!strings.Contains(ready.Message, "exceeded quota: small") {
+		t.Errorf("refused: %v, and the condition is %+v", err, ready)
+	}
+	b, err := reconcile("b")
+	if err != nil || b.Status.AddressRef.Name != "b" {
+		t.Errorf("the next claim: %v, %+v", err, b.Status)
+	}
+	full = false
+	ip := &capiipamv1.IPAddress{}
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(b), ip); err != nil {
+		t.Fatal(err)
+	}
+	r.Ledger.AddressGone(ip)
+	if a, err = reconcile("a"); err != nil || a.Status.AddressRef.Name != "a" {
+		t.Errorf("after the quota has grown: %v, %+v", err, a.Status)
 	}
 }

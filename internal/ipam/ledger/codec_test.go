@@ -101,7 +101,7 @@ func TestSettleExpired(t *testing.T) {
 	allocate := func(name string, until time.Time) {
 		span := alloc.Range{First: first, Last: first}
 		first = first.Add(alloc.One)
-		p.pending[types.UID(name)] = &pendingEntry{uid: types.UID(name), claim: types.NamespacedName{Name: name}, span: span, until: until, shared: true}
+		p.pending[types.UID(name)] = &pendingEntry{uid: types.UID(name), claim: types.NamespacedName{Name: name}, span: span, until: until, shared: until}
 		p.space.set.Use(span)
 	}
 	allocate("dead", now)

@@ -16,6 +16,13 @@ import (
 // causes can delay them as well.
 const LongestArrival = 10 * time.Minute
 
+// mostPending bounds the pending allocations of a pool, because the record contains them. The reconciler has few at a
+// time, unless the API server fails to create the IPAddresses.
+const mostPending = 2000
+
+// pendingRetry is the delay of a claim's next request if a pool has mostPending allocations.
+const pendingRetry = 10 * time.Second
+
 // Outcome is the result of a request for an address.
 type Outcome int
 
@@ -85,6 +92,10 @@ func (d *decision) decide() (Result, bool) {
 	if why := d.notReady(exists && r.Out); why != "" {
 		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
+	if len(d.pending) >= mostPending {
+		return d.wait(Result{Outcome: NotReady, RetryAfter: pendingRetry, Message: fmt.Sprintf(
+			"%s has chosen %d addresses whose IPAddresses do not exist yet: waiting until the API server creates them, see the log of the manager", d.key, len(d.pending))})
+	}
 	before, removed := d.last[r.UID]
 	excluded := !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels)
 	if excluded && (exists && !r.Out && e.claimUID != r.UID || !exists && !removed) {
@@ -153,10 +164,11 @@ func (d *decision) pendingAgain(e *pendingEntry) (Result, bool) {
 func (d *decision) grantAgain(e *pendingEntry, res Result) (Result, bool) {
 	d.leave(d.request.UID)
 	now := d.now()
+	e.done = false
 	if !e.marked.IsZero() && now.Sub(e.marked) < d.opts.grantLife() {
 		return res, false
 	}
-	e.marked, e.until, e.done = now, now.Add(d.opts.Quarantine), false
+	e.marked, e.until = now, now.Add(d.opts.Quarantine)
 	return res, true
 }
 

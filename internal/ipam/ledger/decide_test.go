@@ -363,6 +363,26 @@ func TestFormerAddressOfExcludedNamespace_ALL18(t *testing.T) {
 	}
 }
 
+// The record of a pool is bounded: if too many chosen addresses have no IPAddress yet, further claims wait.
+func TestPendingIsBounded(t *testing.T) {
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/16"}}})
+	for i := range mostPending {
+		if got := f.ask(fmt.Sprint(i)); got.Outcome != Granted {
+			t.Fatalf("claim %d: %+v", i, got)
+		}
+	}
+	if got := f.ask("next"); got.Outcome != NotReady || got.RetryAfter != pendingRetry || len(f.pending) != mostPending {
+		t.Errorf("got %+v with %d pending allocations", got, len(f.pending))
+	}
+	if got := f.ask("0"); got.Outcome != Granted {
+		t.Errorf("a pending claim: %+v", got)
+	}
+	f.reg.Pool(f.key).Created("claim-0", f.address("0", "10.0.0.1", nil))
+	if got := f.ask("next"); got.Outcome != Granted {
+		t.Errorf("later: %+v", got)
+	}
+}
+
 // A claim whose IPAddress was moved is woken when the history of the move ends, also if clusterctl has given up the move.
 func TestMoveThatIsGivenUp(t *testing.T) {
 	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}})

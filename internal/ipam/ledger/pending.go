@@ -19,16 +19,16 @@ type pendingEntry struct {
 	// marked is the time when this process wrote it into the record. For a short time after that the process may create
 	// the IPAddress. Later it must write the record again. It is zero when another process wrote it.
 	marked time.Time
-	// shared is true if another process, an abandoned reconciliation, or a request without an answer may still create the
-	// IPAddress. The address stays used until the time above.
-	shared bool
+	// shared is the time until which another process, an abandoned reconciliation, or a request without an answer may
+	// still create the IPAddress. The address stays used until then. It is zero without such a request.
+	shared time.Time
 	// done is true if this process will not create the IPAddress any more.
 	done bool
 }
 
 // outstanding reports whether a request to create the IPAddress may still be in progress.
 func (e *pendingEntry) outstanding(now time.Time) bool {
-	return !e.done || e.shared && e.until.After(now)
+	return !e.done || e.shared.After(now)
 }
 
 // readPending returns the pending allocations of a record. The processes that wrote them may still create the
@@ -48,7 +48,7 @@ func readPending(record *ipamv1.AllocatorStatus, space *space) map[types.UID]*pe
 			claim:  types.NamespacedName{Namespace: r.Namespace, Name: r.Name},
 			span:   space.block(alloc.FromAddr(a)),
 			until:  r.Until.Time,
-			shared: true,
+			shared: r.Until.Time,
 		}
 	}
 	return out

@@ -215,7 +215,7 @@ func (p *Pool) Abandon(claim types.UID) {
 // share keeps the pending allocation of a claim until its deadline. The change of the pool schedules the next Sweep.
 func (p *Pool) share(claim types.UID) {
 	if e, ok := p.state.pending[claim]; ok {
-		e.shared = true
+		e.shared = e.until
 		p.state.opts.PoolChanged(p.state.key)
 	}
 }
@@ -225,9 +225,17 @@ func (p *Pool) share(claim types.UID) {
 func (p *Pool) Retract(claim types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e, ok := p.state.pending[claim]; ok && !e.shared {
-		e.done = true
-		p.state.settleAndWake(e)
+	p.state.retract(claim)
+}
+
+// Refused records that the API server has refused the IPAddress of a claim. Until its next request, the claim does not
+// delay later claims.
+func (p *Pool) Refused(t Ticket) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state.retract(t.UID)
+	if _, dead := p.state.dead[t.UID]; !dead {
+		p.state.park(p.state.queue.add(t))
 	}
 }
 

@@ -198,6 +198,14 @@ func (s *state) settle(e *pendingEntry) (settled bool) {
 	return true
 }
 
+// retract records that this process does not create the IPAddress of a claim.
+func (s *state) retract(claim types.UID) {
+	if e, ok := s.pending[claim]; ok {
+		e.done = true
+		s.settleAndWake(e)
+	}
+}
+
 // settleAndWake also wakes the claims that can use the address.
 func (s *state) settleAndWake(e *pendingEntry) {
 	if s.settle(e) {
@@ -212,7 +220,7 @@ func (s *state) settleExpired(now time.Time) {
 		if e.until.After(now) {
 			continue
 		}
-		if _, dead := s.dead[e.uid]; dead || s.addresses.byClaim[e.claim] != nil {
+		if _, dead := s.dead[e.uid]; dead || e.done || s.addresses.byClaim[e.claim] != nil {
 			e.done = true
 			s.settleAndWake(e)
 		}
@@ -238,7 +246,7 @@ func (s *state) nextSweep(now time.Time) (expired []*pendingEntry, next time.Tim
 		switch {
 		case !e.until.After(now):
 			expired = append(expired, e)
-		case e.shared && (next.IsZero() || e.until.Before(next)):
+		case !e.shared.IsZero() && (next.IsZero() || e.until.Before(next)):
 			next = e.until
 		}
 	}

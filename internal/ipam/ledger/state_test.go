@@ -46,11 +46,32 @@ func TestTakeoverReadsRecord(t *testing.T) {
 		{Address: "10.0.0.2", Namespace: "ns", Name: "b", UID: "claim-b", Until: metav1.NewTime(f.clock.Add(time.Minute))},
 	}}
 	f.adopt(doc, true)
-	if len(f.pending) != 1 || f.pending["claim-b"] == nil || !f.pending["claim-b"].shared {
+	if len(f.pending) != 1 || f.pending["claim-b"] == nil || f.pending["claim-b"].shared.IsZero() {
 		t.Errorf("got the pending allocations %v, want that of claim b", f.pending)
 	}
 	if got := f.ask("c"); got.Address != "10.0.0.1" {
 		t.Errorf("got %+v, want the address that is not in the record", got)
+	}
+}
+
+// The address that another process has chosen for a claim stays used until the deadline, even if the API server refuses the IPAddress.
+// Later requests of the claim do not move this deadline.
+func TestRefusedAddressOfAnotherProcess(t *testing.T) {
+	f := newFixture(twoAddresses())
+	doc := f.doc.DeepCopyObject().(*ipamv1.CapstanIPPool) //nolint:forcetypeassert // newFixture has created it.
+	doc.Status.Allocator = &ipamv1.AllocatorStatus{Pending: []ipamv1.PendingAllocation{
+		{Address: "10.0.0.2", Namespace: "ns", Name: "a", UID: "claim-a", Until: metav1.NewTime(f.clock.Add(time.Minute))},
+	}}
+	f.adopt(doc, true)
+	for i, free := range []uint64{1, 1, 2} {
+		if got := f.ask("a"); got.Address != "10.0.0.2" {
+			t.Fatalf("got %+v", got)
+		}
+		f.reg.Pool(f.key).Refused(TicketOf(f.claim("a")))
+		if got := f.view().Free; got.Lo != free {
+			t.Errorf("%d addresses are free after refusal %d, want %d", got.Lo, i, free)
+		}
+		f.clock = f.clock.Add(40 * time.Second)
 	}
 }
 
