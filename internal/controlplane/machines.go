@@ -36,7 +36,6 @@ type machines struct {
 	*applier
 	*recorder
 	strictContract bool
-	infrastructure *infrastructure
 	updates        *updates
 	// trials are the Machines that could not be created.
 	trials trials

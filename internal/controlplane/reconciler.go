@@ -40,7 +40,6 @@ type Reconciler struct {
 	workloads      *workloads
 	metricsServers *metricsServers
 	manifests      *userManifests
-	infrastructure *infrastructure
 	adoption       *adoption
 	authorities    *authorities
 	kubeconfigs    *kubeconfigs
@@ -69,11 +68,11 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 	workloads, stores := &workloads{ClusterCache: opts.ClusterCache}, &stores{secrets}
 	machines := &machines{
 		clients: clients, machineReader: reader, machineWriter: writer, annotator: annotator, applier: applier, recorder: recorder,
-		strictContract: opts.StrictContract, infrastructure: infrastructure, updates: &updates{clients, reader, recorder},
+		strictContract: opts.StrictContract, updates: &updates{clients, reader, recorder},
 	}
 	return &Reconciler{
 		clients: clients, machineReader: reader, recorder: recorder, Options: opts,
-		prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
+		prober: prober, workloads: workloads, machines: machines,
 		metricsServers: &metricsServers{},
 		manifests:      &userManifests{clients: clients},
 		adoption:       &adoption{clients, reader, recorder},
