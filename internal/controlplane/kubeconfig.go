@@ -40,12 +40,11 @@ func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, "%s", err)
 		return result{}, nil
 	}
-	if useless := (uselessError)(""); errors.As(err, &useless) {
-		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigNotAvailableReason, "%s", err)
-		return result{}, nil
-	}
 	if err != nil {
 		reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigNotAvailableReason, "%s", err)
+		if useless := (uselessError)(""); errors.As(err, &useless) {
+			return result{}, nil
+		}
 		return result{}, err
 	}
 	reconciling.SetCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, controlplanev1.KubeconfigAvailableReason, "%s", note)

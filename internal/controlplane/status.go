@@ -51,8 +51,8 @@ func setStatus(s *scope, found *result) {
 	setHealth(s)
 	setInitialized(s, found)
 	setScaling(s, found)
-	setMachines(s, controlPlaneMachinesReady, clusterv1.ReadyCondition)
-	setMachines(s, controlPlaneMachinesUpToDate, clusterv1.MachineUpToDateCondition)
+	setMachines(s, clusterv1.MachinesReadyCondition, clusterv1.ReadyCondition)
+	setMachines(s, clusterv1.MachinesUpToDateCondition, clusterv1.MachineUpToDateCondition)
 	setRefused(s, found)
 	if s.Outdated != nil || len(s.Machines) == 0 || !cp.DeletionTimestamp.IsZero() {
 		setProgress(s, found)
@@ -60,7 +60,7 @@ func setStatus(s *scope, found *result) {
 	setDeleting(s, found)
 	setAvailable(s, found)
 	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves and matches the spec.
-	if err := reconciling.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
+	if err := reconciling.SetReady(cp, clusterv1.AvailableCondition, clusterv1.MachinesReadyCondition, clusterv1.MachinesUpToDateCondition); err != nil {
 		reconciling.SetCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, "%s", err)
 	}
 }
@@ -72,11 +72,6 @@ func setProgress(s *scope, found *result) {
 	reconciling.SetCondition(s.Object, updating.Type, updating.Status, updating.Reason, "%s", updating.Message)
 	setRemediating(s, found)
 }
-
-const (
-	controlPlaneMachinesReady    = clusterv1.MachinesReadyCondition
-	controlPlaneMachinesUpToDate = clusterv1.MachinesUpToDateCondition
-)
 
 func setInitialized(s *scope, found *result) {
 	if s.Initialized() {
@@ -172,7 +167,7 @@ func setMachines(s *scope, target, source string) {
 // setRefused reports the in-place changes that Machines refused.
 func setRefused(s *scope, found *result) {
 	if len(found.refused) > 0 {
-		reconciling.SetCondition(s.Object, controlPlaneMachinesUpToDate, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* %s", strings.Join(model.Shorten(found.refused), "\n* "))
+		reconciling.SetCondition(s.Object, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* %s", strings.Join(model.Shorten(found.refused), "\n* "))
 	}
 }
 
