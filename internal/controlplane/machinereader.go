@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util/collections"
@@ -15,6 +16,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/inplace"
 	"capstan.dev/capstan/internal/reconciling"
@@ -105,6 +107,36 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) (err error) 
 	return r.findOtherCertificates(ctx, s)
 }
 
+// findUpdate reads the differences of a Machine from the spec and the state of its update, if the policy allows updates or one
+// was begun.
+func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) error {
+	policy := s.Object.Spec.Rollout.Strategy.InPlace
+	if (policy == "" || policy == controlplanev1.InPlaceNever) && !model.Updates(machine) {
+		return nil
+	}
+	parts := model.Parts{Config: config}
+	if infraMachine != nil {
+		if parts.InfraMachine = capstanMachine(infraMachine); parts.InfraMachine == nil {
+			parts.Foreign = true
+		}
+		if err := r.desiredInfrastructure(ctx, s, infraMachine, &parts); err != nil {
+			return err
+		}
+	}
+	changes := model.Differences(s.Object, machine, parts, s.Now)
+	s.Changes[machine.Name] = changes
+	if model.Updates(machine) && infraMachine != nil {
+		if err := r.infrastructure.watchMachines(ctx, infraMachine); err != nil {
+			return err
+		}
+	}
+	if u := model.ReadUpdate(s.Object, machine, parts, changes); u != nil {
+		s.Updates[machine.Name] = u
+		s.Outdated[machine.Name] = append(s.Outdated[machine.Name], u.String())
+	}
+	return nil
+}
+
 // findVolumes finds a Machine with volumes that the machines of the template have too.
 func (r *machineReader) findVolumes(ctx context.Context, s *scope, machine *clusterv1.Machine, obj *unstructured.Unstructured) error {
 	if obj == nil {
@@ -122,6 +154,45 @@ func (r *machineReader) findVolumes(ctx context.Context, s *scope, machine *clus
 		s.Volumes[machine.Name] = true
 	}
 	return nil
+}
+
+// desiredInfrastructure reads the template if the infrastructure machine was not created from it. A missing template is no
+// difference: its creation is an event, and the step that needs it reports it.
+func (r *machineReader) desiredInfrastructure(ctx context.Context, s *scope, infraMachine *unstructured.Unstructured, parts *model.Parts) error {
+	if model.ClonedFrom(infraMachine, s.Object.Spec.MachineTemplate.Spec.InfrastructureRef) {
+		return nil
+	}
+	template, err := r.infrastructure.template(ctx, s)
+	missing := missingTemplateError("")
+	if errors.As(err, &missing) {
+		parts.Foreign = true // Nothing is known about the desired machine.
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	spec, found, err := unstructured.NestedMap(template.Object, "spec", "template", "spec")
+	if template.GroupVersionKind().Group != infrav1.GroupVersion.Group || template.GetKind() != infrav1.MachineTemplateKind || err != nil {
+		parts.Foreign = true
+		return nil
+	}
+	parts.Desired = &infrav1.CapstanMachineSpec{}
+	if !found {
+		return nil
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(spec, parts.Desired)
+}
+
+// capstanMachine returns an infrastructure machine as a CapstanMachine; nil for a kind of another provider.
+func capstanMachine(obj *unstructured.Unstructured) *infrav1.CapstanMachine {
+	if obj.GroupVersionKind().Group != infrav1.GroupVersion.Group || obj.GetKind() != infrav1.MachineKind {
+		return nil
+	}
+	out := &infrav1.CapstanMachine{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, out); err != nil {
+		return nil
+	}
+	return out
 }
 
 // partsOf returns the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be

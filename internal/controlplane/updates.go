@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -54,75 +53,6 @@ func (r *updates) again(s *scope) time.Duration {
 		}
 	}
 	return 0
-}
-
-// findUpdate reads the differences of a Machine from the spec and the state of its update, if the policy allows updates or one
-// was begun.
-func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) error {
-	policy := s.Object.Spec.Rollout.Strategy.InPlace
-	if (policy == "" || policy == controlplanev1.InPlaceNever) && !model.Updates(machine) {
-		return nil
-	}
-	parts := model.Parts{Config: config}
-	if infraMachine != nil {
-		if parts.InfraMachine = capstanMachine(infraMachine); parts.InfraMachine == nil {
-			parts.Foreign = true
-		}
-		if err := r.desiredInfrastructure(ctx, s, infraMachine, &parts); err != nil {
-			return err
-		}
-	}
-	changes := model.Differences(s.Object, machine, parts, s.Now)
-	s.Changes[machine.Name] = changes
-	if model.Updates(machine) && infraMachine != nil {
-		if err := r.infrastructure.watchMachines(ctx, infraMachine); err != nil {
-			return err
-		}
-	}
-	if u := model.ReadUpdate(s.Object, machine, parts, changes); u != nil {
-		s.Updates[machine.Name] = u
-		s.Outdated[machine.Name] = append(s.Outdated[machine.Name], u.String())
-	}
-	return nil
-}
-
-// desiredInfrastructure reads the template if the infrastructure machine was not created from it. A missing template is no
-// difference: its creation is an event, and the step that needs it reports it.
-func (r *machineReader) desiredInfrastructure(ctx context.Context, s *scope, infraMachine *unstructured.Unstructured, parts *model.Parts) error {
-	if model.ClonedFrom(infraMachine, s.Object.Spec.MachineTemplate.Spec.InfrastructureRef) {
-		return nil
-	}
-	template, err := r.infrastructure.template(ctx, s)
-	missing := missingTemplateError("")
-	if errors.As(err, &missing) {
-		parts.Foreign = true // Nothing is known about the desired machine.
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	spec, found, err := unstructured.NestedMap(template.Object, "spec", "template", "spec")
-	if template.GroupVersionKind().Group != infrav1.GroupVersion.Group || template.GetKind() != infrav1.MachineTemplateKind || err != nil {
-		parts.Foreign = true
-		return nil
-	}
-	parts.Desired = &infrav1.CapstanMachineSpec{}
-	if !found {
-		return nil
-	}
-	return runtime.DefaultUnstructuredConverter.FromUnstructured(spec, parts.Desired)
-}
-
-// capstanMachine returns an infrastructure machine as a CapstanMachine; nil for a kind of another provider.
-func capstanMachine(obj *unstructured.Unstructured) *infrav1.CapstanMachine {
-	if obj.GroupVersionKind().Group != infrav1.GroupVersion.Group || obj.GetKind() != infrav1.MachineKind {
-		return nil
-	}
-	out := &infrav1.CapstanMachine{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, out); err != nil {
-		return nil
-	}
-	return out
 }
 
 // advance does the next writes of an update. A conflict means that an object has changed, which is an event.
