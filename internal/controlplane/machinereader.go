@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -89,39 +90,48 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) (err error) 
 	}()
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
 	s.Changes, s.Updates, s.Volumes = map[string][]inplace.Change{}, map[string]*model.Update{}, map[string]bool{}
-	s.OtherEncryption = map[string]bool{}
+	s.OtherEncryption, s.parts = map[string]bool{}, map[string]machineParts{}
 	for _, machine := range s.Machines {
-		config, infraMachine, err := r.partsOf(ctx, machine)
+		parts, err := r.partsOf(ctx, machine)
 		if err != nil {
 			return err
 		}
-		if infraMachine != nil && infraMachine.GetDeletionTimestamp() != nil {
-			s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
-		}
-		s.Outdated[machine.Name] = model.Outdated(s.Object, machine, config, infraMachine, s.Now)
-		s.OtherEncryption[machine.Name] = model.HasOtherEncryption(s.Object, machine, config)
-		if err := errors.Join(r.findUpdate(ctx, s, machine, config, infraMachine), r.findVolumes(ctx, s, machine, infraMachine)); err != nil {
+		s.parts[machine.Name] = parts
+		if err := r.findDifferences(ctx, s, machine, parts); err != nil {
 			return err
 		}
 	}
 	return r.findOtherCertificates(ctx, s)
 }
 
-// findUpdate reads the differences of a Machine from the spec and the state of its update, if the policy allows updates or one
-// was begun.
-func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured) error {
+// findDifferences compares a Machine and the objects that belong to it with the spec.
+func (r *machineReader) findDifferences(ctx context.Context, s *scope, machine *clusterv1.Machine, parts machineParts) error {
+	infraMachine := parts.infraMachine
+	if infraMachine != nil && infraMachine.GetDeletionTimestamp() != nil {
+		s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
+	}
+	s.Outdated[machine.Name] = model.Outdated(s.Object, machine, parts.config, infraMachine, s.Now)
+	s.OtherEncryption[machine.Name] = model.HasOtherEncryption(s.Object, machine, parts.config)
+	compared := model.Parts{Config: parts.config}
+	if infraMachine != nil {
+		compared.InfraMachine = capstanMachine(infraMachine)
+		compared.Foreign = compared.InfraMachine == nil
+		if err := r.desiredInfrastructure(ctx, s, infraMachine, &compared); err != nil {
+			return err
+		}
+	}
+	if compared.LeavesVolumes() {
+		s.Volumes[machine.Name] = true
+	}
+	return r.findUpdate(ctx, s, machine, compared, infraMachine)
+}
+
+// findUpdate finds the differences that an update in place can remove, and the state of the update, if the policy allows updates or one was
+// begun.
+func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clusterv1.Machine, parts model.Parts, infraMachine *unstructured.Unstructured) error {
 	policy := s.Object.Spec.Rollout.Strategy.InPlace
 	if (policy == "" || policy == controlplanev1.InPlaceNever) && !model.Updates(machine) {
 		return nil
-	}
-	parts := model.Parts{Config: config}
-	if infraMachine != nil {
-		if parts.InfraMachine = capstanMachine(infraMachine); parts.InfraMachine == nil {
-			parts.Foreign = true
-		}
-		if err := r.desiredInfrastructure(ctx, s, infraMachine, &parts); err != nil {
-			return err
-		}
 	}
 	changes := model.Differences(s.Object, machine, parts, s.Now)
 	s.Changes[machine.Name] = changes
@@ -133,25 +143,6 @@ func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clust
 	if u := model.ReadUpdate(s.Object, machine, parts, changes); u != nil {
 		s.Updates[machine.Name] = u
 		s.Outdated[machine.Name] = append(s.Outdated[machine.Name], u.String())
-	}
-	return nil
-}
-
-// findVolumes finds a Machine with volumes that the machines of the template have too.
-func (r *machineReader) findVolumes(ctx context.Context, s *scope, machine *clusterv1.Machine, obj *unstructured.Unstructured) error {
-	if obj == nil {
-		return nil
-	}
-	infraMachine := capstanMachine(obj)
-	if infraMachine == nil || len(infraMachine.Spec.Volumes) == 0 {
-		return nil
-	}
-	parts := model.Parts{InfraMachine: infraMachine}
-	if err := r.desiredInfrastructure(ctx, s, obj, &parts); err != nil {
-		return err
-	}
-	if parts.LeavesVolumes() {
-		s.Volumes[machine.Name] = true
 	}
 	return nil
 }
@@ -195,21 +186,25 @@ func capstanMachine(obj *unstructured.Unstructured) *infrav1.CapstanMachine {
 	return out
 }
 
-// partsOf returns the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be
-// read. A missing object does not make a Machine outdated.
-func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine) (*bootstrapv1.CapstanConfig, *unstructured.Unstructured, error) {
-	config := &bootstrapv1.CapstanConfig{}
+// machineParts are the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be read.
+type machineParts struct {
+	config       *bootstrapv1.CapstanConfig
+	infraMachine *unstructured.Unstructured
+}
+
+// partsOf reads the parts of a Machine. A missing object does not make a Machine outdated.
+func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine) (machineParts, error) {
+	out := machineParts{config: &bootstrapv1.CapstanConfig{}}
 	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
-	if err := r.Client.Get(ctx, key, config); client.IgnoreNotFound(err) != nil {
-		return nil, nil, err
+	if err := r.Client.Get(ctx, key, out.config); apierrors.IsNotFound(err) {
+		out.config = nil
 	} else if err != nil {
-		config = nil
+		return machineParts{}, err
 	}
-	infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace)
-	if err != nil {
-		infraMachine = nil
+	if infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace); err == nil {
+		out.infraMachine = infraMachine
 	}
-	return config, infraMachine, nil
+	return out, nil
 }
 
 // findOtherCertificates marks a Machine as outdated if its bootstrap data has not the present authorities of the cluster, or not the

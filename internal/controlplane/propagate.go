@@ -23,7 +23,6 @@ import (
 // propagation is the step that brings changes of the template to existing Machines in place.
 type propagation struct {
 	*clients
-	*machineReader
 	*applier
 }
 
@@ -55,10 +54,7 @@ func (r *propagation) propagateTo(ctx context.Context, s *scope, i *model.Instan
 	if err := r.applyOnce(ctx, i.Machine, desiredMachine(s, stored)); err != nil {
 		return fmt.Errorf("cannot bring changes to the Machine %s: %w", i.Name(), err)
 	}
-	config, infraMachine, err := r.partsOf(ctx, i.Machine)
-	if err != nil {
-		return err
-	}
+	config, infraMachine := s.parts[i.Name()].config, s.parts[i.Name()].infraMachine
 	if config != nil {
 		if err := r.applyOnce(ctx, config, desiredMetadata(s, config, bootstrapv1.GroupVersion.String(), bootstrapv1.ConfigKind)); err != nil {
 			return fmt.Errorf("cannot bring changes to the CapstanConfig %s: %w", config.Name, err)

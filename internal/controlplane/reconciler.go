@@ -87,7 +87,7 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 			workloads: workloads, stores: stores, machines: machines, answered: answered,
 		},
 		backups:       &backups{recorder: recorder, workloads: workloads, stores: stores},
-		propagation:   &propagation{clients: clients, machineReader: reader, applier: applier},
+		propagation:   &propagation{clients, applier},
 		machineStatus: &machineStatus{writer},
 		departures:    &departures{reader, writer, abandonment, recorder},
 		remediations:  &remediations{clients, reader, writer, annotator, recorder},
@@ -98,6 +98,8 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 // scope is the control plane of one reconciliation, and its connections.
 type scope struct {
 	*model.ControlPlane
+	// parts of each Machine, as findOutdated has read them last.
+	parts map[string]machineParts
 	// clusterGone: no Cluster exists, and that of the scope has only a name. The control plane is being deleted.
 	clusterGone bool
 	// certified: every Secret with keys exists and is valid. No Machine can be created otherwise.

@@ -57,19 +57,15 @@ func (r *updates) again(s *scope) time.Duration {
 
 // advance does the next writes of an update. A conflict means that an object has changed, which is an event.
 func (r *updates) advance(ctx context.Context, s *scope, i *model.Instance) (result, error) {
-	config, infraMachine, err := r.partsOf(ctx, i.Machine)
-	if err != nil {
-		return result{}, err
-	}
-	if config == nil || infraMachine == nil {
+	parts := s.parts[i.Name()]
+	if parts.config == nil || parts.infraMachine == nil {
 		return result{blocked: fmt.Sprintf("Machine %s cannot be updated in place, because its CapstanConfig or its infrastructure machine is missing", i.Name()), requeueAfter: updateRetry}, nil
 	}
-	var out result
+	next := r.write
 	if i.Update != nil && i.Update.Phase == infrav1.UpdateSucceeded {
-		out, err = r.finish(ctx, s, i, config, infraMachine)
-	} else {
-		out, err = r.write(ctx, s, i, config, infraMachine)
+		next = r.finish
 	}
+	out, err := next(ctx, s, i, parts.config, parts.infraMachine)
 	if apierrors.IsConflict(err) {
 		return requeueAfter(updateRetry), nil
 	}
