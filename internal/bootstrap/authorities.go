@@ -77,19 +77,26 @@ func namedEtcdCertificates(cluster bootstrapv1.ClusterConfiguration, certificate
 
 // refreshAuthorities replaces the certificate authorities in the data of a pool after a rotation. A pool creates
 // machines at any time, and a new machine must trust the current authorities. The name and the token of the data stay,
-// so the pool replaces no machine.
+// so the pool replaces no machine. The other inputs are read only for new authorities.
 func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if s.owner.pool == nil {
 		return data, nil
 	}
+	certificates, err := r.certificates(ctx, s, nodeconfig.RoleWorker)
+	if _, waits := asNotYet(err); waits {
+		return data, nil
+	}
+	have, want := existing.Annotations[bootstrapv1.AuthoritiesAnnotation], namedAuthorities(certificates)
+	// Data of older versions of Capstan does not record its authorities. Each rotation starts with two authorities.
+	if err != nil || have == want || have == "" && !strings.Contains(want, ",") {
+		return data, err
+	}
 	in, err := r.input(ctx, s)
 	if _, waits := asNotYet(err); waits {
 		return data, nil
 	}
-	have, want := existing.Annotations[bootstrapv1.AuthoritiesAnnotation], namedAuthorities(in.Certificates)
-	// Data of older versions of Capstan does not record its authorities. Each rotation starts with two authorities.
-	if err != nil || have == want || have == "" && !strings.Contains(want, ",") {
+	if err != nil {
 		return data, err
 	}
 	if in.Token, err = render.Token(data); err != nil {
@@ -101,7 +108,7 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 	}
 	err = reconciling.Change(ctx, r.Client, existing, func() {
 		existing.Data[secret.KubeconfigDataName] = fresh
-		metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, want)
+		metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, namedAuthorities(in.Certificates))
 	})
 	if apierrors.IsConflict(err) {
 		return data, nil // The Secret may have another token than the cache, whose event follows.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -84,19 +85,39 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 	}
 }
 
+// poolScope returns the scope of the CapstanConfig of a machine pool, the certificate authority of its cluster, and a client.
+func poolScope(t *testing.T) (*scope, *corev1.Secret, client.WithWatch) {
+	t.Helper()
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}
+	cluster.Spec.ControlPlaneEndpoint = endpoint
+	certificates := Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := certificates.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	ca := certificates.GetByPurpose(secret.ClusterCA).AsSecret(client.ObjectKeyFromObject(cluster), metav1.OwnerReference{Name: "demo", UID: "1"})
+	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pool", UID: "2"}}
+	s := &scope{config: config, owner: &owner{clusterName: "demo", version: "v1.36.3", pool: &clusterv1.MachinePool{}}, cluster: cluster, controlPlane: &controlplanev1.CapstanControlPlane{}}
+	return s, ca, fake.NewClientBuilder().WithObjects(ca).Build()
+}
+
+// addAuthority begins a rotation: the cluster trusts a second authority.
+func addAuthority(t *testing.T, c client.Client, ca *corev1.Secret) {
+	t.Helper()
+	next := Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := next.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	ca.Data[secret.TLSCrtDataName] = bytes.Join([][]byte{ca.Data[secret.TLSCrtDataName], next.GetByPurpose(secret.ClusterCA).KeyPair.Cert}, nil)
+	if err := c.Update(t.Context(), ca); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestAuthoritiesKeepTheToken_CP15: a cache can be from before the rotation of a pool's token. New authorities then wait for the event of the
 // Secret, and do not bring the former token back.
 func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
-	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}
-	cluster.Spec.ControlPlaneEndpoint = endpoint
-	old, next := Certificates(bootstrapv1.ClusterConfiguration{}), Certificates(bootstrapv1.ClusterConfiguration{})
-	if err := errors.Join(old.Generate(), next.Generate()); err != nil {
-		t.Fatal(err)
-	}
-	ca := old.GetByPurpose(secret.ClusterCA).AsSecret(client.ObjectKeyFromObject(cluster), metav1.OwnerReference{Name: "demo", UID: "1"})
-	stored := fake.NewClientBuilder().WithObjects(ca).Build()
-	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pool", UID: "2"}}
-	s := &scope{config: config, owner: &owner{clusterName: "demo", version: "v1.36.3", pool: &clusterv1.MachinePool{}}, cluster: cluster, controlPlane: &controlplanev1.CapstanControlPlane{}}
+	s, ca, stored := poolScope(t)
+	config := s.config
 	r := &Reconciler{Client: stored, SecretClient: stored}
 	config.Status.DataSecretName = dataSecretName(s)
 	read := func() (*corev1.Secret, string) {
@@ -119,10 +140,7 @@ func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
 		t.Fatal(err)
 	}
 	current, second := read()
-	ca.Data[secret.TLSCrtDataName] = bytes.Join([][]byte{ca.Data[secret.TLSCrtDataName], next.GetByPurpose(secret.ClusterCA).KeyPair.Cert}, nil)
-	if err := stored.Update(t.Context(), ca); err != nil {
-		t.Fatal(err)
-	}
+	addAuthority(t, stored, ca)
 	for _, existing := range []*corev1.Secret{cached, current} {
 		version := existing.ResourceVersion
 		if _, err := r.refreshAuthorities(t.Context(), s, existing); err != nil {
@@ -134,6 +152,40 @@ func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
 	}
 	if after, _ := read(); strings.Count(after.Annotations[bootstrapv1.AuthoritiesAnnotation], ",") != 1 {
 		t.Errorf("the data names the authorities %q, want two", after.Annotations[bootstrapv1.AuthoritiesAnnotation])
+	}
+}
+
+// TestPoolDataNeedsNoReference: the data of a pool stays available while a Secret that its config references cannot be read. Only new data
+// needs the content of the Secret.
+func TestPoolDataNeedsNoReference(t *testing.T) {
+	s, ca, stored := poolScope(t)
+	s.config.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
+	mine := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "mine"}, Data: map[string][]byte{"x": []byte("content")}}
+	if err := stored.Create(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	broken := false
+	r := &Reconciler{SecretClient: stored, Client: interceptor.NewClient(stored, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if broken && key.Name == "mine" {
+				return errors.New("the API server does not answer")
+			}
+			return c.Get(ctx, key, obj, opts...)
+		},
+	})}
+	for _, step := range []struct {
+		name   string
+		before func()
+		fails  bool
+	}{
+		{"the Secret can be read", func() {}, false},
+		{"the Secret cannot be read", func() { broken = true }, false},
+		{"new authorities", func() { addAuthority(t, stored, ca) }, true},
+	} {
+		step.before()
+		if data, err := r.dataSecret(t.Context(), s); len(data) == 0 && !step.fails || (err != nil) != step.fails {
+			t.Errorf("%s: %d bytes of data, %v", step.name, len(data), err)
+		}
 	}
 }
 
