@@ -3,7 +3,6 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,21 +56,13 @@ func (r *adoption) reconcile(ctx context.Context, s *scope) (result, error) {
 		return result{}, nil // An event follows.
 	}
 	for _, m := range lost {
-		if err := own(ctx, r.Client, m, ref); err != nil {
+		if err := reconciling.Own(ctx, r.Client, m, ref); err != nil {
 			return result{}, fmt.Errorf("cannot adopt the Machine %s: %w", m.Name, err)
 		}
 		r.event(s, corev1.EventTypeNormal, "Adopted", "Adopt", "Adopted Machine %s", m.Name)
 		ctrl.LoggerFrom(ctx).Info("Adopted Machine", "Machine", klog.KObj(m))
 	}
 	return result{}, nil
-}
-
-// own writes a reference. It replaces an outdated reference to the same owner, and fails when the object was changed
-// meanwhile.
-func own(ctx context.Context, c client.Client, obj client.Object, ref metav1.OwnerReference) error {
-	return reconciling.Change(ctx, c, obj, func() {
-		obj.SetOwnerReferences(util.EnsureOwnerRef(slices.Clone(obj.GetOwnerReferences()), ref))
-	})
 }
 
 // findUnlabelled finds control plane Machines without their labels, before all Machines are reported as gone.

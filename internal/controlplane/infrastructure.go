@@ -82,12 +82,7 @@ func (r *infrastructure) ownTemplate(ctx context.Context, s *scope) (result, err
 		return result{}, err
 	}
 	ref := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: s.Cluster.Name, UID: s.Cluster.UID}
-	if util.HasExactOwnerRef(template.GetOwnerReferences(), ref) {
-		return result{}, nil
-	}
-	return result{}, reconciling.Change(ctx, r.Client, template, func() {
-		template.SetOwnerReferences(util.EnsureOwnerRef(template.GetOwnerReferences(), ref))
-	})
+	return result{}, reconciling.Own(ctx, r.Client, template, ref)
 }
 
 // template returns the template of the infrastructure machines. The error is a missingTemplateError when it does not exist;

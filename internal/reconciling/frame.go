@@ -7,8 +7,10 @@ package reconciling
 
 import (
 	"context"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/finalizers"
@@ -103,6 +105,17 @@ func Change(ctx context.Context, c client.Writer, obj client.Object, change func
 	before := obj.DeepCopyObject().(client.Object)
 	change()
 	return c.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+// Own writes an owner reference in the place of an outdated one to the same owner, unless the object has it. It fails with a conflict like
+// Change.
+func Own(ctx context.Context, c client.Writer, obj client.Object, ref metav1.OwnerReference) error {
+	if util.HasExactOwnerRef(obj.GetOwnerReferences(), ref) {
+		return nil
+	}
+	return Change(ctx, c, obj, func() {
+		obj.SetOwnerReferences(util.EnsureOwnerRef(slices.Clone(obj.GetOwnerReferences()), ref))
+	})
 }
 
 // ChangeStatus is Change for the status.

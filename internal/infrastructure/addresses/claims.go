@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
-	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -117,14 +115,9 @@ func same(a, b metav1.OwnerReference) bool {
 	return group(a) == group(b) && a.Kind == b.Kind && a.Name == b.Name
 }
 
-// own writes the reference to the owner in the place of an outdated one, unless another client has written meanwhile.
+// own writes the reference of a claim to its owner.
 func own(ctx context.Context, c client.Client, claim *capiipamv1.IPAddressClaim, ref metav1.OwnerReference) error {
-	if util.HasExactOwnerRef(claim.OwnerReferences, ref) {
-		return nil
-	}
-	before := claim.DeepCopy()
-	claim.OwnerReferences = util.EnsureOwnerRef(slices.Clone(claim.OwnerReferences), ref)
-	if err := c.Patch(ctx, claim, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := reconciling.Own(ctx, c, claim, ref); err != nil {
 		return fmt.Errorf("cannot adopt the IPAddressClaim %s: %w", claim.Name, err)
 	}
 	return nil

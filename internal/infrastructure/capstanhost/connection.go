@@ -88,10 +88,10 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	if ownedBy(secret, owner) {
 		return nil
 	}
-	before := secret.DeepCopy()
-	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
-	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
-	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	err := reconciling.Change(ctx, r.Client, secret, func() {
+		metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
+		secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
+	})
 	if apierrors.IsForbidden(err) {
 		return fmt.Errorf("the provider cannot patch the Secret with the host's credentials in namespace %s: move the Secret to the namespace of the infrastructure provider, or give the provider a Role that allows the patch: %w", ref.Namespace, err)
 	}
