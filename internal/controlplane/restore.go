@@ -81,8 +81,12 @@ func restoring(out result) result {
 
 // begin starts a restore after the check of the backup. Until then, a running cluster continues.
 func (r *restores) begin(ctx context.Context, s *scope) (result, error) {
-	if id, err := r.readMarker(ctx, s); err != nil || id == s.Object.Spec.Restore.ID() {
-		return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s, err)
+	id, err := r.readMarker(ctx, s)
+	if err != nil {
+		return result{stop: true}, err
+	}
+	if id == s.Object.Spec.Restore.ID() {
+		return result{stop: true, requeueAfter: model.UnhealthyRetry}, r.finishRestore(ctx, s)
 	}
 	way, why := model.ChooseCheck(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)))
 	if way == model.CheckImpossible {
@@ -194,7 +198,7 @@ func (r *restores) cleanUp(ctx context.Context, s *scope) (result, error) {
 		return result{}, err
 	}
 	r.clearChecks(ctx, s)
-	return requeueAfter(model.JoiningRetry), r.finishRestore(ctx, s, nil)
+	return requeueAfter(model.JoiningRetry), r.finishRestore(ctx, s)
 }
 
 // showRestoring reports the progress of a restore; see model.RestoringCondition.
@@ -358,10 +362,7 @@ func (r *restores) readMarker(ctx context.Context, s *scope) (string, error) {
 }
 
 // finishRestore records that the restore is complete.
-func (r *restores) finishRestore(ctx context.Context, s *scope, err error) error {
-	if err != nil {
-		return err
-	}
+func (r *restores) finishRestore(ctx context.Context, s *scope) error {
 	if err := r.annotate(ctx, s, controlplanev1.RestoredAnnotation, s.Object.Spec.Restore.ID()); err != nil {
 		return err
 	}
