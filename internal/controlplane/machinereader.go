@@ -61,14 +61,20 @@ func (r *machineReader) everyMachine(ctx context.Context, s *scope) ([]clusterv1
 	return slices.DeleteFunc(list.Items, func(m clusterv1.Machine) bool { return m.Spec.ClusterName != s.Cluster.Name }), nil
 }
 
-// readLive replaces objects from the cache by live ones. current is false when the spec has changed, which is an event.
-func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, err error) {
+// readLive replaces objects from the cache by live ones. current is false when the spec or one of the annotations has changed, which is an
+// event.
+func (r *machineReader) readLive(ctx context.Context, s *scope, annotations ...string) (current bool, err error) {
 	live := &controlplanev1.CapstanControlPlane{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
 	if live.UID != s.Object.UID || live.Generation != s.Object.Generation || !live.DeletionTimestamp.IsZero() {
 		return false, nil
+	}
+	for _, name := range annotations {
+		if live.Annotations[name] != s.Object.Annotations[name] {
+			return false, nil
+		}
 	}
 	s.Object.Annotations = live.Annotations
 	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.Ambiguous != "" {

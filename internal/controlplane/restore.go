@@ -53,7 +53,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	}
 	if step != model.RestoreWait {
 		// The next steps cannot be undone, so the decision reads the stored object.
-		if current, err := r.readRestoring(ctx, s); err != nil || !current {
+		if current, err := r.readLive(ctx, s, controlplanev1.RestoreAnnotation, controlplanev1.RestoredAnnotation, controlplanev1.RestoreUncheckedAnnotation); err != nil || !current {
 			return result{stop: true}, err
 		}
 		if step, machines = s.Restoration().Next(); step == model.RestoreNone {
@@ -218,20 +218,6 @@ func (r *restores) showImpossible(s *scope, message string) {
 
 func (s *scope) showRestored(status metav1.ConditionStatus, reason, message string) {
 	reconciling.SetCondition(s.Object, controlplanev1.RestoredCondition, status, reason, "%s", message)
-}
-
-// readRestoring replaces objects from the cache by live ones. current is false when the spec has changed.
-func (r *restores) readRestoring(ctx context.Context, s *scope) (current bool, err error) {
-	live := &controlplanev1.CapstanControlPlane{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
-		return false, client.IgnoreNotFound(err)
-	}
-	for _, name := range []string{controlplanev1.RestoreAnnotation, controlplanev1.RestoredAnnotation, controlplanev1.RestoreUncheckedAnnotation} {
-		if live.Annotations[name] != s.Object.Annotations[name] {
-			return false, nil // An event follows.
-		}
-	}
-	return r.readLive(ctx, s)
 }
 
 // prepareRestore collects the input of the first machine, and its problems. blind: no machine can examine the backup before
