@@ -150,8 +150,7 @@ func (r *Reconciler) clusterSettings(s *scope, role nodeconfig.Role) (bootstrapv
 }
 
 func isCapstanControlPlane(cluster *clusterv1.Cluster) bool {
-	ref := cluster.Spec.ControlPlaneRef
-	return ref.APIGroup == controlplanev1.GroupVersion.Group && ref.Kind == controlplanev1.ControlPlaneKind
+	return cluster.Spec.ControlPlaneRef.GroupKind() == controlplanev1.ControlPlaneGroupKind
 }
 
 func kubernetesVersion(s *scope) (string, error) {

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
-	"capstan.dev/capstan/internal/controlplane/model"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -67,7 +67,7 @@ func (r *machines) handOverObject(ctx context.Context, machine *clusterv1.Machin
 // ownedByMachine returns owner references with the Machine in the place of its control plane.
 func ownedByMachine(refs []metav1.OwnerReference, machine *clusterv1.Machine) []metav1.OwnerReference {
 	others := slices.DeleteFunc(slices.Clone(refs), func(ref metav1.OwnerReference) bool {
-		return schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() == model.ControlPlaneGroupKind
+		return schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() == controlplanev1.ControlPlaneGroupKind
 	})
 	return util.EnsureOwnerRef(others, *metav1.NewControllerRef(machine, clusterv1.GroupVersion.WithKind("Machine")))
 }

@@ -106,7 +106,7 @@ func (r *deletion) finishMachine(ctx context.Context, s *scope, machine *cluster
 			continue
 		}
 		name := part.GetObjectKind().GroupVersionKind().Kind + " " + part.GetName()
-		if !util.IsControlledBy(part, machine, machineGroupKind) && !util.IsOwnedByObject(part, s.Object, model.ControlPlaneGroupKind) {
+		if !util.IsControlledBy(part, machine, machineGroupKind) && !util.IsOwnedByObject(part, s.Object, controlplanev1.ControlPlaneGroupKind) {
 			foreign = append(foreign, name)
 			continue
 		}

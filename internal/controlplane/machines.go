@@ -266,7 +266,7 @@ func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstra
 	var out []*bootstrapv1.CapstanConfig
 	for i := range list.Items {
 		config := &list.Items[i]
-		ours := util.IsOwnedByObject(config, s.Object, model.ControlPlaneGroupKind) || len(config.OwnerReferences) == 0 && model.IsReferenced(s.Object, s.Cluster)
+		ours := util.IsOwnedByObject(config, s.Object, controlplanev1.ControlPlaneGroupKind) || len(config.OwnerReferences) == 0 && model.IsReferenced(s.Object, s.Cluster)
 		if ours && s.Machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
 			out = append(out, config)
 		}

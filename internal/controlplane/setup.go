@@ -104,7 +104,7 @@ func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request 
 		return nil
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != controlplanev1.ControlPlaneKind {
+	if ref.GroupKind() != controlplanev1.ControlPlaneGroupKind {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}}}

@@ -5,3 +5,6 @@ const (
 	ControlPlaneKind         = "CapstanControlPlane"
 	ControlPlaneTemplateKind = "CapstanControlPlaneTemplate"
 )
+
+// ControlPlaneGroupKind is the kind of control planes in every API version.
+var ControlPlaneGroupKind = GroupVersion.WithKind(ControlPlaneKind).GroupKind()

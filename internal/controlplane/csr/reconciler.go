@@ -145,7 +145,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != controlplanev1.ControlPlaneKind || annotations.HasPaused(cluster) {
+	if ref.GroupKind() != controlplanev1.ControlPlaneGroupKind || annotations.HasPaused(cluster) {
 		return ctrl.Result{}, nil
 	}
 	controlPlane := &controlplanev1.CapstanControlPlane{}

@@ -13,19 +13,16 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// ControlPlaneGroupKind is the kind of control planes in every API version.
-var ControlPlaneGroupKind = controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind).GroupKind()
-
 // IsReferenced reports whether the Cluster references the control plane.
 func IsReferenced(controlPlane *controlplanev1.CapstanControlPlane, cluster *clusterv1.Cluster) bool {
 	ref := cluster.Spec.ControlPlaneRef
-	return ref.GroupKind() == ControlPlaneGroupKind && ref.Name == controlPlane.Name
+	return ref.GroupKind() == controlplanev1.ControlPlaneGroupKind && ref.Name == controlPlane.Name
 }
 
 // IsController reports whether the control plane is the controller of an object. The reference may have an older version, or
 // the UID that the control plane had before it was restored.
 func IsController(controlPlane *controlplanev1.CapstanControlPlane, obj metav1.Object) bool {
-	return metav1.IsControlledBy(obj, controlPlane) || util.IsControlledBy(obj, controlPlane, ControlPlaneGroupKind)
+	return metav1.IsControlledBy(obj, controlPlane) || util.IsControlledBy(obj, controlPlane, controlplanev1.ControlPlaneGroupKind)
 }
 
 // WhyNotOwned returns the reason why a Machine with the labels of a control plane does not belong to it, and the remedy; ""

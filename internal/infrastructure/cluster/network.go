@@ -32,7 +32,7 @@ func checkNetworks(s *scope) error {
 	if err := network.Validate(machines, n.Pods.CIDRBlocks, n.Services.CIDRBlocks); err != nil {
 		return err
 	}
-	if s.cluster.Spec.ControlPlaneRef.Kind == controlplanev1.ControlPlaneKind && network.IPv6Only(machines) && (len(n.Pods.CIDRBlocks) == 0 || len(n.Services.CIDRBlocks) == 0) {
+	if s.cluster.Spec.ControlPlaneRef.GroupKind() == controlplanev1.ControlPlaneGroupKind && network.IPv6Only(machines) && (len(n.Pods.CIDRBlocks) == 0 || len(n.Services.CIDRBlocks) == 0) {
 		return fmt.Errorf("the machines in %s have IPv6 addresses only, and the networks of pods and Services are IPv4 by default: "+
 			"set IPv6 networks in spec.clusterNetwork.pods and spec.clusterNetwork.services of the Cluster", machines.MachineCIDR)
 	}

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -15,26 +16,29 @@ import (
 
 // ALL-15: the waits are bounded, and apply only to Capstan's own kind of control plane.
 func TestRemaining_ALL15(t *testing.T) {
+	ours := clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind}
+	kubeadm := clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane"}
 	for name, tc := range map[string]struct {
-		kind   string
+		ref    clusterv1.ContractVersionedObjectReference
 		done   bool
 		waited time.Duration
 		limit  time.Duration
 		want   time.Duration
 	}{
-		"the boot waits for the preparation":                  {kind: "CapstanControlPlane", waited: 4 * time.Second, limit: prepareWait, want: 6 * time.Second},
-		"until all is prepared":                               {kind: "CapstanControlPlane", done: true, waited: time.Second, limit: prepareWait},
-		"but not longer than ten seconds":                     {kind: "CapstanControlPlane", waited: 11 * time.Second, limit: prepareWait},
-		"the preparation of KubeadmControlPlane never":        {kind: "KubeadmControlPlane", limit: prepareWait},
+		"the boot waits for the preparation":                  {ref: ours, waited: 4 * time.Second, limit: prepareWait, want: 6 * time.Second},
+		"until all is prepared":                               {ref: ours, done: true, waited: time.Second, limit: prepareWait},
+		"but not longer than ten seconds":                     {ref: ours, waited: 11 * time.Second, limit: prepareWait},
+		"the preparation of KubeadmControlPlane never":        {ref: kubeadm, limit: prepareWait},
 		"the preparation of no control plane never":           {limit: prepareWait},
-		"provisioned waits for the API server":                {kind: "CapstanControlPlane", waited: 20 * time.Second, limit: answerWait, want: 40 * time.Second},
-		"until it answers":                                    {kind: "CapstanControlPlane", done: true, waited: time.Second, limit: answerWait},
-		"but not longer than one minute":                      {kind: "CapstanControlPlane", waited: 61 * time.Second, limit: answerWait},
-		"provisioned with a KubeadmControlPlane never waits":  {kind: "KubeadmControlPlane", limit: answerWait},
+		"nor that of another group":                           {ref: clusterv1.ContractVersionedObjectReference{APIGroup: "example.com", Kind: "CapstanControlPlane"}, limit: prepareWait},
+		"provisioned waits for the API server":                {ref: ours, waited: 20 * time.Second, limit: answerWait, want: 40 * time.Second},
+		"until it answers":                                    {ref: ours, done: true, waited: time.Second, limit: answerWait},
+		"but not longer than one minute":                      {ref: ours, waited: 61 * time.Second, limit: answerWait},
+		"provisioned with a KubeadmControlPlane never waits":  {ref: kubeadm, limit: answerWait},
 		"provisioned without a control plane does not either": {limit: answerWait},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := remaining(clusterv1.ContractVersionedObjectReference{Kind: tc.kind}, tc.done, tc.waited, tc.limit); got != tc.want {
+			if got := remaining(tc.ref, tc.done, tc.waited, tc.limit); got != tc.want {
 				t.Errorf("remaining: got %s, want %s", got, tc.want)
 			}
 		})
@@ -71,7 +75,7 @@ func TestAnswers_ALL15(t *testing.T) {
 func TestStrictContractHoldsNothing_ALL15(t *testing.T) {
 	r := &Reconciler{Options: reconciling.Options{StrictContract: true}, Pool: &connections.Pool{}}
 	s := &scope{cluster: &clusterv1.Cluster{}, capstan: &infrav1.CapstanCluster{}}
-	s.cluster.Spec.ControlPlaneRef.Kind = "CapstanControlPlane"
+	s.cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind}
 	if wait, err := r.provisionDelay(t.Context(), s); wait != 0 || err != nil {
 		t.Errorf("provisionDelay: %s, %v", wait, err)
 	}

@@ -104,7 +104,7 @@ func needsTurn(c *infrav1.CapstanCluster, prepared bool, waited time.Duration) b
 // prepares all that it can as soon as it sees the endpoint, and creates its first machine before `provisioned`. Other control planes may do
 // so later, and are never waited for.
 func remaining(controlPlane clusterv1.ContractVersionedObjectReference, done bool, waited, limit time.Duration) time.Duration {
-	if done || controlPlane.Kind != controlplanev1.ControlPlaneKind {
+	if done || controlPlane.GroupKind() != controlplanev1.ControlPlaneGroupKind {
 		return 0
 	}
 	return max(0, limit-waited)

@@ -341,7 +341,7 @@ func (r *Reconciler) controlPlaneOf(ctx context.Context, m *clusterv1.Machine, r
 		name: ref.Kind + "/" + ref.Name, replicas: math.MaxInt32,
 		ref: metav1.OwnerReference{APIVersion: ref.APIVersion, Kind: ref.Kind, Name: ref.Name, UID: ref.UID},
 	}
-	if ref.Kind != controlplanev1.ControlPlaneKind {
+	if schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() != controlplanev1.ControlPlaneGroupKind {
 		return owner, nil
 	}
 	cp := &unstructured.Unstructured{}
