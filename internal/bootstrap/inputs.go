@@ -9,7 +9,6 @@ import (
 	"path"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	kubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -24,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // EncryptionSecretName is the secret with the encryption key of a cluster, in the key `value`. The
@@ -251,16 +251,12 @@ func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates 
 // the cache, and its changes are no events.
 func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Cluster) ([]byte, error) {
 	name := EncryptionSecretName(cluster.Name)
-	key, s := client.ObjectKey{Namespace: cluster.Namespace, Name: name}, &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, key, s)
-	if apierrors.IsNotFound(err) {
-		err = r.Client.Get(ctx, key, s)
-	}
-	if client.IgnoreNotFound(err) != nil {
+	found, err := reconciling.GetSecret(ctx, r.SecretClient, r.Client, client.ObjectKey{Namespace: cluster.Namespace, Name: name})
+	if err != nil {
 		return nil, err
 	}
-	if key := s.Data[secret.KubeconfigDataName]; len(key) == render.EncryptionKeySize {
-		return key, nil
+	if found != nil && len(found.Data[secret.KubeconfigDataName]) == render.EncryptionKeySize {
+		return found.Data[secret.KubeconfigDataName], nil
 	}
 	return nil, &notYet{reason: bootstrapv1.CertificatesMissingReason, unseen: true, message: fmt.Sprintf(
 		"the Secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)}

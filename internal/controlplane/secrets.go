@@ -23,17 +23,9 @@ import (
 // secrets reads the Secrets of a cluster, and makes control planes their owners.
 type secrets struct{ *clients }
 
-// getSecret reads a Secret from the cache, and live when the cache does not contain it; nil when it does not exist.
+// getSecret reads a Secret; nil when it does not exist.
 func (r *secrets) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
-	out := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, key, out)
-	if apierrors.IsNotFound(err) {
-		err = r.Client.Get(ctx, key, out)
-	}
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return out, err
+	return reconciling.GetSecret(ctx, r.SecretClient, r.Client, key)
 }
 
 // ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it, and writes the
