@@ -31,7 +31,7 @@ const (
 func (r *Reconciler) crossCertificate(ctx context.Context, s *scope) ([]render.File, error) {
 	ca := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.ClusterCA)}
-	if err := r.SecretClient.Get(ctx, key, ca); err != nil {
+	if err := r.SecretCachingClient.Get(ctx, key, ca); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	cross := ca.Data[CrossCADataName]

@@ -19,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
 )
@@ -118,7 +119,7 @@ func addAuthority(t *testing.T, c client.Client, ca *corev1.Secret) {
 func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
 	s, ca, stored := poolScope(t)
 	config := s.config
-	r := &Reconciler{Client: stored, SecretClient: stored}
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: stored}, Client: stored}
 	config.Status.DataSecretName = dataSecretName(s)
 	read := func() (*corev1.Secret, string) {
 		t.Helper()
@@ -165,7 +166,7 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := false
-	r := &Reconciler{SecretClient: stored, Client: interceptor.NewClient(stored, interceptor.Funcs{
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: stored}, Client: interceptor.NewClient(stored, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			if broken && key.Name == "mine" {
 				return errors.New("the API server does not answer")

@@ -190,7 +190,7 @@ func (r *Reconciler) endpoint(ctx context.Context, s *scope, network nodeconfig.
 }
 
 func (r *Reconciler) kubeconfigServer(ctx context.Context, cluster *clusterv1.Cluster) (*url.URL, error) {
-	found, err := secret.GetFromNamespacedName(ctx, r.SecretClient, util.ObjectKey(cluster), secret.Kubeconfig)
+	found, err := secret.GetFromNamespacedName(ctx, r.SecretCachingClient, util.ObjectKey(cluster), secret.Kubeconfig)
 	if err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
@@ -208,7 +208,7 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 	if role == nodeconfig.RoleWorker {
 		certificates = secret.NewCertificatesForWorker(path.Join(nodeconfig.PKIDir, "ca.crt"))
 	}
-	if err := certificates.LookupCached(ctx, r.SecretClient, r.Client, util.ObjectKey(s.cluster)); err != nil {
+	if err := certificates.LookupCached(ctx, r.SecretCachingClient, r.Client, util.ObjectKey(s.cluster)); err != nil {
 		return nil, &notYet{reason: bootstrapv1.CertificatesMissingReason, message: fmt.Sprintf("a certificate authority cannot be read: %s", err), unseen: true}
 	}
 	var out []render.File
@@ -251,7 +251,7 @@ func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates 
 // the cache, and its changes are no events.
 func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Cluster) ([]byte, error) {
 	name := EncryptionSecretName(cluster.Name)
-	found, err := reconciling.GetSecret(ctx, r.SecretClient, r.Client, client.ObjectKey{Namespace: cluster.Namespace, Name: name})
+	found, err := reconciling.GetSecret(ctx, r.SecretCachingClient, r.Client, client.ObjectKey{Namespace: cluster.Namespace, Name: name})
 	if err != nil {
 		return nil, err
 	}

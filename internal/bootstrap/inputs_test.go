@@ -12,6 +12,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // CP-23: the encryption key of a user is found without the label of the cluster, so not in the cache. No event reports such a Secret, and a
@@ -40,7 +41,7 @@ func TestEncryptionKeyOfUser(t *testing.T) {
 			if tc.live != nil {
 				live.WithObjects(tc.live)
 			}
-			r := &Reconciler{Client: live.Build(), SecretClient: cached.Build()}
+			r := &Reconciler{Options: reconciling.Options{SecretCachingClient: cached.Build()}, Client: live.Build()}
 			got, err := r.encryptionKey(t.Context(), cluster)
 			waits, ok := asNotYet(err)
 			if !bytes.Equal(got, tc.want) || ok != (tc.want == nil) || err != nil && !ok {
@@ -60,7 +61,7 @@ func TestAuthorityOfUser(t *testing.T) {
 	ca := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-ca"}, Data: map[string][]byte{"tls.crt": []byte("certificate"), "tls.key": []byte("key")},
 	}
-	r := &Reconciler{Client: fake.NewFakeClient(), SecretClient: fake.NewFakeClient()}
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: fake.NewFakeClient()}, Client: fake.NewFakeClient()}
 	_, err := r.certificates(t.Context(), s, nodeconfig.RoleWorker)
 	if waits, ok := asNotYet(err); !ok || !waits.unseen || waits.reason != bootstrapv1.CertificatesMissingReason {
 		t.Errorf("it is not tried again, or has another reason: %v", err)

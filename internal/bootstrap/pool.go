@@ -39,7 +39,7 @@ func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 		return nil, nil
 	}
 	former := &corev1.Secret{}
-	if err := r.SecretClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: name}, former); err != nil {
+	if err := r.SecretCachingClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: name}, former); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	return former.Data[secret.KubeconfigDataName], nil
@@ -67,7 +67,7 @@ func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 		return nil
 	}
 	secrets := &corev1.SecretList{}
-	if err := r.SecretClient.List(ctx, secrets, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.SecretCachingClient.List(ctx, secrets, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	for i := range secrets.Items {

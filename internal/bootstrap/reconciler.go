@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -39,16 +38,9 @@ const missingSecretRetry = 10 * time.Second
 
 // Reconciler creates the bootstrap data of machines.
 type Reconciler struct {
+	reconciling.Options
 	// Client writes all objects, and reads all but Secrets from the cache.
 	Client client.Client
-	// SecretClient reads Secrets with the cluster-name label from the cache.
-	SecretClient client.Client
-	// LiveClient reads from the API server; see reconciling.Frame.
-	LiveClient client.Client
-	// ClusterCache connects to workload clusters.
-	ClusterCache clustercache.ClusterCache
-	// Options contains the watch filter (ALL-07).
-	Options reconciling.Options
 
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
@@ -84,7 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if err := r.Client.Get(ctx, req.NamespacedName, config); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !config.DeletionTimestamp.IsZero() || !r.Options.Watches(config) {
+	if !config.DeletionTimestamp.IsZero() || !r.Watches(config) {
 		return ctrl.Result{}, nil // The data secret is deleted with its owner. A remaining token expires.
 	}
 	s, err := r.scope(ctx, config)
@@ -197,7 +189,7 @@ func dataSecretName(s *scope) string {
 func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	key := client.ObjectKey{Namespace: s.config.Namespace, Name: dataSecretName(s)}
 	existing := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, key, existing)
+	err := r.SecretCachingClient.Get(ctx, key, existing)
 	if apierrors.IsNotFound(err) && s.owner.started {
 		// The cache contains only Secrets with the cluster's label. A backup tool may restore a Secret without it.
 		if err = r.Client.Get(ctx, key, existing); apierrors.IsNotFound(err) {

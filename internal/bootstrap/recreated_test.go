@@ -16,6 +16,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // BC-02: the event DataSecretRecreated follows only if the Secret was created. A cache can lack it: it is behind, or the Secret was
@@ -40,7 +41,7 @@ func TestEventOfRecreatedData(t *testing.T) {
 	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "worker", UID: "2"}}
 	s := &scope{config: config, owner: &owner{clusterName: "demo", version: "v1.36.3"}, cluster: cluster, controlPlane: &controlplanev1.CapstanControlPlane{}}
 	recorder := events.NewFakeRecorder(10)
-	r := &Reconciler{Client: stored, SecretClient: cached, recorder: recorder}
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: cached}, Client: stored, recorder: recorder}
 	for _, step := range []struct {
 		name   string
 		before func() error

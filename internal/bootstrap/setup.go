@@ -46,10 +46,7 @@ var Provider = reconciling.Provider{
 
 // SetupWithManager adds the bootstrap provider's reconciler (ALL-13).
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
-	r := &Reconciler{
-		Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, LiveClient: opts.LiveClient, ClusterCache: opts.ClusterCache,
-		Options: opts, recorder: reconciling.EventRecorder(mgr, "capstanconfig-controller"),
-	}
+	r := &Reconciler{Options: opts, Client: mgr.GetClient(), recorder: reconciling.EventRecorder(mgr, "capstanconfig-controller")}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
 	b := opts.Controller(mgr, bootstrapv1.ConfigKind).
 		For(&bootstrapv1.CapstanConfig{}).

@@ -118,7 +118,7 @@ func updateID(version string, data []byte) string {
 // writeUpdateData creates or changes the Secret. It changes no Secret of another owner.
 func (r *Reconciler) writeUpdateData(ctx context.Context, s *scope, want *corev1.Secret) error {
 	have := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, client.ObjectKeyFromObject(want), have)
+	err := r.SecretCachingClient.Get(ctx, client.ObjectKeyFromObject(want), have)
 	if apierrors.IsNotFound(err) {
 		if err = r.Client.Create(ctx, want.DeepCopy()); err == nil {
 			ctrl.LoggerFrom(ctx).Info("Created the data of an update in place", "Secret", klog.KObj(want), "updateID", want.Annotations[bootstrapv1.UpdateIDAnnotation])
@@ -179,11 +179,11 @@ func (r *Reconciler) dropUpdateData(ctx context.Context, s *scope, keep string) 
 func (r *Reconciler) updateSecrets(ctx context.Context, s *scope) ([]corev1.Secret, error) {
 	if s.owner.pool != nil {
 		all := &corev1.SecretList{}
-		err := r.SecretClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy)
+		err := r.SecretCachingClient.List(ctx, all, reconciling.OfCluster(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy)
 		return all.Items, err
 	}
 	one := corev1.Secret{}
-	err := r.SecretClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: bootstrapv1.UpdateSecretName(dataSecretName(s))}, &one)
+	err := r.SecretCachingClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: bootstrapv1.UpdateSecretName(dataSecretName(s))}, &one)
 	return []corev1.Secret{one}, client.IgnoreNotFound(err)
 }
 

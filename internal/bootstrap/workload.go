@@ -39,7 +39,7 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 	if !initialized || !s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
 		return nil, nil
 	}
-	found, err := secret.Get(ctx, r.SecretClient, key, secret.Kubeconfig)
+	found, err := secret.Get(ctx, r.SecretCachingClient, key, secret.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // TestRequestsForToken: a token costs the API server of the workload cluster one request for its Secret, and none for the list of kinds.
@@ -86,5 +87,5 @@ func directly(t *testing.T, server *httptest.Server) (*Reconciler, *scope) {
 	s := &scope{cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}, controlPlane: &controlplanev1.CapstanControlPlane{}}
 	s.cluster.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(port)}
 	s.controlPlane.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
-	return &Reconciler{Client: c, SecretClient: c}, s
+	return &Reconciler{Options: reconciling.Options{SecretCachingClient: c}, Client: c}, s
 }

@@ -34,12 +34,8 @@ const answerConcurrency = 8
 
 // Reconciler decides on the requests of every cluster whose control plane is ours.
 type Reconciler struct {
+	reconciling.Options
 	Client client.Client
-	// SecretClient reads Secrets with the cluster-name label from the cache.
-	SecretClient client.Reader
-	ClusterCache clustercache.ClusterCache
-	// Options hold the watch filter for CapstanControlPlanes (ALL-07).
-	Options reconciling.Options
 
 	controller capicontroller.Controller
 }
@@ -47,7 +43,7 @@ type Reconciler struct {
 // SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and handles all its
 // requests that are not decided: there are few, and a Machine that changes may decide several.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, concurrency controller.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
+	r := &Reconciler{Options: opts, Client: mgr.GetClient()}
 	b := opts.Controller(mgr, "capstan-csr").
 		WithOptions(concurrency).
 		// A connection is made: the moment from which requests can be watched.
@@ -152,7 +148,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}, controlPlane); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if annotations.IsPaused(cluster, controlPlane) || !r.Options.Watches(controlPlane) {
+	if annotations.IsPaused(cluster, controlPlane) || !r.Watches(controlPlane) {
 		return ctrl.Result{}, nil
 	}
 	err := r.reconcile(ctx, req.NamespacedName)
@@ -211,7 +207,7 @@ func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, reques
 	options := []client.ListOption{reconciling.OfCluster(cluster), client.UnsafeDisableDeepCopy}
 	err := r.Client.List(ctx, machines, options...)
 	if len(asked) > 0 {
-		err = errors.Join(err, r.Client.List(ctx, pools, options...), r.SecretClient.List(ctx, secrets, options...))
+		err = errors.Join(err, r.Client.List(ctx, pools, options...), r.SecretCachingClient.List(ctx, secrets, options...))
 	}
 	return Cluster{Machines: machines.Items, Pools: pools.Items, Tokens: tokensOf(secrets.Items, asked)}, err
 }

@@ -44,7 +44,8 @@ func attempts(t *testing.T, opts reconciling.Options, change func(*clusterv1.Clu
 	controlPlane := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cp"}}
 	change(cluster, controlPlane)
 	workload := &connections{}
-	r := &Reconciler{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(cluster, controlPlane).Build(), ClusterCache: workload, Options: opts}
+	opts.ClusterCache = workload
+	r := &Reconciler{Options: opts, Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(cluster, controlPlane).Build()}
 	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}); err != nil {
 		t.Error(err)
 	}
