@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -52,8 +53,7 @@ func (r *machines) checkName(ctx context.Context, s *scope, name string) error {
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name}, m); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	_, labelled := m.Labels[clusterv1.MachineControlPlaneLabel]
-	if why := model.WhyNotOwned(s.Object, s.Cluster, m); why != "" || !labelled && !model.IsController(s.Object, m) {
+	if why := model.WhyNotOwned(s.Object, s.Cluster, m); why != "" || !util.IsControlPlaneMachine(m) && !model.IsController(s.Object, m) {
 		return fmt.Errorf("the name %s is taken by a Machine that does not belong to this control plane: delete that Machine, or remove the annotation %s", name, controlplanev1.FirstMachineAnnotation)
 	}
 	return nil

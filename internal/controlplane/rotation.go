@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -418,9 +419,8 @@ func answerTo(challenge string, bundle []byte, signer func() (tls.Certificate, e
 func workersOnTheWay(machines *clusterv1.MachineList) (own, pooled []*clusterv1.Machine) {
 	for i := range machines.Items {
 		m := &machines.Items[i]
-		_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
 		switch {
-		case controlPlane || m.Status.NodeRef.IsDefined() || !m.DeletionTimestamp.IsZero():
+		case util.IsControlPlaneMachine(m) || m.Status.NodeRef.IsDefined() || !m.DeletionTimestamp.IsZero():
 		case ptr.Deref(m.Spec.Bootstrap.DataSecretName, "") != "":
 			own = append(own, m)
 		case ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false):

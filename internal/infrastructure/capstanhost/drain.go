@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
@@ -172,7 +173,7 @@ func groups(cluster *clusterv1.Cluster, machines []clusterv1.Machine) []drainGro
 	}
 	for i := range machines {
 		g := &workers
-		if _, ok := machines[i].Labels[clusterv1.MachineControlPlaneLabel]; ok {
+		if util.IsControlPlaneMachine(&machines[i]) {
 			g = &controlPlane
 		}
 		g.machines = append(g.machines, &machines[i])

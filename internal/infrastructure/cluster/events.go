@@ -129,8 +129,7 @@ func owned(c *infrav1.CapstanCluster) bool { return reconciling.HasOwner(c, clus
 // isPreparedControlPlane selects control plane Machines whose bootstrap data exists. Only their boot remains.
 func isPreparedControlPlane(o client.Object) bool {
 	m := o.(*clusterv1.Machine)
-	_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
-	return controlPlane && m.Spec.Bootstrap.DataSecretName != nil && !ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
+	return util.IsControlPlaneMachine(m) && m.Spec.Bootstrap.DataSecretName != nil && !ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
 }
 
 // controlPlanePrepared passes the event with which a Machine becomes a prepared one. Later writes of the Machine change nothing for the

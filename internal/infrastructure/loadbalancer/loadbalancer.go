@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -39,7 +40,7 @@ func Backends(cluster *clusterv1.Cluster, n infrav1.ClusterNetworkSpec, machines
 	controlPlane := map[string]bool{}
 	for i := range machines {
 		m := &machines[i]
-		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok && m.Spec.InfrastructureRef.Kind == infrav1.MachineKind {
+		if util.IsControlPlaneMachine(m) && m.Spec.InfrastructureRef.Kind == infrav1.MachineKind {
 			controlPlane[m.Spec.InfrastructureRef.Name] = true
 		}
 	}
