@@ -375,14 +375,11 @@ func BackupMembers(f Fleet, members map[string]etcdv1.EtcdMember) []string {
 	return append(followers, leaders...)
 }
 
-// VersionSpread reports whether Machines of another version exist, and whether Machines of this version exist.
+// VersionSpread reports whether Machines run another version, and whether Machines have this version or are being updated to it.
 func VersionSpread(machines []*clusterv1.Machine, version string) (outdated, begun bool) {
 	for _, m := range machines {
-		if m.Spec.Version == version {
-			begun = true
-		} else {
-			outdated = true
-		}
+		outdated = outdated || VersionOf(m) != version
+		begun = begun || m.Spec.Version == version
 	}
 	return outdated, begun
 }

@@ -121,6 +121,28 @@ func TestUpgradeHeld(t *testing.T) {
 	}
 }
 
+// TestVersionSpread: a Machine that is being updated in place runs its former version, and its update to the wanted version has begun.
+func TestVersionSpread(t *testing.T) {
+	for name, c := range map[string]struct {
+		version, from   string
+		outdated, begun bool
+	}{
+		"another version":                            {version: "v1", outdated: true},
+		"this version":                               {version: "v2", begun: true},
+		"it is being updated to this version":        {version: "v2", from: "v1", outdated: true, begun: true},
+		"an update with its version":                 {version: "v1", from: "v1", outdated: true},
+		"an update to another version from this one": {version: "v3", from: "v2"},
+	} {
+		m := &clusterv1.Machine{Spec: clusterv1.MachineSpec{Version: c.version}}
+		if c.from != "" {
+			m.Annotations = map[string]string{controlplanev1.UpdateFromAnnotation: c.from}
+		}
+		if outdated, begun := VersionSpread([]*clusterv1.Machine{m}, "v2"); outdated != c.outdated || begun != c.begun {
+			t.Errorf("%s: outdated %v, begun %v", name, outdated, begun)
+		}
+	}
+}
+
 // TestSchedule: the message about an invalid schedule contains a valid example.
 func TestSchedule(t *testing.T) {
 	for _, good := range []string{"", "0 3 * * *", "@daily", "@every 6h", "*/15 1-5 * * MON"} {

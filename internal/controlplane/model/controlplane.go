@@ -99,7 +99,7 @@ func (cp *ControlPlane) Fleet() Fleet {
 func (cp *ControlPlane) Target() Target {
 	out := Target{
 		Replicas: int(ptr.Deref(cp.Object.Spec.Replicas, 1)), maxSurge: 1,
-		initialized: cp.Initialized(), held: cmp.Or(cp.UpgradeHeld, topologyHold(cp.Cluster, cp.Object.Spec.Version)), domains: ForControlPlanes(cp.FailureDomains()),
+		initialized: cp.Initialized(), version: WantedVersion(cp.Object), held: cmp.Or(cp.UpgradeHeld, topologyHold(cp.Cluster, cp.Object.Spec.Version)), domains: ForControlPlanes(cp.FailureDomains()),
 		inPlace: cp.Object.Spec.Rollout.Strategy.InPlace,
 	}
 	if surge := cp.Object.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.Replicas >= 3 {

@@ -15,8 +15,8 @@ type Target struct {
 	inherits bool
 	// initialized: the API server has answered once. From then on the cluster has data.
 	initialized bool
-	// held is the reason why no other version can be rolled out; "" when it can.
-	held string
+	// version is the wanted version, and held the reason why it cannot be rolled out; "" when it can.
+	version, held string
 	// domains are the failure domains for control planes.
 	domains []clusterv1.FailureDomain
 	// inPlace is the policy for updates in place.

@@ -334,6 +334,8 @@ func (f Fleet) continueUpdate(i *Instance, active []*Instance, w Target) (Plan, 
 			i.Name(), u, infrav1.MachineUpdateAttemptAnnotation, last)), true
 	case u.Written || u.running(): // A lost host may return and continue.
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
+	case w.held != "" && i.Machine.Spec.Version != w.version: // With the version, its update has begun before the hold.
+		return waitFor(w.held), true
 	}
 	return f.startUpdate(i), true
 }

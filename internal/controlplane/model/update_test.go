@@ -146,6 +146,32 @@ func TestPlanChangedUpdates(t *testing.T) {
 	}
 }
 
+// TestHeldUpdates: a recorded update does not take a new version before the hold ends. One whose Machine has the version already continues.
+func TestHeldUpdates(t *testing.T) {
+	for name, test := range map[string]struct{ machines, version, want string }{
+		"failed":                               {"a:vFW b:vW c:vW", "v1", "wait"},
+		"rolled back":                          {"a:vBW b:vW c:vW", "v1", "wait"},
+		"it waits for capacity":                {"a:vCW b:vW c:vW", "v1", "wait"},
+		"recorded, and not written":            {"a:vMW b:vW c:vW", "v1", "wait"},
+		"a single machine":                     {"a:vBW", "v1", "wait"},
+		"recorded with the version":            {"a:vMW b:vW c:vW", "v2", "update a"},
+		"failed with the version":              {"a:vFW b:vW c:vW", "v2", "update a"},
+		"failed, and a missing machine joins":  {"a:vFW b:vW", "v1", "create 1"},
+		"failed, and the spec needs a machine": {"a:vFN b:vN c:vN", "v1", "wait"},
+	} {
+		f, replicas := build(test.machines), 3
+		if len(f.Instances) == 1 {
+			replicas = 1
+		}
+		f.Instances[0].Machine.Spec.Version = test.version
+		f.Instances[0].Update.Written = false // for the new spec
+		w := Target{Replicas: replicas, maxSurge: 1, initialized: true, inPlace: controlplanev1.InPlacePrefer, version: "v2", held: "no backup"}
+		if got := PlanMachines(f, w); got.String() != test.want || test.want == "wait" && got.Why != w.held {
+			t.Errorf("%s: %s (%s), expected %s", name, got, got.Why, test.want)
+		}
+	}
+}
+
 // TestUpdatesDeferRemediation (CP-10): a MachineHealthCheck does not delete a Machine in the middle of its update. An update that nothing
 // ends delays no repair.
 func TestUpdatesDeferRemediation(t *testing.T) {
