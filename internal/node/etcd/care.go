@@ -174,6 +174,11 @@ func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, erro
 		note(c.failing, m.ID, m.Started() && m.Err != nil, now)
 		note(c.learning, m.ID, m.Learner && v.healthy(m), now)
 	}
+	for _, a := range alarms.Alarms {
+		if !known[a.MemberID] && a.Alarm == etcdserverpb.AlarmType_NOSPACE {
+			v.former = append(v.former, Member{ID: a.MemberID})
+		}
+	}
 	for _, times := range []map[uint64]time.Time{c.unstarted, c.failing, c.learning, c.defragments} {
 		maps.DeleteFunc(times, func(id uint64, _ time.Time) bool { return !known[id] })
 	}

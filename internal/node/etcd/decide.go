@@ -40,6 +40,8 @@ type view struct {
 	// self is the leader, whose agent decides.
 	self    uint64
 	members []Member
+	// former are members that etcd does not have any more, with the alarm NOSPACE: a removal and a restore keep it.
+	former  []Member
 	objects map[string]etcdv1.EtcdMember
 	memory
 }
@@ -270,13 +272,19 @@ func promote(v view) action {
 
 // mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm. One
 // defragmentation follows each compaction of a new revision, even if the size in use has not changed: etcd counts the pages
-// that a compaction frees only after the next write, and it refuses writes.
+// that a compaction frees only after the next write, and it refuses writes. The alarm of a member that cannot be repaired is disarmed at
+// once, because it stops the writes of all others: each member that has no space raises an alarm of its own with the next write.
 func mendSpace(v view) action {
+	if len(v.former) > 0 {
+		return action{actDisarm, v.former[0], "etcd does not have this member"}
+	}
 	for _, m := range v.members {
-		if !slices.Contains(m.Alarms, alarmNoSpace) || m.Err != nil || m.Quota == 0 {
-			continue
-		}
+		since, silent := v.failing[m.ID]
 		switch {
+		case !slices.Contains(m.Alarms, alarmNoSpace):
+		case silent && v.now.Sub(since) >= unreachableAfter:
+			return action{actDisarm, m, "it does not answer"}
+		case m.Err != nil || m.Quota == 0:
 		case m.Revision > v.compactedRevision && v.now.Sub(v.compacted) >= compactEvery:
 			return action{actCompact, m, "it has no space"}
 		case v.defragments[m.ID].Before(v.compacted):

@@ -132,6 +132,9 @@ func TestDecide(t *testing.T) {
 		{"out of space: objects were deleted since", viewOf([]Member{full(a), b, c}), func(v *view) {
 			v.compacted, v.compactedRevision, v.defragments[1] = noon.Add(-compactEvery), 99, noon
 		}, "compact history a"},
+		{"out of space: the member was removed, or is from before a restore", viewOf([]Member{a, b, c}), func(v *view) { v.former = []Member{{ID: 9}} }, "disarm alarm 9"},
+		{"out of space: the member did not answer once", viewOf([]Member{a, full(dead(b)), c}), func(v *view) { v.failing[2] = noon }, ""},
+		{"out of space: the member does not answer", viewOf([]Member{a, full(dead(b)), c}), func(v *view) { v.failing[2] = noon.Add(-unreachableAfter) }, "disarm alarm b"},
 		{"out of space: no second compaction at once", viewOf([]Member{full(a), b, c}), func(v *view) {
 			v.compacted, v.compactedRevision, v.defragments[1] = noon.Add(-time.Second), 99, noon
 		}, ""},

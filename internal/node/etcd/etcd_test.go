@@ -16,11 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
@@ -474,6 +476,44 @@ func TestSpace(t *testing.T) {
 			return fmt.Errorf("%+v, size %d, in use %d", o.Status, *o.Status.DBSizeBytes, *o.Status.DBInUseBytes)
 		}
 		return nil
+	})
+}
+
+// TestAlarmInBackup: a backup of an etcd without space has the alarm of a member that the restored etcd does not have. Care disarms it.
+func TestAlarmInBackup(t *testing.T) {
+	p := newPool(t)
+	old, restored, snapshot := p.member("a"), p.member("b"), filepath.Join(p.dir, "snapshot")
+	expect.NoError(t, old.start("a="+old.peer, "new"))
+	c := p.connect(old)
+	expect.Eventually(t, "etcd has the alarm", func() error {
+		list, err := c.MemberList(t.Context())
+		if err != nil {
+			return err
+		}
+		_, err = etcdserverpb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), &etcdserverpb.AlarmRequest{
+			Action: etcdserverpb.AlarmRequest_ACTIVATE, MemberID: list.Members[0].ID, Alarm: etcdserverpb.AlarmType_NOSPACE,
+		})
+		return err
+	})
+	config, err := TLS(p.dir)
+	expect.NoError(t, err)
+	expect.NoError(t, backup.Member{Endpoint: old.client, TLS: config}.Snapshot(t.Context(), snapshot, &backup.Manifest{}))
+	old.kill()
+
+	first := backup.FirstMember{Name: "b", PeerURL: restored.peer, Token: "restored"}
+	expect.NoError(t, first.Restore(t.Context(), filepath.Join(filepath.Dir(p.program), "etcdutl"), snapshot, restored.data))
+	expect.NoError(t, restored.start("b="+restored.peer, "new"))
+	c = p.connect(restored)
+	expect.Eventually(t, "the restored etcd refuses a write", func() error {
+		if _, err := c.Put(t.Context(), "key", "value"); !errors.Is(err, rpctypes.ErrNoSpace) {
+			return fmt.Errorf("expected an error about space, found %w", err)
+		}
+		return nil
+	})
+	restored.care()
+	expect.Eventually(t, "a write succeeds", func() error {
+		_, err := c.Put(t.Context(), "key", "value")
+		return err
 	})
 }
 
