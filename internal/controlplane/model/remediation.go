@@ -133,8 +133,8 @@ func (f Fleet) planRepair(machine *Instance, spec controlplanev1.RemediationSpec
 func (f Fleet) changing(unhealthy *Instance) string {
 	for n := range f.Instances {
 		switch other := &f.Instances[n]; {
-		case other.Deleting() && memberDown(unhealthy) && WaitsForHook(other.Machine):
-			// Its member may be waiting for the removal of this one.
+		case other.Deleting() && memberDown(unhealthy):
+			// Its drain or its member may be waiting for the removal of this one. CannotRemove protects the majority.
 		case other.Deleting() && !f.joined(unhealthy) && f.deletedOneServes():
 			// It may be waiting for a replacement that joins.
 		case f.waitsFor(unhealthy, other):
