@@ -51,7 +51,9 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	if !spec.IsDefined() || !s.Stacked() {
 		return r.forgetBackups(ctx, s)
 	}
-	w := model.BackupTarget{Since: s.Object.CreationTimestamp.Time, OnDemand: s.Object.Annotations[controlplanev1.BackupAnnotation]}
+	w := model.BackupTarget{Since: s.Object.CreationTimestamp.Time}
+	var problem string
+	w.OnDemand, problem = model.OnDemandRequest(s.Object)
 	if w.Schedule, err = model.ParseSchedule(spec.Schedule); err != nil {
 		r.showBackups(s, nil, "spec.backup.schedule: "+err.Error())
 		return 0, nil
@@ -74,14 +76,13 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	attempts := model.BackupAttempts(s.Object.Status.Backups, found)
 	s.UpgradeHeld = model.UpgradeHold(w, attempts, s.Now)
 	next, again := model.NextBackup(w, attempts, s.Now)
-	problem := ""
 	if next != nil {
-		problem, err = r.makeBackup(ctx, s, f, *next)
+		cannot, err := r.makeBackup(ctx, s, f, *next)
 		if err != nil {
 			return 0, err
 		}
-		if problem != "" {
-			again = secretRetry
+		if cannot != "" {
+			again, problem = secretRetry, cannot
 		}
 	}
 	r.showBackups(s, attempts, problem)

@@ -142,6 +142,10 @@ func TestBackups(t *testing.T) {
 	w.until("one backup is kept", func() bool {
 		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && cp.Status.Backups[0].Name == third.Name && len(w.backups()) == 1
 	})
+	demand(w, cp, strings.Repeat("x", 257))
+	w.until("a condition reports that the value is too long", func() bool {
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "expected at most 256 characters in the annotation")
+	})
 	w.cluster.Change(cp, func() { cp.Spec.Backup = controlplanev1.BackupSpec{} })
 	w.until("without backups, there is no condition", func() bool {
 		return w.cluster.Get(cp) == nil && !testcluster.Has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1

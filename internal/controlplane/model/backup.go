@@ -29,6 +29,8 @@ const (
 	backupRetryMax = 10 * time.Minute
 	// upgradeBackupAge is the maximum age of a backup before an upgrade, at the start of the upgrade.
 	upgradeBackupAge = time.Hour
+	// longestRequest is the limit of spec.request of EtcdBackups, in characters.
+	longestRequest = 256
 	// keptFailures is the number of failed backups that are kept for diagnosis.
 	keptFailures = 5
 )
@@ -57,6 +59,17 @@ type BackupTarget struct {
 	// have that version already.
 	OnDemand, UpgradeTo string
 	Begun               bool
+}
+
+// OnDemandRequest returns the value of the annotation that requests a backup. A value that no EtcdBackup can have is ignored, because a
+// backup on demand precedes all others.
+func OnDemandRequest(controlPlane *controlplanev1.CapstanControlPlane) (request, problem string) {
+	request = controlPlane.Annotations[controlplanev1.BackupAnnotation]
+	if n := utf8.RuneCountInString(request); n > longestRequest {
+		return "", fmt.Sprintf("expected at most %d characters in the annotation %s, found %d: set it to a shorter value, or remove it",
+			longestRequest, controlplanev1.BackupAnnotation, n)
+	}
+	return request, ""
 }
 
 // ParseSchedule parses spec.backup.schedule.
@@ -255,7 +268,7 @@ func reportProblem(b controlplanev1.BackupStatus) string {
 		name, value string
 		limit       int
 	}{
-		{"metadata.name", b.Name, 253}, {"spec.request", b.Request, 256}, {"spec.kubernetesVersion", b.KubernetesVersion, 256},
+		{"metadata.name", b.Name, 253}, {"spec.request", b.Request, longestRequest}, {"spec.kubernetesVersion", b.KubernetesVersion, 256},
 		{"status.location", b.Location, 2048}, {"status.etcdVersion", b.EtcdVersion, 256}, {"status.sha256", b.SHA256, 64},
 	} {
 		if n := utf8.RuneCountInString(field.value); n > field.limit {

@@ -94,6 +94,22 @@ func TestNextBackup(t *testing.T) {
 	}
 }
 
+// TestOnDemandRequest: a value that is too long for an EtcdBackup requests no backup, so that it does not precede the others for ever.
+func TestOnDemandRequest(t *testing.T) {
+	for name, c := range map[string]struct{ value, want, problem string }{
+		"none":     {},
+		"a time":   {value: "1767225600", want: "1767225600"},
+		"longest":  {value: strings.Repeat("ä", 256), want: strings.Repeat("ä", 256)},
+		"too long": {value: strings.Repeat("x", 257), problem: "expected at most 256 characters in the annotation controlplane.capstan.dev/backup, found 257"},
+	} {
+		controlPlane := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{controlplanev1.BackupAnnotation: c.value}}}
+		request, problem := OnDemandRequest(controlPlane)
+		if request != c.want || (problem == "") != (c.problem == "") || !strings.HasPrefix(problem, c.problem) {
+			t.Errorf("%s: %q, %q", name, request, problem)
+		}
+	}
+}
+
 // TestUpgradeHeld: an upgrade waits only for its own backup.
 func TestUpgradeHeld(t *testing.T) {
 	for _, c := range []struct {
