@@ -7,6 +7,7 @@ import (
 	"github.com/blang/semver/v4"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
@@ -59,7 +60,7 @@ func (r Restoration) Next() (RestoreStep, []*clusterv1.Machine) {
 	}
 	var gone []*clusterv1.Machine
 	for _, m := range r.machines {
-		useless := len(r.outdated[m.Name]) > 0 && !r.Serves && !r.refused
+		useless := (len(r.outdated[m.Name]) > 0 || collections.IsUnhealthyAndOwnerRemediated(m)) && !r.Serves && !r.refused
 		if m.Annotations[controlplanev1.RestoreAnnotation] != r.id || !m.DeletionTimestamp.IsZero() || useless {
 			gone = append(gone, m)
 		}

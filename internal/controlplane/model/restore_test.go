@@ -15,7 +15,7 @@ import (
 )
 
 // TestRestoreSteps: the next step after an interruption at any point. A Machine is a name, the restore that it belongs to, d if it
-// is being deleted, and o if it is outdated.
+// is being deleted, o if it is outdated, and f if a MachineHealthCheck finds it unhealthy.
 func TestRestoreSteps(t *testing.T) {
 	for _, c := range []struct {
 		what            string
@@ -43,6 +43,9 @@ func TestRestoreSteps(t *testing.T) {
 		{what: "somebody deletes the first", id: "x", began: "x", machines: "a:x:d", want: RestoreRemove, gone: "a"},
 		{what: "the first can never work", id: "x", began: "x", machines: "a:x:o", want: RestoreRemove, gone: "a"},
 		{what: "the first may work, and the kubeconfig is refused", id: "x", began: "x", machines: "a:x:o", refused: true, want: RestoreWait},
+		{what: "the first is unhealthy", id: "x", began: "x", machines: "a:x:f", want: RestoreRemove, gone: "a"},
+		{what: "the first is unhealthy, and the kubeconfig is refused", id: "x", began: "x", machines: "a:x:f", refused: true, want: RestoreWait},
+		{what: "the first works, and is unhealthy", id: "x", began: "x", machines: "a:x:f", serves: true, want: RestoreFinish},
 		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: RestoreFinish},
 		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: RestoreFinish},
 	} {
@@ -58,6 +61,11 @@ func TestRestoreSteps(t *testing.T) {
 				m.DeletionTimestamp = ptr.To(metav1.Now())
 			case "o":
 				r.outdated[parts[0]] = []string{"it is old"}
+			case "f":
+				m.Status.Conditions = []metav1.Condition{
+					{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse},
+					{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse},
+				}
 			}
 			r.machines = append(r.machines, m)
 		}
