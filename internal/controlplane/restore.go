@@ -177,22 +177,29 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 		show("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0]), refused))
 		return requeueAfter(model.UnhealthyRetry), nil
 	case model.RestoreFinish:
+		if s.client == nil {
+			show("The cluster serves again. The restore waits for Cluster API's connection to the cluster")
+			return requeueAfter(model.UnhealthyRetry), nil
+		}
 		show("The cluster serves again. Stale Nodes are being deleted")
 		return r.cleanUp(ctx, s)
 	}
 	return result{}, nil
 }
 
-// cleanUp deletes stale Nodes and EtcdBackups in the restored cluster, and ends the restore.
+// cleanUp deletes stale Nodes and EtcdBackups in the restored cluster, removes certificate authorities from before a rotation, and ends the
+// restore. A rotation that is underway removes them at its end.
 func (r *restores) cleanUp(ctx context.Context, s *scope) (result, error) {
-	if s.client == nil {
-		return requeueAfter(model.UnhealthyRetry), nil
-	}
 	if err := r.removeStaleNodes(ctx, s); err != nil {
 		return result{}, err
 	}
 	if err := r.removeFormerBackups(ctx, s); err != nil {
 		return result{}, err
+	}
+	if s.Authority != nil && !s.Rotation().Underway() {
+		if finished, err := finishRotation(ctx, s); err != nil || !finished {
+			return requeueAfter(model.JoiningRetry), err
+		}
 	}
 	if err := r.markRestored(ctx, s); err != nil {
 		return result{}, err

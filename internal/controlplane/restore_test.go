@@ -15,12 +15,14 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -283,6 +285,42 @@ func TestFormerBackups(t *testing.T) {
 		if err := w.management.List(t.Context(), list); err != nil || len(list.Items) != c.want {
 			t.Errorf("%s: %d EtcdBackups remain, want %d; %v", name, len(list.Items), c.want, err)
 		}
+	}
+}
+
+// TestRestoreRemovesFormerAuthority: the backup is from before a rotation, or from its middle. The restored cluster does not keep the former
+// authority, and no Node keeps the announcement of it.
+func TestRestoreRemovesFormerAuthority(t *testing.T) {
+	w := newRotating(t)
+	r := newReconciler(w.management, nil, reconciling.Options{LiveClient: w.management, SecretCachingClient: w.management})
+	s := w.scope()
+	s.Object.Spec.Restore.Name = "etcd-1"
+	bundle := string(s.Authority.Data[secret.TLSCrtDataName])
+	published, node := &corev1.ConfigMap{}, &corev1.Node{}
+	w.change(w.workload, metav1.NamespaceSystem, "extension-apiserver-authentication", published, func() { published.Data["client-ca-file"] = "former\n" + bundle })
+	w.change(w.workload, "", "w", node, func() { node.Annotations = map[string]string{nodeconfig.AuthoritiesAnnotation: "former"} })
+	if _, err := r.restores.restoreOn(t.Context(), s, model.RestoreFinish, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.get(w.workload, metav1.NamespaceSystem, "extension-apiserver-authentication", published)
+	w.get(w.workload, "", "w", node)
+	if _, announced := node.Annotations[nodeconfig.AuthoritiesAnnotation]; published.Data["client-ca-file"] != bundle || announced {
+		t.Errorf("the former authority remains: %q, announced: %v", published.Data["client-ca-file"], announced)
+	}
+	if s.Object.Annotations[controlplanev1.RestoredAnnotation] != "etcd-1" {
+		t.Error("the restore did not end")
+	}
+}
+
+// TestRestoreWaitsForConnection: a condition reports that the end of the restore waits for Cluster API's connection to the cluster.
+func TestRestoreWaitsForConnection(t *testing.T) {
+	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
+	s.Object.Spec.Restore.Name = "etcd-1"
+	if out, err := (&restores{}).restoreOn(t.Context(), s, model.RestoreFinish, nil); err != nil || out.requeueAfter == 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if !testcluster.Has(s.Object, controlplanev1.RestoredCondition, metav1.ConditionFalse, "waits for Cluster API's connection to the cluster") {
+		t.Errorf("%v", s.Object.Status.Conditions)
 	}
 }
 

@@ -108,7 +108,7 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 	switch step {
 	case model.RotationRecord:
 		if len(state.Established) > 1 && len(state.Target) == 1 {
-			if finished, err := r.finishRotation(ctx, s); err != nil || !finished {
+			if finished, err := finishRotation(ctx, s); err != nil || !finished {
 				return err
 			}
 		}
@@ -433,7 +433,7 @@ func workersOnTheWay(machines *clusterv1.MachineList) (own, pooled []*clusterv1.
 // finishRotation removes the old authority from the ConfigMap that API servers publish for other servers: API servers add
 // authorities to it and never remove any. It also removes the target from the Nodes, because a restored backup would bring
 // back an outdated one. finished is false when the next pass has to reach more Nodes.
-func (r *rotations) finishRotation(ctx context.Context, s *scope) (finished bool, err error) {
+func finishRotation(ctx context.Context, s *scope) (finished bool, err error) {
 	if s.client == nil {
 		return false, errors.New("there is no connection to the workload cluster")
 	}

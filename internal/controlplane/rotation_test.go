@@ -329,7 +329,7 @@ func TestRotationInPasses(t *testing.T) {
 	for _, want := range []bool{false, true} {
 		pass, cancel := context.WithCancel(ctx)
 		end = cancel
-		finished, err := rotations.finishRotation(pass, s)
+		finished, err := finishRotation(pass, s)
 		cancel()
 		if err != nil || finished != want {
 			t.Errorf("finished %v, %v, want %v", finished, err, want)
@@ -377,8 +377,7 @@ func TestReadsBeforeAPass(t *testing.T) {
 				return c.Patch(ctx, obj, patch, opts...)
 			},
 		}).Build()
-	rotations := &rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}
-	if finished, err := rotations.finishRotation(t.Context(), s); err != nil || !finished {
+	if finished, err := finishRotation(t.Context(), s); err != nil || !finished {
 		t.Fatalf("finished %v, %v", finished, err)
 	}
 	if deadlines["read"].IsZero() || !deadlines["write"].After(deadlines["read"]) {
