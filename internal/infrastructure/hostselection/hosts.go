@@ -6,13 +6,11 @@ package hostselection
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sort"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -20,7 +18,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
@@ -144,181 +141,4 @@ func Find(list []infrav1.CapstanHost, name string) *infrav1.CapstanHost {
 		}
 	}
 	return nil
-}
-
-// Box returns the box of a host in its current or last report, or "" before the first report.
-func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
-	if conn := pool.Connected(h.Name); conn != nil {
-		return conn.Info().GetBoxId()
-	}
-	return h.Status.BoxID
-}
-
-// OverlayKey returns the WireGuard key with which a host encrypts its overlays, in its current or last report, or "".
-func OverlayKey(h *infrav1.CapstanHost, pool *connections.Pool) string {
-	if conn := pool.Connected(h.Name); conn != nil {
-		return conn.Info().GetOverlayPublicKey()
-	}
-	return h.Status.OverlayPublicKey
-}
-
-// KeyOwners are the tunnel addresses of hosts by the WireGuard keys in their status.
-type KeyOwners map[string]string
-
-// KeyOwnersOf returns the owners in a list of hosts.
-func KeyOwnersOf(hosts []infrav1.CapstanHost) KeyOwners {
-	out := KeyOwners{}
-	for i := range hosts {
-		if key := hosts[i].Status.OverlayPublicKey; key != "" {
-			out[key] = hosts[i].Spec.TunnelAddress
-		}
-	}
-	return out
-}
-
-// Admit returns a key that a host reports, or "" if it is the key of a host with another tunnel address. Root on a host can report any key, and
-// other hosts would then send the packets for its owner there.
-func (o KeyOwners) Admit(h *infrav1.CapstanHost, key string) string {
-	if tunnel, owned := o[key]; owned && tunnel != h.Spec.TunnelAddress && h.Status.OverlayPublicKey != key {
-		return ""
-	}
-	return key
-}
-
-// Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
-// and the tunnel address of the host that networkHost returns. Both are empty without such a host and in a LAN: then no host has the
-// network of a cluster across hosts, and each host can have one on a box.
-func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluster *infrav1.CapstanCluster) (placement.Request, error) {
-	req := placement.Request{Overlay: cluster.Spec.Network.Overlay.VNI != 0, Namespace: cluster.Namespace, LAN: placement.LANOf(cluster, nil)}
-	if cluster.Spec.LoadBalancer.HostName == "" || req.LAN.Name != "" {
-		return req, nil
-	}
-	h, err := networkHost(ctx, c, cluster)
-	if h == nil || err != nil {
-		return req, err
-	}
-	req.Box, req.Tunnel, req.Encrypted = Box(h, pool), h.Spec.TunnelAddress, OverlayKey(h, pool) != ""
-	return req, nil
-}
-
-// networkHost returns the load balancer's host. If its CapstanHost was deleted, another host with a part of the network across hosts
-// takes its place: all of them have the same IP family and encryption. It returns nil if none exists.
-func networkHost(ctx context.Context, c client.Reader, cluster *infrav1.CapstanCluster) (*infrav1.CapstanHost, error) {
-	names := BalancerHosts(cluster)
-	if cluster.Spec.Network.Overlay.VNI == 0 {
-		names = names[:1]
-	}
-	for _, name := range names {
-		h := &infrav1.CapstanHost{}
-		err := c.Get(ctx, client.ObjectKey{Name: name}, h)
-		if err == nil {
-			return h, nil
-		}
-		if !apierrors.IsNotFound(err) {
-			return nil, err
-		}
-	}
-	return nil, nil
-}
-
-// Reached is the part of a list that the network of a cluster reaches; see Within.
-func Reached(list []infrav1.CapstanHost, pool *connections.Pool, within placement.Request) []infrav1.CapstanHost {
-	return keep(slices.Clone(list), func(h *infrav1.CapstanHost) bool {
-		return placement.Reaches(&placement.Host{Box: Box(h, pool), Tunnel: h.Spec.TunnelAddress, Encrypted: OverlayKey(h, pool) != ""}, within)
-	})
-}
-
-// Abandoned reports whether one of the objects has the annotation by which its parts on the host count as removed.
-func Abandoned(objs ...client.Object) bool {
-	return slices.ContainsFunc(objs, func(o client.Object) bool {
-		_, ok := o.GetAnnotations()[infrav1.HostAbandonedAnnotation]
-		return ok
-	})
-}
-
-// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and the remedy; "" if it is
-// that host, or if no id was recorded. Two management clusters may have given one name to two hosts: after a move,
-// objects on one of them must not be searched, created again or counted as removed on the other.
-func Mismatch(name, recorded, actual string) string {
-	if recorded == "" || actual == "" || recorded == actual {
-		return ""
-	}
-	return fmt.Sprintf("CapstanHost %s is the host with the id %s, but the host with the id %s was chosen. Capstan changes nothing on it. "+
-		"Set spec.address of the CapstanHost to the address of the host with the id %s, or move the cluster to the management cluster whose CapstanHost %s is that host. "+
-		"If the host was installed again and its machines are lost, annotate this object with %s and delete it",
-		name, actual, recorded, recorded, name, infrav1.HostAbandonedAnnotation)
-}
-
-// BalancerHosts returns the names of the hosts that have a cluster's load balancer or network, and of those where
-// they are not removed yet. The host of spec.loadBalancer comes first; its name may be empty.
-func BalancerHosts(c *infrav1.CapstanCluster) []string {
-	names := []string{c.Spec.LoadBalancer.HostName}
-	for _, h := range c.Spec.LoadBalancerHosts {
-		if h.Name != names[0] {
-			names = append(names, h.Name)
-		}
-	}
-	return names
-}
-
-// IgnoresVLAN reports whether the capstand of a host would attach machines of a VLAN to the LAN without the VLAN, because it is older
-// than VLANs. The answer is no without a VLAN (0), and for a host without a connection: it gets no request.
-func IgnoresVLAN(conn *connections.Host, vlan int32) bool {
-	return vlan != 0 && conn != nil && !conn.Info().GetVlans()
-}
-
-// Candidates describes hosts to placement, with the current state of their connections.
-func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.Host {
-	out := make([]placement.Host, 0, len(list))
-	for i := range list {
-		h := &list[i]
-		c := placement.Host{
-			Name:          h.Name,
-			FailureDomain: placement.FailureDomain(h),
-			Box:           Box(h, pool),
-			Tunnel:        h.Spec.TunnelAddress,
-			Encrypted:     OverlayKey(h, pool) != "",
-			ControlPlane:  placement.AllowsControlPlane(h),
-			Taints:        h.Spec.Taints,
-		}
-		conn := pool.Get(h.Name)
-		if c.Unavailable = unavailable(h, conn); c.Unavailable == "" {
-			addCapacity(&c, conn)
-		}
-		out = append(out, c)
-	}
-	return out
-}
-
-// unavailable returns the reason why a host gets no new machines; "" if it can get some.
-func unavailable(h *infrav1.CapstanHost, conn *connections.Host) string {
-	switch {
-	case !h.DeletionTimestamp.IsZero():
-		return "is being deleted"
-	case !placement.Schedulable(h):
-		return "is unschedulable"
-	case conn == nil:
-		return "is not connected"
-	case conn.ConnectionError() != nil:
-		return "is not connected: " + conn.ConnectionError().Error()
-	case conn.SilenceError() != nil:
-		return "does not answer"
-	}
-	return ""
-}
-
-// addCapacity adds the abilities and the free capacity that a host reports.
-func addCapacity(c *placement.Host, conn *connections.Host) {
-	info, free := conn.Info(), conn.Free()
-	c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
-	for _, i := range info.GetMachineImages() {
-		if i.GetProblem() != "" {
-			c.BadImages = append(c.BadImages, i.GetName())
-		}
-	}
-	c.Volumes, c.FreeVolumes = info.GetVolumes(), info.GetDiskBytes()-info.GetVolumeBytes()
-	c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
-	c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
-	c.LANs, c.VLANs, c.IPv6LANs = info.GetLans(), info.GetVlans(), info.GetIpv6Lans()
-	c.HostAccess, c.FreeDevices = info.GetHostMounts(), free.Devices
 }
