@@ -293,7 +293,7 @@ func (d Disk) Thaw() error {
 
 // Detach unmounts the file system and waits until its loop device is released.
 func (d Disk) Detach(ctx context.Context) error {
-	if err := d.Thaw(); err != nil {
+	if err := errors.Join(d.Thaw(), d.endSwap()); err != nil {
 		return err
 	}
 	for {
@@ -315,7 +315,7 @@ func (d Disk) Detach(ctx context.Context) error {
 		_ = loop.Close()
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files (`swapon --show`, `swapoff`), of its other mounts and of its open files: %w", name, d.Image, ctx.Err())
+			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, ctx.Err())
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
 		}
 	}
