@@ -152,7 +152,7 @@ func TestShippedFiles(t *testing.T) {
 	checkFiles(t, "archive of a plane", archive, ofCommand, ofKubernetes, ofHost, ofPlane, units, []string{"systemd/capstan.service"})
 
 	for pattern, want := range map[string][]string{
-		"capstan-cli_*.deb": ofCommand, "capstan-kubernetes-*.deb": ofKubernetes, "capstan_*.deb": slices.Concat(ofHost, ofPlane),
+		"capstan-cli_*.deb": ofCommand, "capstan-kubernetes-*.deb": ofKubernetes, "capstan_*.deb": slices.Concat(ofHost, ofPlane, []string{"systemd/capstand.default"}),
 	} {
 		lib := filepath.Join(unpack(t, assets, pattern), "usr", "lib", "capstan")
 		checkFiles(t, pattern, run(t, lib, "find", ".", "-mindepth", "1", "-type", "d", "-printf", "%P/\n", "-o", "-type", "f", "-printf", "%P\n"), want)

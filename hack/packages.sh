@@ -49,7 +49,7 @@ settings() {
 	for file in config/packages/"$template"/*; do
 		sed "s/@VERSION@/$debian/g; s/@ARCHITECTURE@/$arch/g; s/@KUBERNETES@/${kubernetes:-}/g; s/@VERSIONS@/${versions:-}/g" "$file" >"$work/$package/DEBIAN/$(basename "$file")"
 	done
-	find "$work/$package/DEBIAN" -type f ! -name control ! -name conffiles -exec chmod 0755 {} +
+	find "$work/$package/DEBIAN" -type f ! -name control -exec chmod 0755 {} +
 }
 
 # pack writes the package. Its modes do not depend on the umask with which bin/ was built. Size and checksums are computed here,
@@ -88,9 +88,9 @@ cli() {
 host() {
 	local root=$work/capstan
 	stage capstan "${SHIPPED_HOST[@]}" "${SHIPPED_PLANE[@]}"
-	mkdir -p "$root/usr/lib/systemd/system" "$root/etc/default" "$root/usr/share/man/man8"
+	mkdir -p "$root/usr/lib/systemd/system" "$root/$lib/systemd" "$root/usr/share/man/man8"
 	cp config/systemd/*.service "$root/usr/lib/systemd/system/"
-	cp config/systemd/capstand.default "$root/etc/default/capstand"
+	cp config/systemd/capstand.default "$root/$lib/systemd/" # for postinst
 	bin/capstand man-pages "$root/usr/share/man/man8"
 	gzip -9n "$root"/usr/share/man/man8/*
 	settings capstan capstan

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,12 +78,29 @@ func reproducible(t *testing.T, folder string) {
 // privateCopy returns a copy of this checkout in which only the owner can read and run some files.
 func privateCopy(t *testing.T) string {
 	t.Helper()
-	root := filepath.Join(t.TempDir(), "checkout")
-	mountOverlay(t, testenv.Root(), root)
+	root := checkoutCopy(t)
 	for file, mode := range map[string]fs.FileMode{"README.md": 0o600, "docs": 0o700, "config/systemd/capstand.service": 0o600, "bin/capstan-init": 0o700, "bin/images": 0o700} {
 		if err := os.Chmod(filepath.Join(root, file), mode); err != nil {
 			t.Fatal(err)
 		}
+	}
+	return root
+}
+
+// checkoutCopy returns a copy of this checkout, in which files can change.
+func checkoutCopy(t *testing.T) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "checkout")
+	mountOverlay(t, testenv.Root(), root)
+	return root
+}
+
+// otherSettings returns a copy of this checkout with another text in the file of settings.
+func otherSettings(t *testing.T) string {
+	t.Helper()
+	root := checkoutCopy(t)
+	if err := os.WriteFile(filepath.Join(root, "config", "systemd", "capstand.default"), []byte("# Another text.\nCAPSTAND_OPTIONS=\"\"\n"), 0o644); err != nil {
+		t.Fatal(err)
 	}
 	return root
 }
@@ -149,10 +167,10 @@ func (b *box) run(command string) string {
 	return out
 }
 
-// install installs packages of this system's folders.
+// install installs packages of this system's folders. A question of dpkg is an error: it reads no answer.
 func (b *box) install(files []string) {
 	b.t.Helper()
-	c := exec.Command("dpkg", append([]string{"--root=" + b.root, "--force-confold", "-i"}, files...)...)
+	c := exec.Command("dpkg", append([]string{"--root=" + b.root, "-i"}, files...)...)
 	c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	if out, err := c.CombinedOutput(); err != nil {
 		b.t.Fatalf("dpkg -i: %v\n%s", err, out)
@@ -204,6 +222,14 @@ func (b *box) write(path, content string) {
 	}
 }
 
+// checkLeftovers checks that a purge has left no files.
+func (b *box) checkLeftovers() {
+	b.t.Helper()
+	if found := b.leftovers(); len(found) > 0 {
+		b.t.Errorf("files remain after the purge: %v", found)
+	}
+}
+
 // leftovers returns the files of the box with a name of Capstan, without the records of dpkg.
 func (b *box) leftovers() []string {
 	b.t.Helper()
@@ -235,7 +261,7 @@ func TestPackages(t *testing.T) {
 	old, latest := t.TempDir(), t.TempDir()
 	build(t, testenv.Root(), first, old)
 	t.Run("reproducible", func(t *testing.T) { reproducible(t, old) })
-	build(t, testenv.Root(), second, latest)
+	build(t, otherSettings(t), second, latest)
 	b := newBox(t)
 
 	b.install(packagesIn(t, old, ""))
@@ -262,11 +288,14 @@ func TestPackages(t *testing.T) {
 		b.run("grep -qFx 'Documentation=man:" + name + "(" + section + ")' /usr/lib/systemd/system/" + unit + ".service; test -e /usr/share/man/man" + section + "/" + page + ".gz")
 	}
 
-	// An upgrade keeps the settings, and the Kubernetes version that another package contains.
+	b.run("cmp /usr/lib/capstan/systemd/capstand.default /etc/default/capstand; test $(stat -c %a /etc/default/capstand) = 644")
+
+	// An upgrade with another text of the settings keeps those of the administrator, and the Kubernetes version that another package contains.
 	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
 	b.write("/var/lib/capstan/host/run/m1/metadata.json", `{"kubernetesVersion":"v1.35.4"}`)
 	b.write("/var/lib/capstan/host/machines/m1/spec.json", "{}")
-	b.install(append(append(packagesIn(t, latest, "capstan_"), packagesIn(t, latest, "capstan-cli_")...), packagesIn(t, latest, "capstan-kubernetes-1.36")...))
+	upgrade := slices.Concat(packagesIn(t, latest, "capstan_"), packagesIn(t, latest, "capstan-cli_"), packagesIn(t, latest, "capstan-kubernetes-1.36"))
+	b.install(upgrade)
 	b.run(`grep -qx 'CAPSTAND_OPTIONS="--reserve-memory 2Gi"' /etc/default/capstand`)
 	b.run("test -x /usr/lib/capstan/kubernetes/v1.35.4/kubelet")
 	if status := b.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' 'capstan*'"); !strings.Contains(status, "capstan 0.1.0 installed") ||
@@ -336,9 +365,21 @@ func TestPackages(t *testing.T) {
 	}
 	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked")
 	b.run("rm -r /var/lib/capstan")
-	if found := b.leftovers(); len(found) > 0 {
-		t.Errorf("files remain after the purge: %v", found)
-	}
+	b.checkLeftovers()
+	upgradeOfConffile(b, upgrade)
+}
+
+// upgradeOfConffile: the packages of an earlier build had the settings as a conffile of dpkg. An upgrade keeps the changed file.
+func upgradeOfConffile(b *box, packages []string) {
+	b.write("/earlier/DEBIAN/control", "Package: capstan\nVersion: 0.0.1\nArchitecture: all\nMaintainer: A <a@example.org>\nDescription: earlier build\n")
+	b.write("/earlier/DEBIAN/conffiles", "/etc/default/capstand\n")
+	b.write("/earlier/etc/default/capstand", "CAPSTAND_OPTIONS=\"\"\n")
+	b.run("dpkg-deb -Znone --build /earlier /earlier.deb; dpkg -i /earlier.deb; rm -r /earlier /earlier.deb")
+	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
+	b.install(packages)
+	b.run(`grep -qx 'CAPSTAND_OPTIONS="--reserve-memory 2Gi"' /etc/default/capstand`)
+	b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.36.3")
+	b.checkLeftovers()
 }
 
 // TestPurgeThroughLink: a purge removes the keys and keeps the data of users also if the folder of the state is a link.
