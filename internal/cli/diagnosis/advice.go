@@ -19,7 +19,7 @@ var adviceByReason = map[string]advice{
 	// hosts
 	"Connecting":          {none, "a-host-is-not-connected"},
 	"Unreachable":         {"check capstand on the host: `systemctl status capstand` or `capstan status`, and the network between the manager and the address of the host", "a-host-is-not-connected"},
-	"CredentialsInvalid":  {"create new credentials on the host with `capstan host credentials`, and apply the Secret", "a-host-is-not-connected"},
+	"CredentialsInvalid":  {"let a host that joined join again, with a token of `capstan host token create --name HOST`; on another host, run `capstan host credentials`, and apply its output", "a-host-is-not-connected"},
 	"Draining":            {"wait until the machines are replaced, or look for a Machine that cannot be drained", "a-host-is-not-drained"},
 	"RebootDraining":      {"wait until the machines are replaced, or look for a Machine that cannot be drained", "a-host-is-not-drained"},
 	"RebootWaiting":       {"remove the objects that the message names", "a-host-does-not-reboot"},

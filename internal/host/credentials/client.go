@@ -18,6 +18,9 @@ import (
 // tls.crt and tls.key.
 const caKey = "ca.crt"
 
+// ErrExpired is the error of credentials whose certificate has expired.
+var ErrExpired = errors.New(corev1.TLSCertKey + " has expired")
+
 // Client contains the credentials that a manager needs to use a host, PEM encoded.
 type Client struct{ CA, Cert, Key []byte }
 
@@ -61,8 +64,7 @@ func (c Client) config(now time.Time) (*tls.Config, error) {
 		return nil, fmt.Errorf("%s and %s are not a key pair", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 	}
 	if now.After(pair.Leaf.NotAfter) {
-		return nil, fmt.Errorf("%s has expired on %s: make another one with `capstan host credentials`",
-			corev1.TLSCertKey, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("%w on %s", ErrExpired, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }

@@ -42,7 +42,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 		return Client{}, err
 	}
 	if atomicfile.Exists(filepath.Join(dir, "ca.crt")) && !atomicfile.Exists(filepath.Join(dir, "ca.key")) {
-		return Client{}, fmt.Errorf("expected a host that has not joined a management cluster, found in %s the authority of one without its key: leave it first with `capstan host leave`", dir)
+		return Client{}, fmt.Errorf("expected a host that has not joined a management cluster, found in %s the authority of one without its key: for other certificates of the same management cluster, join again with a token of `capstan host token create --name NAME`; otherwise leave it first with `capstan host leave`", dir)
 	}
 	if err := certfiles.EnsureAuthority(dir, "ca", "capstand", now); err != nil {
 		return Client{}, err

@@ -180,7 +180,7 @@ func TestMakeKeepsAJoin(t *testing.T) {
 	files, _ := joinedHost(t, time.Hour, time.Now())
 	before, err := os.ReadFile(files.Cert)
 	expect.NoError(t, err)
-	if _, err := Make(filepath.Dir(files.Cert), []string{"10.0.0.5"}, time.Hour, time.Now()); err == nil || !strings.Contains(err.Error(), "capstan host leave") {
+	if _, err := Make(filepath.Dir(files.Cert), []string{"10.0.0.5"}, time.Hour, time.Now()); err == nil || !strings.Contains(err.Error(), "capstan host leave") || !strings.Contains(err.Error(), "join again") {
 		t.Errorf("the error is %v", err)
 	}
 	if after, err := os.ReadFile(files.Cert); err != nil || !bytes.Equal(after, before) {

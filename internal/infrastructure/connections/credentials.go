@@ -3,6 +3,7 @@ package connections
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -44,10 +45,21 @@ func credentialsOf(secret *corev1.Secret, host *infrav1.CapstanHost) (credential
 	if err == nil {
 		_, err = c.Transport(time.Now(), nil)
 	}
+	if errors.Is(err, credentials.ErrExpired) {
+		err = fmt.Errorf("%w: %s", err, replacement(secret, host.Name))
+	}
 	if err != nil {
 		return credentials.Client{}, fmt.Errorf("the Secret %s/%s with the credentials of host %s: %w", ref.Namespace, ref.Name, host.Name, err)
 	}
 	return c, nil
+}
+
+// replacement is the way to new credentials of a host. A host that joined has no key of its authority, so it cannot make them.
+func replacement(secret *corev1.Secret, host string) string {
+	if _, err := credentials.AuthorityFromSecret(secret.Data); errors.Is(err, credentials.ErrNoAuthority) {
+		return "make another one with `capstan host credentials`"
+	}
+	return fmt.Sprintf("create a token with `capstan host token create --name %s`, and let the host join again", host)
 }
 
 func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (credentials.Client, error) {
