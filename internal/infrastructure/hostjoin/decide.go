@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -139,30 +140,51 @@ func refusal(j joiner, t token, hosts []infrav1.CapstanHost, now time.Time) stri
 func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
 	for i := range hosts {
 		h := &hosts[i]
-		same := h.Status.BoxID != "" && h.Status.BoxID == j.BoxID
-		if h.Name == j.Name {
-			switch {
-			case !h.DeletionTimestamp.IsZero():
-				return fmt.Sprintf("the CapstanHost %s is being deleted: wait until it has gone", j.Name)
-			case !returns:
-				return fmt.Sprintf("a CapstanHost %s exists: set another name with --name, or, if this is the same host, create a token for it with `capstan host token create --name %s`", j.Name, j.Name)
-			case h.Status.BoxID != "" && !same:
-				return fmt.Sprintf("the CapstanHost %s is another box (another machine-id): set another name with --name, or delete the CapstanHost first", j.Name)
-			}
-			continue
+		same, why := h.Status.BoxID != "" && h.Status.BoxID == j.BoxID, ""
+		switch {
+		case same && strings.HasPrefix(h.Spec.Address, "unix:"):
+			why = fmt.Sprintf("expected another box than that of the management plane, found the machine-id of its CapstanHost %s: on the box of the plane, set spec.tunnelAddress of %s instead of a join. If this is another box from the same disk image, run `%s` on it, and reboot", h.Name, h.Name, newMachineID)
+		case h.Name == j.Name:
+			why = taken(j, returns, same, h)
+		default:
+			why = beside(j, same, h)
 		}
-		dials := j.Dials || h.Dials()
-		if !dials && h.Spec.Address == j.Address {
-			return fmt.Sprintf("the CapstanHost %s has the address %s: set another one with --address", h.Name, j.Address)
+		if why != "" {
+			return why
 		}
-		other, _, err := net.SplitHostPort(h.Spec.Address)
-		if j.TunnelAddress != "" && h.Spec.TunnelAddress == j.TunnelAddress && !same && other != j.host {
-			return fmt.Sprintf("the CapstanHost %s has the tunnel address %s: set another one with --tunnel-address", h.Name, j.TunnelAddress)
-		}
-		// The addresses of hosts that dial do not show whether they are on one box.
-		if same && (dials || err == nil && other != j.host) {
-			return fmt.Sprintf("the CapstanHost %s (%s) has the same machine-id: boxes from one disk image need their own. On this box, run `rm /etc/machine-id && systemd-machine-id-setup`, and reboot. Two hosts of one box have the same host in --address", h.Name, cmp.Or(h.Spec.Address, "which dials"))
-		}
+	}
+	return ""
+}
+
+// newMachineID is the command that gives a box another machine-id.
+const newMachineID = "rm /etc/machine-id && systemd-machine-id-setup"
+
+// taken returns the reason why a host cannot take the place of the existing one of its name. same: both are on the same box.
+func taken(j joiner, returns, same bool, h *infrav1.CapstanHost) string {
+	switch {
+	case !h.DeletionTimestamp.IsZero():
+		return fmt.Sprintf("the CapstanHost %s is being deleted: wait until it has gone", j.Name)
+	case !returns:
+		return fmt.Sprintf("a CapstanHost %s exists: set another name with --name, or, if this is the same host, create a token for it with `capstan host token create --name %s`", j.Name, j.Name)
+	case h.Status.BoxID != "" && !same:
+		return fmt.Sprintf("the CapstanHost %s is another box (another machine-id): set another name with --name, or delete the CapstanHost first", j.Name)
+	}
+	return ""
+}
+
+// beside returns the reason why a host cannot join beside one with another name. same: both are on the same box.
+func beside(j joiner, same bool, h *infrav1.CapstanHost) string {
+	dials := j.Dials || h.Dials()
+	if !dials && h.Spec.Address == j.Address {
+		return fmt.Sprintf("the CapstanHost %s has the address %s: set another one with --address", h.Name, j.Address)
+	}
+	other, _, err := net.SplitHostPort(h.Spec.Address)
+	if j.TunnelAddress != "" && h.Spec.TunnelAddress == j.TunnelAddress && !same && other != j.host {
+		return fmt.Sprintf("the CapstanHost %s has the tunnel address %s: set another one with --tunnel-address", h.Name, j.TunnelAddress)
+	}
+	// The addresses of hosts that dial do not show whether they are on one box.
+	if same && (dials || err == nil && other != j.host) {
+		return fmt.Sprintf("the CapstanHost %s (%s) has the same machine-id: boxes from one disk image need their own. On this box, run `%s`, and reboot. Two hosts of one box have the same host in --address", h.Name, cmp.Or(h.Spec.Address, "which dials"), newMachineID)
 	}
 	return ""
 }

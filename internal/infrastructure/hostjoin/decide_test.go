@@ -64,6 +64,8 @@ func TestRefusal(t *testing.T) {
 		"the tunnel address of the same box":  {hosts: []infrav1.CapstanHost{tunnel(host("rack-1b", "10.0.0.5:7444", "box-1"))}},
 		"a box that is not connected yet":     {hosts: []infrav1.CapstanHost{tunnel(host("rack-1b", "10.0.0.5:7444", ""))}},
 		"a second host of one box":            {hosts: []infrav1.CapstanHost{host("rack-1b", "10.0.0.5:7444", "box-1")}},
+		"the box of the plane":                {hosts: []infrav1.CapstanHost{host("local", "unix:///run/x.sock", "box-1")}, want: "set spec.tunnelAddress of local instead of a join"},
+		"the box of the plane, its name":      {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "unix:///run/x.sock", "box-1")}, want: "set spec.tunnelAddress of rack-1 instead of a join"},
 		"a box without an id beside the same": {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "")}},
 	} {
 		if test.terms.Hosts == 0 {
