@@ -224,8 +224,10 @@ func (o joinOptions) alreadyJoined(want joined, now time.Time) (bool, error) {
 	if err != nil || have == nil || have.Unfinished {
 		return false, err
 	}
-	if have.Server != want.Server {
-		return false, fmt.Errorf("expected a host that has not joined, found CapstanHost %s of %s: leave that management cluster first with `capstan host leave`", have.Request.Name, have.Server)
+	// A management cluster can have got another URL: it knows whether this is its host.
+	if have.Server != want.Server && have.Request.Name != want.Request.Name {
+		return false, fmt.Errorf("expected a host that has not joined, found CapstanHost %s of %s: if PLANE is its new URL, set --name %s; otherwise leave that management cluster first with `capstan host leave`",
+			have.Request.Name, have.Server, have.Request.Name)
 	}
 	made, err := pki.ReadCert(credentials.In(o.dir).Cert)
 	return err == nil && have.joined == want && pki.ValidAt(made, now), nil
@@ -254,7 +256,11 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 	if err != nil {
 		return err
 	}
-	chain, err := a.request(ctx, o.server, t, want.Request, pki.EncodeRequest(der))
+	properties := want.Request
+	if properties.Returns, err = joinedElsewhere(o.dir, o.server); err != nil {
+		return err
+	}
+	chain, err := a.request(ctx, o.server, t, properties, pki.EncodeRequest(der))
 	if err != nil {
 		return err
 	}

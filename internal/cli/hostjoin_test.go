@@ -5,9 +5,15 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,11 +22,15 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/kubernetes/scheme"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -263,6 +273,80 @@ func TestJoinRequestDials(t *testing.T) {
 	}
 }
 
+// signer is a management API that signs each request of a host with its own authority.
+type signer struct {
+	*httptest.Server
+
+	authority pki.Authority
+	hosts     chan joining.Request // that asked for a certificate
+}
+
+func newSigner(t *testing.T) *signer {
+	t.Helper()
+	key, err := pki.NewKey()
+	expect.NoError(t, err)
+	authority, err := pki.NewAuthority("test", key, time.Now())
+	expect.NoError(t, err)
+	s := &signer{authority: authority, hosts: make(chan joining.Request, 1)}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		csr := &certificatesv1.CertificateSigningRequest{}
+		body, err1 := io.ReadAll(r.Body)
+		_, kind, err2 := scheme.Codecs.UniversalDeserializer().Decode(body, nil, csr)
+		properties, err3 := joining.ParseRequest(csr.Annotations[infrav1.HostJoinAnnotation])
+		request, err4 := pki.DecodeRequest(csr.Spec.Request)
+		if err := errors.Join(err1, err2, err3, err4); err != nil {
+			t.Error(err)
+			return
+		}
+		made, err := authority.Sign(pki.Leaf{CommonName: "capstand", Usages: pki.Server}, request.PublicKey, time.Hour, time.Now())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		s.hosts <- properties
+		csr.SetGroupVersionKind(*kind)
+		csr.Status.Certificate = append(pki.EncodeCert(made), pki.EncodeCert(authority.Cert)...)
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(csr)
+	}))
+	return s
+}
+
+// serves begins to serve with a certificate of the authority for a name, made at some time for an hour.
+func (s *signer) serves(t *testing.T, name string, at time.Time) {
+	t.Helper()
+	leaf := pki.Leaf{CommonName: "api", Usages: pki.Server}.For(name)
+	made, key, err := s.authority.Issue(leaf, time.Hour, at)
+	expect.NoError(t, err)
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{made.Raw}, PrivateKey: key}}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+}
+
+func (s *signer) token() joining.Token { return joining.Token{CA: pki.EncodeCert(s.authority.Cert)} }
+
+// A host joins its management cluster again at another URL. It says that it returns, so that no other management cluster takes it over.
+func TestJoinAtAnotherURL(t *testing.T) {
+	s := newSigner(t)
+	s.serves(t, "127.0.0.1", time.Now())
+	a, dir := &app{out: io.Discard, errOut: io.Discard}, t.TempDir()
+	for i, join := range []struct {
+		server  string
+		returns bool
+	}{{s.URL, false}, {s.URL + "/", true}, {s.URL + "/", false}} {
+		want := joined{Server: join.server, TokenID: fmt.Sprint(i), Request: joining.Request{Name: "rack-1", Address: "10.0.0.5:7443"}}
+		if err := a.certify(t.Context(), joinOptions{server: join.server, dir: dir}, s.token(), want); err != nil {
+			t.Fatal(err)
+		}
+		if host := <-s.hosts; host.Returns != join.returns {
+			t.Errorf("join %d: the request %+v", i, host)
+		}
+		if record, err := readJoinRecord(dir); err != nil || record.joined != want {
+			t.Errorf("join %d: the record %+v, %v", i, record, err)
+		}
+	}
+}
+
 // A host that belongs to another management cluster, or has credentials that its administrator made, is not taken over.
 func TestAlreadyJoined(t *testing.T) {
 	want := joined{Server: "https://a", TokenID: "t", Request: joining.Request{Name: "a", Address: "10.0.0.5:7443"}}
@@ -282,6 +366,7 @@ func TestAlreadyJoined(t *testing.T) {
 		}, ""},
 		"no certificate":  {func(t *testing.T, dir string) { write(t, dir, want) }, ""},
 		"another cluster": {func(t *testing.T, dir string) { write(t, dir, joined{Server: "https://b"}) }, "found CapstanHost  of https://b"},
+		"another URL":     {func(t *testing.T, dir string) { write(t, dir, joined{Server: "https://b", Request: want.Request}) }, ""},
 		"own credentials": {func(t *testing.T, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "ca.key"), nil, 0o600); err != nil {
 				t.Fatal(err)

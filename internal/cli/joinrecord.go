@@ -61,6 +61,12 @@ func beginJoin(dir string, want joined) error {
 	return joinRecord{joined: want, Unfinished: true}.write(dir)
 }
 
+// joinedElsewhere reports whether the host has joined at another URL.
+func joinedElsewhere(dir, server string) (bool, error) {
+	record, err := readJoinRecord(dir)
+	return record != nil && !record.Unfinished && record.Server != server, err
+}
+
 // finishJoin records that the host has the certificate.
 func finishJoin(dir string, made joined) error {
 	record, err := readJoinRecord(dir)

@@ -215,6 +215,8 @@ type Request struct {
 	BoxID string `json:"boxID,omitempty"`
 	// TunnelAddress is that of a CapstanHost, or empty.
 	TunnelAddress string `json:"tunnelAddress,omitempty"`
+	// Returns: the host has joined at another URL under this name, so only the management cluster that has its CapstanHost admits it.
+	Returns bool `json:"returns,omitempty"`
 	// Version of capstand.
 	Version string `json:"version,omitempty"`
 	// ProtocolVersion and MinimumManagerVersion are as in HostInfo.

@@ -138,6 +138,9 @@ func refusal(j joiner, t token, hosts []infrav1.CapstanHost, now time.Time) stri
 // conflict returns the reason why a host cannot join beside the existing ones, or an empty string. returns: the host may take
 // the place of an existing one of its name.
 func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
+	if j.Returns && !slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool { return h.Name == j.Name }) {
+		return fmt.Sprintf("expected the CapstanHost %s of this box, which has joined already, found none: set PLANE and the token of its management cluster, or leave that with `capstan host leave`", j.Name)
+	}
 	for i := range hosts {
 		h := &hosts[i]
 		same, why := h.Status.BoxID != "" && h.Status.BoxID == j.BoxID, ""

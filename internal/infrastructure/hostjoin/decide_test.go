@@ -83,6 +83,28 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// A host that has joined at another URL belongs to the management cluster with its CapstanHost, for example after a move. No other one
+// takes it over, and a CapstanHost of its name needs a token for this name.
+func TestRefusalOfAnotherPlane(t *testing.T) {
+	own := infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "rack-1"}, Spec: infrav1.CapstanHostSpec{Address: properties.Address}}
+	for name, test := range map[string]struct {
+		token string
+		hosts []infrav1.CapstanHost
+		want  string
+	}{
+		"of this management cluster":    {"rack-1", []infrav1.CapstanHost{own}, ""},
+		"without a token for its name":  {"", []infrav1.CapstanHost{own}, "a CapstanHost rack-1 exists"},
+		"of another management cluster": {"rack-1", nil, "found none: set PLANE and the token of its management cluster"},
+	} {
+		j := joiner{Request: properties, host: "10.0.0.5", fingerprint: "key"}
+		j.Returns = true
+		terms := joining.Terms{Expires: metav1.NewTime(now.Add(time.Hour)), Hosts: 1, HostName: test.token}
+		if got := refusal(j, token{terms: terms}, test.hosts, now); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: want %q, got %q", name, test.want, got)
+		}
+	}
+}
+
 // Hosts that dial have no addresses to compare: a shared machine-id is that of a copied disk.
 func TestRefusalOfDialling(t *testing.T) {
 	host := func(address, box string) infrav1.CapstanHost {
