@@ -306,7 +306,7 @@ func (a *app) request(ctx context.Context, server string, t joining.Token, r joi
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, refusedBy(server, err)
+		return nil, refusedBy(server, t.CA, err)
 	}
 	a.step("The management cluster has the certificate request %s", csr.Name)
 	for name := csr.Name; ; {
@@ -325,21 +325,50 @@ func (a *app) request(ctx context.Context, server string, t joining.Token, r joi
 		case <-time.After(300 * time.Millisecond):
 		}
 		if csr, err = api.CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{}); err != nil {
-			return nil, refusedBy(server, err)
+			return nil, refusedBy(server, t.CA, err)
 		}
 	}
 }
 
-// refusedBy explains an error of the management API.
-func refusedBy(server string, err error) error {
+// refusedBy explains an error of the management API. ca are the authorities of the token.
+func refusedBy(server string, ca []byte, err error) error {
 	var untrusted *tls.CertificateVerificationError
+	var invalid x509.CertificateInvalidError
+	var misnamed x509.HostnameError
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("the management API at %s does not accept the token: it has expired or was revoked, or is of another management cluster. Create another one with `capstan host token create`", server)
-	case errors.As(err, &untrusted):
-		return fmt.Errorf("the server at %s is not the management API of the token: %w", server, err)
+	case !errors.As(err, &untrusted):
+		return err
+	case !issuedBy(ca, untrusted.UnverifiedCertificates): // may be an impostor, whatever else is wrong
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Errorf("the certificate of the management API at %s is valid from %s to %s, and the clock of this host shows %s: correct the clock if it is wrong, or renew the certificate",
+			server, invalid.Cert.NotBefore.UTC().Format(time.RFC3339), invalid.Cert.NotAfter.UTC().Format(time.RFC3339), time.Now().UTC().Format(time.RFC3339))
+	case errors.As(err, &misnamed):
+		names := misnamed.Certificate.DNSNames
+		for _, ip := range misnamed.Certificate.IPAddresses {
+			names = append(names, ip.String())
+		}
+		return fmt.Errorf("expected a certificate of the management API for %s, found one for %s: use one of these names in PLANE", misnamed.Host, strings.Join(names, ", "))
 	}
-	return err
+	return fmt.Errorf("the server at %s is not the management API of the token: %w", server, err)
+}
+
+// issuedBy reports whether the authorities have issued the certificate of a server, for any time and name. Without authorities, those of
+// the host's system count.
+func issuedBy(ca []byte, chain []*x509.Certificate) bool {
+	options := x509.VerifyOptions{Intermediates: x509.NewCertPool(), CurrentTime: chain[0].NotBefore}
+	for _, c := range chain[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	var err error
+	if len(ca) > 0 {
+		options.Roots, err = cert.NewPoolFromBytes(ca)
+	}
+	if err == nil {
+		_, err = chain[0].Verify(options)
+	}
+	return err == nil
 }
 
 // unitOptions are the options of capstand for the join.

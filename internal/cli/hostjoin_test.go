@@ -347,6 +347,36 @@ func TestJoinAtAnotherURL(t *testing.T) {
 	}
 }
 
+// A wrong clock and a wrong name are not reported as another server, and another server is. None of them gets the token.
+func TestJoinDoesNotTrustTheServer(t *testing.T) {
+	now := time.Now()
+	for name, test := range map[string]struct {
+		name    string
+		made    time.Time
+		foreign bool
+		want    string
+	}{
+		"the clock of the host is slow":             {"127.0.0.1", now.Add(2 * time.Hour), false, "and the clock of this host shows"},
+		"another name":                              {"api.example", now, false, "expected a certificate of the management API for 127.0.0.1, found one for api.example: use one of these names in PLANE"},
+		"another authority":                         {"127.0.0.1", now, true, "is not the management API of the token"},
+		"another authority, and another name":       {"api.example", now, true, "is not the management API of the token"},
+		"another authority, and the clock is wrong": {"127.0.0.1", now.Add(2 * time.Hour), true, "is not the management API of the token"},
+	} {
+		s := newSigner(t)
+		s.serves(t, test.name, test.made)
+		token := s.token()
+		if test.foreign {
+			token = newSigner(t).token()
+		}
+		if _, err := (&app{}).request(t.Context(), s.URL, token, joining.Request{Name: "rack-1"}, nil); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(s.hosts) > 0 {
+			t.Errorf("%s: the server got a request", name)
+		}
+	}
+}
+
 // A host that belongs to another management cluster, or has credentials that its administrator made, is not taken over.
 func TestAlreadyJoined(t *testing.T) {
 	want := joined{Server: "https://a", TokenID: "t", Request: joining.Request{Name: "a", Address: "10.0.0.5:7443"}}
