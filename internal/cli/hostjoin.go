@@ -73,10 +73,10 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the token, - for the standard input; other users of this box can see --token in the list of processes")
 	f.StringVar(&o.name, "name", "", "name of the CapstanHost (default: the hostname)")
 	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: --listen if it contains an IP address of this box, otherwise the address of this box towards PLANE, with the port of --listen)")
-	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: the address of this box towards PLANE; with --dial: "+joining.NoTunnel+")")
+	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: that of an existing CapstanHost, otherwise the address of this box towards PLANE; with --dial: "+joining.NoTunnel+")")
 	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
 	f.StringVar(&o.dial, "dial", "", "address, host:port, of a manager that capstand dials instead of listening: the manager's --host-listen-address as this host reaches it")
-	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of the token, or the name)")
+	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of an existing CapstanHost, otherwise that of the token, or the name)")
 	f.StringVar(&o.dir, "dir", o.unitDir, "folder for the certificates: the folder tls in capstand's --root; with systemd, only the default, which capstand.service uses")
 	f.DurationVar(&timeout, "timeout", 2*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("token", "token-file")
@@ -179,7 +179,7 @@ func (o joinOptions) request() (joining.Request, error) {
 	if o.address == "" && o.dial == "" && !at.IsValid() {
 		return joining.Request{}, fmt.Errorf("expected a route to %s: %w; set --address", o.server, err)
 	}
-	address := cmp.Or(o.address, net.JoinHostPort(at.String(), port))
+	address, tunnelSet := cmp.Or(o.address, net.JoinHostPort(at.String(), port)), o.tunnel != ""
 	if o.dial != "" {
 		// The hosts outside of its network do not reach its own address.
 		address, o.tunnel = "", cmp.Or(o.tunnel, joining.NoTunnel)
@@ -189,7 +189,7 @@ func (o joinOptions) request() (joining.Request, error) {
 	}
 	r := joining.Request{
 		Name: o.name, Address: address, Dials: o.dial != "", FailureDomain: o.failureDomain,
-		BoxID: joining.BoxID(o.boxFolder), TunnelAddress: joining.Tunnel(o.tunnel, own), Version: version.Version,
+		BoxID: joining.BoxID(o.boxFolder), TunnelAddress: joining.Tunnel(o.tunnel, own), TunnelSet: tunnelSet, Version: version.Version,
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion,
 	}
 	return r, r.Check()

@@ -264,11 +264,11 @@ func TestReachable(t *testing.T) {
 func TestJoinRequestDials(t *testing.T) {
 	o := joinOptions{server: "https://10.0.0.1:6443", name: "a", dial: "plane.example:7444", listen: ":7443"}
 	r, err := o.request()
-	if err != nil || !r.Dials || r.Address != "" || r.TunnelAddress != "" {
+	if err != nil || !r.Dials || r.Address != "" || r.TunnelAddress != "" || r.TunnelSet {
 		t.Errorf("%+v, %v", r, err)
 	}
 	o.tunnel = "203.0.113.5"
-	if r, err := o.request(); err != nil || r.TunnelAddress != o.tunnel {
+	if r, err := o.request(); err != nil || r.TunnelAddress != o.tunnel || !r.TunnelSet {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

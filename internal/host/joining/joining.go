@@ -215,6 +215,8 @@ type Request struct {
 	BoxID string `json:"boxID,omitempty"`
 	// TunnelAddress is that of a CapstanHost, or empty.
 	TunnelAddress string `json:"tunnelAddress,omitempty"`
+	// TunnelSet: the user has set the tunnel address, so it replaces that of an existing CapstanHost.
+	TunnelSet bool `json:"tunnelSet,omitempty"`
 	// Returns: the host has joined at another URL under this name, so only the management cluster that has its CapstanHost admits it.
 	Returns bool `json:"returns,omitempty"`
 	// Version of capstand.

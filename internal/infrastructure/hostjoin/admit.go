@@ -1,6 +1,7 @@
 package hostjoin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -130,15 +131,14 @@ func nextCredentials(existing *corev1.Secret, validity time.Duration, now time.T
 	return next, true, err
 }
 
-// ensureHost creates the CapstanHost. One that exists gets the address and the credentials of the join, and keeps everything
-// else: an administrator may have changed it.
+// ensureHost creates the CapstanHost, or changes the one that exists.
 func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
 	host := &infrav1.CapstanHost{}
 	ref := infrav1.SecretReference{Namespace: r.namespace, Name: credentialsName(j.Name)}
 	err := r.LiveClient.Get(ctx, client.ObjectKey{Name: j.Name}, host)
 	if err == nil {
 		before := host.DeepCopy()
-		host.Spec.Address, host.Spec.Connection, host.Spec.CredentialsRef = j.Address, connection(j), ref
+		rejoin(&host.Spec, j, ref)
 		return r.LiveClient.Patch(ctx, host, locked(before))
 	}
 	if !apierrors.IsNotFound(err) {
@@ -149,6 +149,16 @@ func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
 		metav1.SetMetaDataLabel(&host.ObjectMeta, clusterv1.WatchLabel, r.WatchFilter)
 	}
 	return r.LiveClient.Create(ctx, host)
+}
+
+// rejoin changes the spec of a host that joins again: its address and its credentials, and what its user has set. The rest stays, because
+// an administrator may have changed it.
+func rejoin(spec *infrav1.CapstanHostSpec, j joiner, ref infrav1.SecretReference) {
+	spec.Address, spec.Connection, spec.CredentialsRef = j.Address, connection(j), ref
+	if j.TunnelSet {
+		spec.TunnelAddress = j.TunnelAddress
+	}
+	spec.FailureDomain = cmp.Or(j.FailureDomain, spec.FailureDomain)
 }
 
 // connection returns spec.connection of the host; empty is the default.

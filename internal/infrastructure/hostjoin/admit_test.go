@@ -3,6 +3,7 @@ package hostjoin
 import (
 	"bytes"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -83,5 +84,31 @@ func TestJoinsAgainDuringRotation(t *testing.T) {
 	}
 	if after, changed, err := nextCredentials(&corev1.Secret{Data: first.Data()}, time.Hour, now.Add(2*time.Hour)); err != nil || !changed || bytes.Equal(after.CA, first.CA) {
 		t.Errorf("after the expiry: %v, %v", changed, err)
+	}
+}
+
+// A host that joins again gets what its user has set, and keeps the rest.
+func TestRejoin(t *testing.T) {
+	ref := infrav1.SecretReference{Namespace: "provider", Name: "rack-1-credentials"}
+	before := infrav1.CapstanHostSpec{Address: "10.0.0.4:7443", TunnelAddress: "10.0.0.4", FailureDomain: "row-1"}
+	spec := func(tunnel, domain string) infrav1.CapstanHostSpec {
+		return infrav1.CapstanHostSpec{Address: properties.Address, CredentialsRef: ref, TunnelAddress: tunnel, FailureDomain: domain}
+	}
+	for name, test := range map[string]struct {
+		tunnel string
+		set    bool
+		domain string
+		want   infrav1.CapstanHostSpec
+	}{
+		"defaults":          {"10.0.0.5", false, "", spec("10.0.0.4", "row-1")},
+		"a tunnel address":  {"10.0.0.5", true, "", spec("10.0.0.5", "row-1")},
+		"no tunnel address": {"", true, "", spec("", "row-1")},
+		"a failure domain":  {"10.0.0.5", false, "row-2", spec("10.0.0.4", "row-2")},
+	} {
+		j, got := joiner{Request: properties}, before
+		j.TunnelAddress, j.TunnelSet, j.FailureDomain = test.tunnel, test.set, test.domain
+		if rejoin(&got, j, ref); !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
 	}
 }

@@ -138,7 +138,11 @@ func refusal(j joiner, t token, hosts []infrav1.CapstanHost, now time.Time) stri
 // conflict returns the reason why a host cannot join beside the existing ones, or an empty string. returns: the host may take
 // the place of an existing one of its name.
 func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
-	if j.Returns && !slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool { return h.Name == j.Name }) {
+	exists := slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool { return h.Name == j.Name })
+	if exists && !j.TunnelSet {
+		j.TunnelAddress = "" // The CapstanHost keeps its own.
+	}
+	if j.Returns && !exists {
 		return fmt.Sprintf("expected the CapstanHost %s of this box, which has joined already, found none: set PLANE and the token of its management cluster, or leave that with `capstan host leave`", j.Name)
 	}
 	for i := range hosts {
@@ -171,6 +175,8 @@ func taken(j joiner, returns, same bool, h *infrav1.CapstanHost) string {
 		return fmt.Sprintf("a CapstanHost %s exists: set another name with --name, or, if this is the same host, create a token for it with `capstan host token create --name %s`", j.Name, j.Name)
 	case h.Status.BoxID != "" && !same:
 		return fmt.Sprintf("the CapstanHost %s is another box (another machine-id): set another name with --name, or delete the CapstanHost first", j.Name)
+	case j.TunnelSet && h.Status.TunnelAddress != "" && j.TunnelAddress != h.Status.TunnelAddress && j.TunnelAddress != h.Spec.TunnelAddress:
+		return fmt.Sprintf("the CapstanHost %s has networks of clusters across hosts at the tunnel address %s, which cannot change: omit --tunnel-address, or first drain the host and move its load balancers", j.Name, h.Status.TunnelAddress)
 	}
 	return ""
 }

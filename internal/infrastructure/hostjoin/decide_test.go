@@ -83,6 +83,38 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// The tunnel address of a host that joins again matters only if its user has set it. It changes only without networks at the former one.
+func TestRefusalOfTunnel(t *testing.T) {
+	host := func(name, tunnel, used string) infrav1.CapstanHost {
+		return infrav1.CapstanHost{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: tunnel + ":7443", TunnelAddress: tunnel},
+			Status: infrav1.CapstanHostStatus{BoxID: "box of " + name, TunnelAddress: used},
+		}
+	}
+	other := host("rack-2", "10.0.0.9", "")
+	for name, test := range map[string]struct {
+		own    infrav1.CapstanHost
+		tunnel string
+		set    bool
+		want   string
+	}{
+		"that of another host, by default": {host("rack-1", "10.0.0.4", ""), "10.0.0.9", false, ""},
+		"that of another host":             {host("rack-1", "10.0.0.4", ""), "10.0.0.9", true, "the CapstanHost rack-2 has the tunnel address 10.0.0.9"},
+		"another one":                      {host("rack-1", "10.0.0.4", ""), "10.0.0.5", true, ""},
+		"the same":                         {host("rack-1", "10.0.0.4", "10.0.0.4"), "10.0.0.4", true, ""},
+		"that of the networks":             {host("rack-1", "10.0.0.4", "10.0.0.5"), "10.0.0.5", true, ""},
+		"another one with networks":        {host("rack-1", "10.0.0.4", "10.0.0.4"), "10.0.0.5", true, "networks of clusters across hosts at the tunnel address 10.0.0.4"},
+		"none with networks":               {host("rack-1", "10.0.0.4", "10.0.0.4"), "", true, "omit --tunnel-address"},
+		"by default, with networks":        {host("rack-1", "10.0.0.4", "10.0.0.4"), "10.0.0.5", false, ""},
+	} {
+		j := joiner{Request: properties, host: "10.0.0.5", fingerprint: "key"}
+		j.BoxID, j.TunnelAddress, j.TunnelSet = test.own.Status.BoxID, test.tunnel, test.set
+		if got := conflict(j, true, []infrav1.CapstanHost{other, test.own}); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: want %q, got %q", name, test.want, got)
+		}
+	}
+}
+
 // A host that has joined at another URL belongs to the management cluster with its CapstanHost, for example after a move. No other one
 // takes it over, and a CapstanHost of its name needs a token for this name.
 func TestRefusalOfAnotherPlane(t *testing.T) {
