@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -24,6 +25,8 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // The status of a CapstanHost contains the report of capstand and follows its changes.
@@ -258,6 +261,40 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	b.delete(host)
 	b.gone(host)
 	b.Eventually(func() map[string]float64 { return expirations(b, host.Name) }).Should(BeEmpty())
+}
+
+// The managers of a host that joined have its authority: they replace their certificate also after its expiry, and the host accepts it.
+func TestExpiredCertificateOfManagersIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	m, err := credentials.NewAuthority(time.Hour, time.Now().Add(-2*time.Hour))
+	b.Expect(err).NotTo(HaveOccurred())
+	dir := t.TempDir()
+	files := credentials.In(dir)
+	key, err := certfiles.EnsureKey(files.Key)
+	b.Expect(err).NotTo(HaveOccurred())
+	made, err := m.Authority.Sign(pki.Leaf{CommonName: "capstand", Usages: pki.Server}.For("127.0.0.1"), key.Public(), time.Hour, time.Now())
+	b.Expect(err).NotTo(HaveOccurred())
+	b.Expect(errors.Join(certfiles.WriteFile(files.Cert, pki.EncodeCert(made)), certfiles.WriteFile(files.ClientCA, m.CA))).To(Succeed())
+	name := unique("expired")
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: m.Data()}
+	b.create(secret)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: fakehost.New(t).ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
+	b.get(secret)
+	next, err := credentials.AuthorityFromSecret(secret.Data)
+	b.Expect(err).NotTo(HaveOccurred())
+	b.Expect(next.Usable(time.Now())).To(BeTrue())
+	b.Expect(next.CA).To(Equal(m.CA))
+	b.delete(host)
+	b.gone(host)
 }
 
 // expirations returns the metric of a host by certificate.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/cluster-api/util"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -25,7 +26,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
 		return 0, err
 	}
-	conn, err := r.Pool.Connect(ctx, host)
+	conn, err := r.connect(ctx, host)
 	if err != nil {
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
 		return 0, err
@@ -55,6 +56,18 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		return res, nil
 	}
 	return res, r.reconcileUnknown(ctx, host, conn)
+}
+
+// connect connects to the host, after the expiry of the managers' certificate with another one.
+func (r *Reconciler) connect(ctx context.Context, host *infrav1.CapstanHost) (*connections.Host, error) {
+	conn, err := r.Pool.Connect(ctx, host)
+	if !errors.Is(err, credentials.ErrExpired) {
+		return conn, err
+	}
+	if done, failed := r.replaceExpired(ctx, host); failed != nil || !done {
+		return nil, errors.Join(err, failed)
+	}
+	return r.Pool.Connect(ctx, host)
 }
 
 // unreachable is the message of a host without a connection.

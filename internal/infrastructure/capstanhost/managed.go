@@ -73,3 +73,27 @@ func (r *Reconciler) take(ctx context.Context, step credentials.Step, m credenti
 	}
 	return &next, err
 }
+
+// replaceExpired replaces the expired certificate of the managers of a host that joined: they have its authority, and need no connection
+// for it. done is false for another host, and if the authority has expired as well.
+func (r *Reconciler) replaceExpired(ctx context.Context, host *infrav1.CapstanHost) (done bool, err error) {
+	ref, now := host.Spec.CredentialsRef, time.Now()
+	secret := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return false, err
+	}
+	m, err := credentials.AuthorityFromSecret(secret.Data)
+	if errors.Is(err, credentials.ErrNoAuthority) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	next, err := m.WithClient(now)
+	if err != nil || !next.Usable(now) {
+		return false, err
+	}
+	before := secret.DeepCopy()
+	secret.Data = next.Data()
+	return true, r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
