@@ -55,17 +55,13 @@ func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clus
 	if claim.Spec.PoolRef != pool {
 		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, expected %q: %w", key, claim.Spec.PoolRef.Name, pool.Name, ErrOtherPool)
 	}
-	return claim, own(ctx, c, claim, ref)
+	return claim, own(ctx, c, owner, claim, ref)
 }
 
 // Adopt gives claims of an owner that have lost their owner reference, or have an outdated one, the right one (row
-// ALL-11). It does nothing for claims that do not exist or belong to others. Pass a cached reader: a claim that is not in the
-// cache yet was not made long ago, and the events of the watch lead here again.
+// ALL-11), and the owner's watch label. It does nothing for claims that do not exist or belong to others. Pass a cached reader: a claim
+// that is not in the cache yet was not made long ago, and the events of the watch lead here again.
 func Adopt(ctx context.Context, cache client.Reader, c client.Client, owner client.Object, clusterName string, names ...string) error {
-	ref, err := referenceTo(owner, c.Scheme())
-	if err != nil {
-		return err
-	}
 	for _, name := range names {
 		claim := &capiipamv1.IPAddressClaim{}
 		key := client.ObjectKey{Namespace: owner.GetNamespace(), Name: name}
@@ -74,14 +70,20 @@ func Adopt(ctx context.Context, cache client.Reader, c client.Client, owner clie
 		} else if err != nil {
 			return fmt.Errorf("reading IPAddressClaim %s: %w", key, err)
 		}
-		if !claim.DeletionTimestamp.IsZero() || notOurs(claim, ref, clusterName) != "" {
-			continue
-		}
-		if err := own(ctx, c, claim, ref); err != nil {
+		if err := AdoptClaim(ctx, c, owner, clusterName, claim); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// AdoptClaim is Adopt for a claim that the caller has read.
+func AdoptClaim(ctx context.Context, c client.Client, owner client.Object, clusterName string, claim *capiipamv1.IPAddressClaim) error {
+	ref, err := referenceTo(owner, c.Scheme())
+	if err != nil || notOurs(claim, ref, clusterName) != "" {
+		return err
+	}
+	return own(ctx, c, owner, claim, ref)
 }
 
 // referenceTo is the reference that claims have to their owner: controller, and with blockOwnerDeletion.
@@ -115,9 +117,14 @@ func same(a, b metav1.OwnerReference) bool {
 	return group(a) == group(b) && a.Kind == b.Kind && a.Name == b.Name
 }
 
-// own writes the reference of a claim to its owner.
-func own(ctx context.Context, c client.Client, claim *capiipamv1.IPAddressClaim, ref metav1.OwnerReference) error {
-	if err := reconciling.Own(ctx, c, claim, ref); err != nil {
+// own writes the reference of a claim to its owner, and the owner's watch label. A claim keeps its label if the owner has none: the user can
+// have another filter for the IPAM provider.
+func own(ctx context.Context, c client.Client, owner client.Object, claim *capiipamv1.IPAddressClaim, ref metav1.OwnerReference) error {
+	err := reconciling.Own(ctx, c, claim, ref)
+	if filter := owner.GetLabels()[clusterv1.WatchLabel]; err == nil && filter != "" && claim.Labels[clusterv1.WatchLabel] != filter {
+		err = reconciling.Change(ctx, c, claim, func() { metav1.SetMetaDataLabel(&claim.ObjectMeta, clusterv1.WatchLabel, filter) })
+	}
+	if err != nil {
 		return fmt.Errorf("cannot adopt the IPAddressClaim %s: %w", claim.Name, err)
 	}
 	return nil
@@ -215,8 +222,8 @@ func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, clust
 			continue
 		}
 		gone = false
-		// Its end is an event for the owner only with the reference.
-		if err := own(ctx, c, claim, ref); client.IgnoreNotFound(err) != nil {
+		// Its end is an event for the owner only with the reference, and the manager of the owner's watch label releases it.
+		if err := own(ctx, c, owner, claim, ref); client.IgnoreNotFound(err) != nil {
 			return false, err
 		}
 		if claim.DeletionTimestamp.IsZero() {

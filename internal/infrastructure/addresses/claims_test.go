@@ -11,12 +11,14 @@ import (
 	"github.com/go-logr/logr/funcr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
 // oneAddress is a client that returns one IPAddress.
@@ -39,6 +41,56 @@ func TestLabels(t *testing.T) {
 	owner.Labels = map[string]string{clusterv1.WatchLabel: "blue", "team": "a"}
 	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo", clusterv1.WatchLabel: "blue"}) {
 		t.Errorf("with one: %v", got)
+	}
+}
+
+// IPAM-07, ALL-07: a claim follows the watch label of its owner, also if it is being deleted: the manager of the former label does not
+// release it. Without a label of the owner, the claim keeps its own.
+func TestClaimFollowsWatchLabel_IPAM07(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), clusterv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	pool := capiipamv1.IPPoolReference{APIGroup: "example.com", Kind: "Pool", Name: "p"}
+	for name, follow := range map[string]func(context.Context, client.Client, client.Object) error{
+		"EnsureClaim": func(ctx context.Context, c client.Client, owner client.Object) error {
+			_, err := EnsureClaim(ctx, c, owner, "demo", pool, "a")
+			return err
+		},
+		"Adopt": func(ctx context.Context, c client.Client, owner client.Object) error {
+			return Adopt(ctx, c, c, owner, "demo", "a", "gone")
+		},
+		"ClaimsGone": func(ctx context.Context, c client.Client, owner client.Object) error {
+			_, err := ClaimsGone(ctx, c, owner, "demo", "a", "gone")
+			return err
+		},
+	} {
+		for _, deleted := range []bool{false, true} {
+			for filter, want := range map[string]string{"blue": "blue", "": "red"} {
+				owner := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "owner", UID: "1"}}
+				ref, err := referenceTo(owner, scheme)
+				if err != nil {
+					t.Fatal(err)
+				}
+				claim := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{
+					Namespace: "ns", Name: "a", Finalizers: []string{"example.com/provider"}, OwnerReferences: []metav1.OwnerReference{ref},
+					Labels: map[string]string{clusterv1.WatchLabel: "red"},
+				}, Spec: capiipamv1.IPAddressClaimSpec{PoolRef: pool}}
+				c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(claim).Build()
+				if deleted {
+					if err := c.Delete(t.Context(), claim); err != nil {
+						t.Fatal(err)
+					}
+				}
+				owner.Labels = map[string]string{clusterv1.WatchLabel: filter}
+				if err := follow(t.Context(), c, owner); err != nil {
+					t.Fatal(err)
+				}
+				if err := c.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || claim.Labels[clusterv1.WatchLabel] != want {
+					t.Errorf("%s, deleted %t, label %q of the owner: %v, %v", name, deleted, filter, claim.Labels, err)
+				}
+			}
+		}
 	}
 }
 

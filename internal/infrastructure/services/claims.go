@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -74,6 +75,15 @@ func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.Capsta
 func (s *scope) pool(family corev1.IPFamily) capiipamv1.IPPoolReference {
 	ref := poolsOf(s.capstan.Spec.Services.LoadBalancer)[family]
 	return capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+}
+
+// adoptClaims gives the claims a lost owner reference back (ALL-11), and the watch label of the CapstanCluster.
+func (r *Reconciler) adoptClaims(ctx context.Context, s *scope) error {
+	var errs []error
+	for _, claim := range s.claims {
+		errs = append(errs, client.IgnoreNotFound(addresses.AdoptClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, claim)))
+	}
+	return errors.Join(errs...)
 }
 
 // addressFor returns the address of a Service in a family and the claim of the address. Without an address, waiting is the

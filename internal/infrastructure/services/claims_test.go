@@ -1,6 +1,7 @@
 package services
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // A backup tool restores claims without owner references. Those of machines whose names begin like those of Services, and those of
@@ -64,6 +66,26 @@ func TestClaimsOf(t *testing.T) {
 		if found != tests[name].ours {
 			t.Errorf("%s: is a claim of a Service: %v, expected %v", name, found, tests[name].ours)
 		}
+	}
+}
+
+// IPAM-07, ALL-07, ALL-11: claims of Services follow the watch label of the CapstanCluster, and get a lost owner reference back.
+func TestAdoptClaims_IPAM07(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), infrav1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	claim := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "demo-svc-0123456789abcdef"}, Spec: capiipamv1.IPAddressClaimSpec{ClusterName: "demo"}}
+	gone := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "demo-svc-fedcba9876543210"}, Spec: claim.Spec}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(claim).Build()
+	capstan := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "demo", UID: "1", Labels: map[string]string{clusterv1.WatchLabel: "blue"}}}
+	s := &scope{capstan: capstan, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, claims: map[string]*capiipamv1.IPAddressClaim{claim.Name: claim, gone.Name: gone}}
+	r := &Reconciler{Options: reconciling.Options{LiveClient: c}}
+	if err := r.adoptClaims(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil || claim.Labels[clusterv1.WatchLabel] != "blue" || !metav1.IsControlledBy(claim, capstan) {
+		t.Errorf("the claim is %+v, %v", claim.ObjectMeta, err)
 	}
 }
 

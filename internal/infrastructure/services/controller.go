@@ -213,7 +213,7 @@ func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
 		return err
 	}
 	// Publications that an administrator has forbidden end now, before requests to the API server of the cluster; those of an opt-out too.
-	withdrawn := r.withdraw(ctx, s)
+	withdrawn := errors.Join(r.withdraw(ctx, s), r.adoptClaims(ctx, s))
 	end, again := r.turns.Take(s.capstan.Namespace)
 	if end == nil {
 		s.lookAgain(again)
