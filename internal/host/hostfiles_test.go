@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -59,6 +60,11 @@ func TestStartWithHungHostFiles(t *testing.T) {
 		h.looks.byFiles[h.config.ContainerImages] = &look{ended: hang}
 		if dir := m.containerImages(); dir != "" {
 			t.Errorf("the machine gets the folder %s, which hangs", dir)
+		}
+		h.config.Backups, m.spec.Cluster, m.spec.ControlPlane = t.TempDir(), "demo", true
+		h.looks.byFiles[filepath.Join(h.config.Backups, "default", "demo")] = &look{ended: hang}
+		if dir, err := h.backups(m.spec); err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
+			t.Errorf("the folder of the backups: %s, %v", dir, err)
 		}
 		close(hang)
 	})
