@@ -152,6 +152,9 @@ func (vs *volumes) admitVolume(v *hostpb.Volume) (exists bool, err error) {
 	if err != nil {
 		return false, status.Error(codes.Internal, err.Error())
 	}
+	if vs.preallocates() {
+		free -= vs.machines.promisedSpace()
+	}
 	return false, admission.VolumeSpace(v, free, vs.config.ReserveDisk)
 }
 

@@ -198,6 +198,20 @@ func TestVolumeWithoutSpace(t *testing.T) {
 	}
 }
 
+// With preallocation, a volume does not take the space of a machine whose disk is not made yet.
+func TestVolumeLeavesSpaceForMachines(t *testing.T) {
+	root := t.TempDir()
+	expect.NoError(t, unix.Mount("tmpfs", root, "tmpfs", 0, "size=64g"))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(root, 0)) })
+	h := withVolumes(t, root)
+	h.machines.add(goodSpec()) // Its disk has 20 GiB.
+	h.config.ReserveDisk, h.config.PreallocateDisks = 50<<30, true
+	_, err := h.EnsureVolume(t.Context(), goodVolume())
+	wantRefusal(t, err, hostpb.Refusal_NO_DISK_SPACE)
+	h.config.PreallocateDisks = false
+	ensureVolume(t, h)
+}
+
 // Lost data is reported, and never replaced by an empty volume.
 func TestLostVolume(t *testing.T) {
 	h := withVolumes(t, t.TempDir())
