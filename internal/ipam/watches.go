@@ -110,13 +110,17 @@ func (s *setup) follow(ctx context.Context) error {
 	if err := followKind(ctx, s.mgr.GetCache(), s.registry.AddressSeen, s.registry.AddressGone); err != nil {
 		return err
 	}
-	return followKind(ctx, s.mgr.GetCache(),
-		func(c *capiipamv1.IPAddressClaim) {
-			if s.serves(c) {
-				s.registry.ClaimSeen(c)
-			}
-		},
-		s.registry.ClaimGone)
+	return followKind(ctx, s.mgr.GetCache(), s.claimSeen, s.registry.ClaimGone)
+}
+
+// claimSeen puts a claim into the queue of its pool. A claim that has got the watch label of another manager loses its place, because it
+// would hold back later claims of this manager.
+func (s *setup) claimSeen(c *capiipamv1.IPAddressClaim) {
+	if s.serves(c) {
+		s.registry.ClaimSeen(c)
+	} else {
+		s.registry.ClaimLeft(c)
+	}
 }
 
 func followKind[T any, O interface {

@@ -2,22 +2,28 @@ package ipam
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/testevents"
 )
 
@@ -75,4 +81,36 @@ func TestFailedReads_ALL13(t *testing.T) {
 			return poolsBeside(ctx, c, ipamv1.CapstanIPPoolKind, &ipamv1.CapstanIPPool{})
 		},
 	})
+}
+
+// ALL-07: a waiting claim that gets the watch label of another manager does not hold back later claims of its former manager.
+func TestClaimOfAnotherManagerLeavesTheQueue_ALL07(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
+	pool.Spec.Subnets = []ipamv1.Subnet{{CIDR: "10.0.0.0/24", Ranges: []ipamv1.AddressRange{"10.0.0.1"}}}
+	pool.Status.Conditions = []metav1.Condition{{Type: ipamv1.NotOverlappingCondition, Status: metav1.ConditionTrue}}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(pool).WithObjects(pool).Build()
+	registry := ledger.NewRegistry(c, c, ledger.Options{})
+	s := &setup{registry: registry, opts: Options{Options: reconciling.Options{WatchFilter: "red"}}}
+	claim := func(name, label string) *capiipamv1.IPAddressClaim {
+		return &capiipamv1.IPAddressClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), Labels: map[string]string{clusterv1.WatchLabel: label}},
+			Spec: capiipamv1.IPAddressClaimSpec{PoolRef: capiipamv1.IPPoolReference{
+				APIGroup: ipamv1.GroupVersion.Group, Kind: ipamv1.CapstanIPPoolKind, Name: "p",
+			}},
+		}
+	}
+	s.claimSeen(claim("a", "red"))
+	s.claimSeen(claim("b", "red"))
+	for i, label := range []string{"red", "blue"} {
+		want := []ledger.Outcome{ledger.Exhausted, ledger.Granted}[i]
+		s.claimSeen(claim("a", label))
+		got, err := registry.Pool(ledger.KeyOfPool(pool)).Allocate(t.Context(), ledger.Request{Ticket: ledger.TicketOf(claim("b", "red"))})
+		if err != nil || got.Outcome != want {
+			t.Errorf("the earlier claim has the label %s: got %+v, %v", label, got, err)
+		}
+	}
 }

@@ -240,6 +240,20 @@ func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
 	}
 }
 
+// ClaimLeft records that another manager serves a claim. It creates no ledger for the pools of other managers.
+func (r *Registry) ClaimLeft(claim *capiipamv1.IPAddressClaim) {
+	key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace)
+	if !ok {
+		return
+	}
+	r.mu.Lock()
+	p := r.pools[key]
+	r.mu.Unlock()
+	if p != nil {
+		p.dequeue(claim.UID)
+	}
+}
+
 // ClaimGone records the deletion of a claim.
 func (r *Registry) ClaimGone(claim *capiipamv1.IPAddressClaim) {
 	if key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace); ok {
