@@ -78,22 +78,39 @@ func (s *space) unuse(span alloc.Range) {
 
 // rest starts the resting period of an IPAddress. It reports false if the address does not rest, or rests already.
 func (s *space) rest(ip capiipamv1.IPAddressSpec, now time.Time) (first alloc.U128, rested bool) {
+	first, ok := s.restable(ip)
+	if !ok {
+		return first, false
+	}
+	if _, already := s.set.RestsUntil(first); already {
+		return first, false
+	}
+	s.restFrom(first, now)
+	return first, true
+}
+
+// restAgain starts the resting period of an IPAddress again, also if the address rests already.
+func (s *space) restAgain(ip capiipamv1.IPAddressSpec, now time.Time) {
+	if first, ok := s.restable(ip); ok {
+		s.restFrom(first, now)
+	}
+}
+
+// restable returns the first address of an IPAddress. It reports false if the address does not rest.
+func (s *space) restable(ip capiipamv1.IPAddressSpec) (first alloc.U128, ok bool) {
 	if s.plan == nil || s.plan.Rest == 0 {
 		return first, false
 	}
 	span, ok := s.plan.Span(ip.Address, ip.Prefix)
-	if !ok || !s.plan.IsBlock(span) || !s.plan.Contains(span) {
-		return first, false
-	}
-	if _, already := s.set.RestsUntil(span.First); already {
-		return first, false
-	}
+	return span.First, ok && s.plan.IsBlock(span) && s.plan.Contains(span)
+}
+
+func (s *space) restFrom(first alloc.U128, now time.Time) {
 	until := restUntil(now, s.plan.Rest)
-	s.set.Rest(span.First, until)
+	s.set.Rest(first, until)
 	if s.nextWake.IsZero() || until.Before(s.nextWake) {
 		s.nextWake = until
 	}
-	return span.First, true
 }
 
 // unrest reverts rest.

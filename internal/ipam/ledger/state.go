@@ -143,6 +143,9 @@ func (s *state) removeAddress(uid types.UID, moved bool) {
 		}
 		return
 	}
+	if e.releasing { // The finalizer of another component can have delayed the release after the first rest.
+		s.space.restAgain(e.spec, s.now())
+	}
 	s.space.uncount(e)
 	if !e.releasing && e.claimUID != "" {
 		s.last[e.claimUID] = lastAddress{span: e.span, at: s.now(), moved: moved}

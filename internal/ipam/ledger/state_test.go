@@ -6,6 +6,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
@@ -110,6 +111,31 @@ func TestUnansweredRequestKeepsAddressUntilDeadline(t *testing.T) {
 	f.tick()
 	if free := f.view().Free; !free.AtLeast(2) {
 		t.Errorf("%v addresses are free after the deadline, want 2", free)
+	}
+}
+
+// The rest begins with the end of the IPAddress. The finalizer of another component, for example for the address of a Service, can delay
+// it after the deletion of the claim.
+func TestRestBeginsWithTheRelease(t *testing.T) {
+	for _, delay := range []time.Duration{0, 2 * time.Minute, time.Hour} {
+		spec := twoAddresses()
+		spec.RestSeconds = ptr.To[int32](160)
+		f := newFixture(spec)
+		ip := f.address("a", "10.0.0.1", ptr.To[int32](30))
+		f.addAddress(ip)
+		f.space.rest(ip.Spec, f.clock)
+		f.reg.Pool(f.key).Releasing(ip.UID)
+		for _, step := range []struct {
+			after time.Duration
+			free  uint64
+		}{{delay, 1}, {150 * time.Second, 1}, {20 * time.Second, 2}} {
+			f.clock = f.clock.Add(step.after)
+			f.tick()
+			f.removeAddress(ip.UID, false)
+			if free := f.view().Free; free.Lo != step.free {
+				t.Errorf("released after %v, %v later: %d addresses are free, want %d", delay, step.after, free.Lo, step.free)
+			}
+		}
 	}
 }
 
