@@ -1,7 +1,10 @@
 package host
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -115,4 +118,25 @@ func TestStartMachine(t *testing.T) {
 	if answer, err := h.StartMachine(t.Context(), req); err != nil || answer.Status.Phase != hostpb.MachineStatus_RUNNING || len(m.wake) > 0 {
 		t.Errorf("a running machine: %v, %v", answer, err)
 	}
+}
+
+// The removal of a machine or load balancer is repeated until it succeeds, or until capstand ends.
+func TestRemoveFinally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		attempts, shown, start := 0, 0, time.Now()
+		remove := func(context.Context) error {
+			if attempts++; attempts < 3 {
+				return errors.New("busy")
+			}
+			return nil
+		}
+		if !removeFinally(ctx, remove, func(error) { shown++ }) || attempts != 3 || shown != 2 || time.Since(start) != 3*time.Second {
+			t.Errorf("%d attempts and %d errors in %s", attempts, shown, time.Since(start))
+		}
+		attempts = 0
+		if removeFinally(ctx, remove, func(error) { cancel() }) || attempts != 1 {
+			t.Errorf("%d attempts although capstand ends", attempts)
+		}
+	})
 }

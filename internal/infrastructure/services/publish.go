@@ -231,18 +231,14 @@ func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []
 	return nil
 }
 
-// apply sets the Services of each connected host, first on those that lose an address: another host waits for it.
+// apply sets the Services of each connected host.
 func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*target) (err error) {
 	on := map[string][]*target{}
 	for _, t := range targets {
 		on[t.host] = append(on[t.host], t)
 	}
-	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.mayPublish(name) })
-	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(order.TrueFirst(s.loses(a, on[a]), s.loses(b, on[b])), cmp.Compare(a, b))
-	})
 	s.asked = true
-	for _, name := range names {
+	for _, name := range s.publishers(on) {
 		if h := s.hosts[name]; !h.connected {
 			r.awayWith(ctx, s, h, on[name])
 			continue
@@ -250,6 +246,15 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 		err = errors.Join(err, r.applyTo(ctx, s, v, name, on[name]))
 	}
 	return err
+}
+
+// publishers are the hosts that have, or may have, Services. Those that lose an address come first: another host waits for it.
+func (s *scope) publishers(on map[string][]*target) []string {
+	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.mayPublish(name) })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(order.TrueFirst(s.loses(a, on[a]), s.loses(b, on[b])), cmp.Compare(a, b))
+	})
+	return names
 }
 
 // loses reports whether a host has to give up an address.

@@ -251,3 +251,19 @@ func TestChangedPool(t *testing.T) {
 	s.Expect(s.claims()).To(ConsistOf(HaveField("Spec.PoolRef.Name", "other")))
 	s.Expect(s.published()).To(Equal([]string{"default/web"}))
 }
+
+// An address moves from c to a: a host that asks for an address before its former host has given it up is refused.
+func TestPublishers(t *testing.T) {
+	claim := func(name, hosts string) *capiipamv1.IPAddressClaim {
+		return &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{infrav1.ServiceHostsAnnotation: hosts}}}
+	}
+	moves, stays := claim("moves", "a,c"), claim("stays", "b")
+	s := &scope{
+		hosts:  map[string]*host{"a": {}, "b": {}, "c": {}, "d": {}, "e": {present: true}},
+		claims: map[string]*capiipamv1.IPAddressClaim{"moves": moves, "stays": stays},
+	}
+	got := s.publishers(map[string][]*target{"a": {{claim: moves}}, "b": {{claim: stays}}})
+	if want := []string{"c", "a", "b", "e"}; !slices.Equal(got, want) {
+		t.Errorf("the hosts in the order of their requests: %v, want %v", got, want)
+	}
+}
