@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -68,6 +69,35 @@ func TestReapOrphan(t *testing.T) {
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(ip), ip); apierrors.IsNotFound(err) != tt.gone || client.IgnoreNotFound(err) != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A manager whose cache still has the previous claim of a name does not delete the IPAddress of the new one.
+func TestOldCacheTakesNoAddress(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: "a"}
+	ref := capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: ipamv1.CapstanIPPoolKind, Name: "p"}
+	ip := &capiipamv1.IPAddress{ObjectMeta: meta, Spec: capiipamv1.IPAddressSpec{PoolRef: ref, Address: "10.0.0.1"}}
+	ip.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: "a", UID: "new", Controller: ptr.To(true)}}
+	with := func(uid types.UID) client.Client {
+		claim := &capiipamv1.IPAddressClaim{ObjectMeta: meta, Spec: capiipamv1.IPAddressClaimSpec{PoolRef: ref}}
+		claim.UID = uid
+		return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(claim).WithObjects(ip.DeepCopy(), claim).Build()
+	}
+	c, live := with("old"), with("new")
+	r := &Reconciler{
+		Client: c, Live: live, Ledger: ledger.NewRegistry(c, live, ledger.Options{}),
+		Serves: func(client.Object) bool { return true }, Watches: func(client.Object) bool { return true },
+	}
+	res, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(ip)})
+	if err != nil || res.RequeueAfter == 0 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(ip), ip); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -143,8 +143,7 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 		}
 		return r.reapOrphan(ctx, client.ObjectKeyFromObject(s.claim))
 	case leftover:
-		// The deletion triggers the claim.
-		return ctrl.Result{}, r.giveBack(ctx, s.key, s.ip)
+		return r.dropLeftover(ctx, s)
 	case ours:
 		if s.claim.Status.AddressRef.Name == s.ip.Name && (s.pool == nil || complete(s.ip, s.claim, s.pool)) {
 			return ctrl.Result{}, r.succeed(ctx, s)

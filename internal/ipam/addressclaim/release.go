@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -125,6 +126,19 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, r.giveBack(ctx, key, ip)
+}
+
+// dropLeftover removes the IPAddress of an earlier claim of this name, which triggers the claim. The cache can contain the earlier claim
+// instead of the later one, to which another manager has allocated the IPAddress.
+func (r *Reconciler) dropLeftover(ctx context.Context, s *state) (ctrl.Result, error) {
+	claim, err := r.liveClaim(ctx, client.ObjectKeyFromObject(s.claim))
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !abandoned(claim, s.ip) {
+		return ctrl.Result{RequeueAfter: time.Second}, nil
+	}
+	return ctrl.Result{}, r.giveBack(ctx, s.key, s.ip)
 }
 
 // dropIfClaimGone removes the new IPAddress if its claim was deleted meanwhile.
