@@ -20,8 +20,8 @@ const LongestArrival = 10 * time.Minute
 // time, unless the API server fails to create the IPAddresses.
 const mostPending = 2000
 
-// pendingRetry is the delay of a claim's next request if a pool has mostPending allocations.
-const pendingRetry = 10 * time.Second
+// notReadyRetry is the delay of a claim's next request if no event follows the end of its wait.
+const notReadyRetry = 10 * time.Second
 
 // Outcome is the result of a request for an address.
 type Outcome int
@@ -78,6 +78,9 @@ type decision struct {
 // pending allocations must.
 func (s *state) decide(r *Request) (res Result, write bool) {
 	d := decision{state: s, request: r}
+	if _, dead := s.dead[r.UID]; dead { // The reconcile began before the deletion. Nothing would remove a new place in the queue.
+		return Result{Outcome: NotReady, RetryAfter: notReadyRetry, Message: "the claim was deleted"}, false
+	}
 	if e, ok := s.pending[r.UID]; ok && s.space.set != nil {
 		return d.pendingAgain(e)
 	}
@@ -93,7 +96,7 @@ func (d *decision) decide() (Result, bool) {
 		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
 	if len(d.pending) >= mostPending {
-		return d.wait(Result{Outcome: NotReady, RetryAfter: pendingRetry, Message: fmt.Sprintf(
+		return d.wait(Result{Outcome: NotReady, RetryAfter: notReadyRetry, Message: fmt.Sprintf(
 			"%s has chosen %d addresses whose IPAddresses do not exist yet: waiting until the API server creates them, see the log of the manager", d.key, len(d.pending))})
 	}
 	before, removed := d.last[r.UID]

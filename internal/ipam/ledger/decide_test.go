@@ -371,7 +371,7 @@ func TestPendingIsBounded(t *testing.T) {
 			t.Fatalf("claim %d: %+v", i, got)
 		}
 	}
-	if got := f.ask("next"); got.Outcome != NotReady || got.RetryAfter != pendingRetry || len(f.pending) != mostPending {
+	if got := f.ask("next"); got.Outcome != NotReady || got.RetryAfter != notReadyRetry || len(f.pending) != mostPending {
 		t.Errorf("got %+v with %d pending allocations", got, len(f.pending))
 	}
 	if got := f.ask("0"); got.Outcome != Granted {
@@ -380,6 +380,21 @@ func TestPendingIsBounded(t *testing.T) {
 	f.reg.Pool(f.key).Created("claim-0", f.address("0", "10.0.0.1", nil))
 	if got := f.ask("next"); got.Outcome != Granted {
 		t.Errorf("later: %+v", got)
+	}
+}
+
+// A request whose claim was deleted meanwhile gets no address and no place in the queue, where it would hold back later claims.
+func TestDeletedClaimGetsNoAddress(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.ask("a")
+	for _, name := range []string{"a", "b"} {
+		f.reg.Pool(f.key).Abandon(f.claim(name).UID)
+		if got := f.ask(name); got.Outcome != NotReady || got.RetryAfter <= 0 {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	if len(f.queue.tickets) != 0 {
+		t.Errorf("the queue contains %v", f.queue.tickets)
 	}
 }
 
