@@ -190,6 +190,7 @@ func (s *setup) pools(ctx context.Context, kind ipamv1.Pool) error {
 		Recorder:   s.opts.Recorder,
 		Exists:     s.exists,
 		MoveSettle: s.opts.MoveSettle,
+		Namespace:  s.opts.WatchNamespace,
 	}
 	all := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, changed client.Object) []reconcile.Request {
 		return poolsBeside(ctx, s.mgr.GetClient(), kind.PoolKind(), changed)

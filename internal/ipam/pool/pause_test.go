@@ -69,3 +69,40 @@ func TestPausedPoolHoldsBackNoMove_CTL13(t *testing.T) {
 		}
 	}
 }
+
+// IPAM-06: a manager of one namespace does not see the Clusters of others, so the addresses of a moved global pool may arrive for
+// LongestArrival.
+func TestArrivalInOneNamespace_IPAM06(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, capiipamv1.AddToScheme, ipamv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tt := range map[string]struct {
+		namespace string // of the manager
+		global    bool
+		age       time.Duration
+		waits     bool
+	}{
+		"global pool":                            {global: true, age: ledger.LongestArrival / 2},
+		"global pool, one namespace":             {namespace: "ns", global: true, age: ledger.LongestArrival / 2, waits: true},
+		"global pool, one namespace, later":      {namespace: "ns", global: true, age: ledger.LongestArrival + time.Minute},
+		"pool of the namespace of one namespace": {namespace: "ns", age: ledger.LongestArrival / 2},
+	} {
+		var pool ipamv1.Pool = &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+		if tt.global {
+			pool = &ipamv1.GlobalCapstanIPPool{}
+		}
+		pool.SetName("p")
+		pool.SetUID("here")
+		pool.SetAnnotations(map[string]string{ipamv1.OriginUIDAnnotation: "there"})
+		pool.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-tt.age)))
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(pool).Build()
+		r := &Reconciler{Client: c, Live: c, Ledger: ledger.NewRegistry(c, c, ledger.Options{}), MoveSettle: time.Second, Namespace: tt.namespace}
+		left, err := r.arrival(t.Context(), pool, r.Ledger.Pool(ledger.KeyOfPool(pool)))
+		if err != nil || (left > 0) != tt.waits {
+			t.Errorf("%s: waits for %v, %v", name, left, err)
+		}
+	}
+}

@@ -47,6 +47,8 @@ type Reconciler struct {
 	Exists func(context.Context, types.NamespacedName, types.UID) (bool, error)
 	// MoveSettle is the time without arrivals after which a moved pool allocates addresses.
 	MoveSettle time.Duration
+	// Namespace is the only namespace whose Clusters this manager sees. Empty means all.
+	Namespace string
 
 	mu    sync.Mutex
 	plans planCache
@@ -179,6 +181,9 @@ func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger
 	paused, err := r.anyClusterPaused(ctx, pool.GetNamespace())
 	if err != nil {
 		return 0, err
+	}
+	if pool.GetNamespace() == "" && r.Namespace != "" {
+		paused = true // Clusters of other namespaces may be.
 	}
 	age := time.Since(pool.GetCreationTimestamp().Time)
 	if left := arrivalLeft(r.MoveSettle, age, book.View(), pool.GetNamespace() == "", paused); left > 0 {
