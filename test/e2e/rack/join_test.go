@@ -92,6 +92,7 @@ func joinWithToken(t *testing.T, plane *harness.Plane) {
 	}
 	renewed(t, plane, b, issued)
 	rotated(t, plane, b)
+	rejoins(t, plane, b)
 	refuseLeave(t, b, c.Machines(t)[0].Name)
 	c.Delete(t)
 	removed(t, plane, b, text)
@@ -117,7 +118,11 @@ func newToken(t *testing.T, plane *harness.Plane, args ...string) (text, name st
 
 // joinCommand is the command of the box that joins.
 func (b *box) joinCommand(token string, args ...string) *exec.Cmd {
-	cmd := b.Command(append([]string{filepath.Join(harness.Bin(), "capstan"), "host", "join", joinServer, "--token-file", "-",
+	return b.joinCommandAt(joinServer, token, args...)
+}
+
+func (b *box) joinCommandAt(server, token string, args ...string) *exec.Cmd {
+	cmd := b.Command(append([]string{filepath.Join(harness.Bin(), "capstan"), "host", "join", server, "--token-file", "-",
 		"--name", joinedName, "--dir", filepath.Join(b.Root, "tls"), "--timeout", "30s"}, args...)...)
 	cmd.Stdin = strings.NewReader(token)
 	return cmd
@@ -172,12 +177,7 @@ func refusePlane(t *testing.T, plane *harness.Plane, b *box) {
 	foreign.StartTLS()
 	defer foreign.Close()
 	token, _ := newToken(t, plane)
-	cmd := b.joinCommand(token)
-	for i := range cmd.Args {
-		if cmd.Args[i] == joinServer {
-			cmd.Args[i] = "https://" + listener.Addr().String()
-		}
-	}
+	cmd := b.joinCommandAt("https://"+listener.Addr().String(), token)
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "is not the management API of the token") {
 		t.Errorf("a foreign server: %v: %s", err, out)
 	}
@@ -251,6 +251,20 @@ func (b *box) listens() {
 	b.End(syscall.SIGTERM)
 	b.Args = append(b.Args, "--listen", ":7443")
 	b.Start()
+}
+
+// rejoins expects that the box joins its plane again at another URL, with the failure domain that its user sets, and stays connected.
+func rejoins(t *testing.T, plane *harness.Plane, b *box) {
+	t.Helper()
+	other, _ := newToken(t, plane)
+	b.refused(other, "a CapstanHost "+joinedName+" exists")
+	token, _ := newToken(t, plane, "--name", joinedName)
+	if out, err := b.joinCommandAt(joinServer+"/", token, "--failure-domain", "row-3").CombinedOutput(); err != nil {
+		t.Errorf("a join at another URL: %v: %s", err, out)
+	}
+	if s := ready(t, plane).Spec; s.FailureDomain != "row-3" || s.TunnelAddress != b.Tunnel() {
+		t.Errorf("spec: %+v", s)
+	}
 }
 
 // leaveCommand is the command of the box that leaves.
