@@ -121,7 +121,7 @@ func TestJoinChecksDefaultsFirst(t *testing.T) {
 	}
 }
 
-// A join without the unit that it would start does not use its token, and leaves no file: dpkg would ask about the file of the package.
+// A join without the unit that it would start does not use its token, and leaves no file.
 func TestJoinChecksUnitFirst(t *testing.T) {
 	b := newJoinedBox(t)
 	token := joining.Token{Bearer: "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"jti":"t","exp":9999999999}`)) + ".s"}

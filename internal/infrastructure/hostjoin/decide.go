@@ -147,10 +147,11 @@ func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
 	}
 	for i := range hosts {
 		h := &hosts[i]
-		same, why := h.Status.BoxID != "" && h.Status.BoxID == j.BoxID, ""
+		same := h.Status.BoxID != "" && h.Status.BoxID == j.BoxID
+		var why string
 		switch {
 		case same && strings.HasPrefix(h.Spec.Address, "unix:"):
-			why = fmt.Sprintf("expected another box than that of the management plane, found the machine-id of its CapstanHost %s: on the box of the plane, set spec.tunnelAddress of %s instead of a join. If this is another box from the same disk image, run `%s` on it, and reboot", h.Name, h.Name, newMachineID)
+			why = fmt.Sprintf("expected another box than that of the management plane, found the machine-id of its CapstanHost %s: on the box of the plane, set spec.tunnelAddress of %s instead of a join. If this is another box from the same disk image, run %s on it, and reboot", h.Name, h.Name, newMachineID)
 		case h.Name == j.Name:
 			why = taken(j, returns, same, h)
 		default:
@@ -164,7 +165,7 @@ func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
 }
 
 // newMachineID is the command that gives a box another machine-id.
-const newMachineID = "rm /etc/machine-id && systemd-machine-id-setup"
+const newMachineID = "`rm /etc/machine-id && systemd-machine-id-setup`"
 
 // taken returns the reason why a host cannot take the place of the existing one of its name. same: both are on the same box.
 func taken(j joiner, returns, same bool, h *infrav1.CapstanHost) string {
@@ -193,7 +194,7 @@ func beside(j joiner, same bool, h *infrav1.CapstanHost) string {
 	}
 	// The addresses of hosts that dial do not show whether they are on one box.
 	if same && (dials || err == nil && other != j.host) {
-		return fmt.Sprintf("the CapstanHost %s (%s) has the same machine-id: boxes from one disk image need their own. On this box, run `%s`, and reboot. Two hosts of one box have the same host in --address", h.Name, cmp.Or(h.Spec.Address, "which dials"), newMachineID)
+		return fmt.Sprintf("the CapstanHost %s (%s) has the same machine-id: boxes from one disk image need their own. On this box, run %s, and reboot. Two hosts of one box have the same host in --address", h.Name, cmp.Or(h.Spec.Address, "which dials"), newMachineID)
 	}
 	return ""
 }

@@ -265,6 +265,29 @@ func TestPackages(t *testing.T) {
 	b := newBox(t)
 
 	b.install(packagesIn(t, old, ""))
+	checkInstalled(t, b)
+
+	// An upgrade with another text of the settings keeps those of the administrator, and the Kubernetes version that another package contains.
+	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
+	b.write("/var/lib/capstan/host/run/m1/metadata.json", `{"kubernetesVersion":"v1.35.4"}`)
+	b.write("/var/lib/capstan/host/machines/m1/spec.json", "{}")
+	upgrade := slices.Concat(packagesIn(t, latest, "capstan_"), packagesIn(t, latest, "capstan-cli_"), packagesIn(t, latest, "capstan-kubernetes-1.36"))
+	b.install(upgrade)
+	b.run(`grep -qx 'CAPSTAND_OPTIONS="--reserve-memory 2Gi"' /etc/default/capstand`)
+	b.run("test -x /usr/lib/capstan/kubernetes/v1.35.4/kubelet")
+	if status := b.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' 'capstan*'"); !strings.Contains(status, "capstan 0.1.0 installed") ||
+		!strings.Contains(status, "capstan-kubernetes-1.35.4 0.1.0~rc.1 installed") {
+		t.Errorf("after the upgrade: %s", status)
+	}
+
+	refuseRemoval(b)
+	purge(t, b)
+	b.checkLeftovers()
+	upgradeOfConffile(b, upgrade)
+}
+
+// checkInstalled checks the files of the packages.
+func checkInstalled(t *testing.T, b *box) {
 	b.run("test -x /usr/bin/capstan; capstan version; capstan doctor --help; /usr/lib/capstan/capstand --help")
 	b.run("test -L /etc/systemd/system/multi-user.target.wants/capstan.service")
 	b.run("test ! -e /etc/systemd/system/multi-user.target.wants/capstand.service")
@@ -289,21 +312,10 @@ func TestPackages(t *testing.T) {
 	}
 
 	b.run("cmp /usr/lib/capstan/systemd/capstand.default /etc/default/capstand; test $(stat -c %a /etc/default/capstand) = 644")
+}
 
-	// An upgrade with another text of the settings keeps those of the administrator, and the Kubernetes version that another package contains.
-	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
-	b.write("/var/lib/capstan/host/run/m1/metadata.json", `{"kubernetesVersion":"v1.35.4"}`)
-	b.write("/var/lib/capstan/host/machines/m1/spec.json", "{}")
-	upgrade := slices.Concat(packagesIn(t, latest, "capstan_"), packagesIn(t, latest, "capstan-cli_"), packagesIn(t, latest, "capstan-kubernetes-1.36"))
-	b.install(upgrade)
-	b.run(`grep -qx 'CAPSTAND_OPTIONS="--reserve-memory 2Gi"' /etc/default/capstand`)
-	b.run("test -x /usr/lib/capstan/kubernetes/v1.35.4/kubelet")
-	if status := b.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' 'capstan*'"); !strings.Contains(status, "capstan 0.1.0 installed") ||
-		!strings.Contains(status, "capstan-kubernetes-1.35.4 0.1.0~rc.1 installed") {
-		t.Errorf("after the upgrade: %s", status)
-	}
-
-	// Nothing takes programs away from a machine.
+// refuseRemoval: nothing takes programs away from a machine.
+func refuseRemoval(b *box) {
 	b.refused("dpkg -r capstan", "this host has machines")
 	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
 	// A machine that does not run has no files in memory, but its record.
@@ -345,7 +357,10 @@ func TestPackages(t *testing.T) {
 		b.refused("dpkg -r capstan-kubernetes-1.35.4", "processes on this box run programs of Kubernetes v1.35.4")
 	})
 	b.run("dpkg -r capstan-kubernetes-1.35.4 2>&1")
+}
 
+// purge keeps the data of users.
+func purge(t *testing.T, b *box) {
 	b.write("/var/lib/capstan/host/tls/ca.key", "a key")
 	b.write("/var/lib/capstan/host/unpacked/1/usr/bin/sh", "of an image")
 	data := []string{"backups/plane.tar.gz", "host/backups/team/demo/first.db", "host/volumes/v1/disk.img", "hosts/local/volumes/v1/disk.img", "host/images/debian.tar", "host/container-images/app.tar"}
@@ -365,8 +380,6 @@ func TestPackages(t *testing.T) {
 	}
 	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked")
 	b.run("rm -r /var/lib/capstan")
-	b.checkLeftovers()
-	upgradeOfConffile(b, upgrade)
 }
 
 // upgradeOfConffile: the packages of an earlier build had the settings as a conffile of dpkg. An upgrade keeps the changed file.
