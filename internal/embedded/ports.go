@@ -148,14 +148,14 @@ func checkListens(ctx context.Context, s, running Settings) error {
 		if l.flag == apiAddressFlag { // checkAPIPort
 			continue
 		}
-		if err := l.check(ctx, slices.ContainsFunc(running.listeners(), l.overlaps)); err != nil {
+		if err := l.check(ctx, slices.ContainsFunc(running.listeners(), l.mayOverlap)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// check returns an error if a process of this box cannot listen on the address. own: the running plane has the port.
+// check returns an error if a process of this box cannot listen on the address. own: the running plane may have the port.
 func (l listener) check(ctx context.Context, own bool) error {
 	var err error
 	awaitFree(ctx, func() bool {

@@ -152,6 +152,10 @@ func TestCheckListens(t *testing.T) {
 	used := listener.Addr().String()
 	_, port, err := net.SplitHostPort(used)
 	expect.NoError(t, err)
+	six, err := net.Listen("tcp", "[::1]:0")
+	expect.NoError(t, err)
+	defer six.Close()
+	otherSpelling := strings.Replace(six.Addr().String(), "::1", "0:0::1", 1)
 	hosts := func(address string) Settings { return Settings{HostListenAddress: address} }
 	for name, test := range map[string]struct {
 		s, running Settings
@@ -168,6 +172,8 @@ func TestCheckListens(t *testing.T) {
 		"used by the running plane":      {hosts(used), hosts(used), ""},
 		"by its capstand on all":         {hosts(used), Settings{Listen: ":" + port}, ""},
 		"by its capstand, other address": {hosts(used), Settings{Listen: "127.0.0.2:" + port}, "expected a free port"},
+		"by its capstand, by a name":     {hosts(used), Settings{Listen: "localhost:" + port}, ""},
+		"by its capstand, spelling":      {hosts(six.Addr().String()), Settings{Listen: otherSpelling}, ""},
 		"by its API server":              {hosts(used), Settings{APIAddress: "10.0.0.1:" + port}, ""},
 	} {
 		err := checkListens(t.Context(), test.s, test.running)

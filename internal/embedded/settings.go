@@ -258,6 +258,9 @@ func (s Settings) listeners() (all []listener) {
 		if o.flag == apiAddressFlag {
 			host = "" // The API server listens on all addresses of the box.
 		}
+		if ip := net.ParseIP(host); ip != nil {
+			host = ip.String() // An IPv6 address has several spellings.
+		}
 		all = append(all, listener{o.flag, host, port})
 	}
 	return all
@@ -268,6 +271,12 @@ func (l listener) address() string { return net.JoinHostPort(l.host, strconv.Ito
 // overlaps reports whether only one of two parts of the plane can listen.
 func (l listener) overlaps(other listener) bool {
 	return l.port == other.port && (l.host == other.host || l.everywhere() || other.everywhere())
+}
+
+// mayOverlap is overlaps, but a name may stand for each address.
+func (l listener) mayOverlap(other listener) bool {
+	named := net.ParseIP(l.host) == nil || net.ParseIP(other.host) == nil
+	return l.overlaps(other) || named && l.port == other.port
 }
 
 // everywhere reports whether the part listens on all addresses of the box.
