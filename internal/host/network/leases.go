@@ -86,24 +86,28 @@ func (b Box) elsewhere(machineID string) error {
 // It returns an InUseError if a machine or another load balancer has one of them. A load balancer that moved here from another capstand of
 // the box takes its addresses over, also if that capstand does not run.
 func (b Box) Serve(networkID, balancerID, name string, addresses []string) error {
-	return b.locked(func() error { return b.serve(networkID, balancerID, name, addresses) })
+	others := len(addresses) > 0 // Without addresses, the load balancer is removed from this capstand only.
+	return b.locked(func() error { return b.serve(networkID, balancerID, name, addresses, others) })
 }
 
 // ServeAgain is Serve for a load balancer with a record on this capstand. It returns an InUseError if the load balancer moved to another
 // capstand of the box.
 func (b Box) ServeAgain(networkID, balancerID, name string, addresses []string) error {
 	return b.locked(func() error {
-		for _, address := range addresses {
+		paths, _ := filepath.Glob(filepath.Join(b.dir(networkID), "leases", "*"))
+		for _, path := range paths {
 			var l Lease
-			if atomicfile.ReadJSON(b.lease(networkID, address), &l) == nil && l.Bridge && l.Machine == balancerID && l.Host != b.HostID && !l.stale() {
+			if atomicfile.ReadJSON(path, &l) == nil && l.Bridge && l.Machine == balancerID && l.Host != b.HostID && !l.stale() {
+				address := filepath.Base(path)
 				return InUseError{Address: address, message: fmt.Sprintf("the load balancer %s moved to the host in %s, which has its address %s: this host waits for the request to remove its own", l.Name, l.Root, address)}
 			}
 		}
-		return b.serve(networkID, balancerID, name, addresses)
+		return b.serve(networkID, balancerID, name, addresses, false)
 	})
 }
 
-func (b Box) serve(networkID, balancerID, name string, addresses []string) error {
+// serve drops the earlier addresses of the load balancer. others: also those that other capstands of the box recorded.
+func (b Box) serve(networkID, balancerID, name string, addresses []string, others bool) error {
 	if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses, false); err != nil {
 		return err
 	}
@@ -113,7 +117,7 @@ func (b Box) serve(networkID, balancerID, name string, addresses []string) error
 		}
 	}
 	if err := b.dropLeases(networkID, func(l Lease) bool {
-		return l.Bridge && l.Machine == balancerID && (l.Host == b.HostID || l.stale()) && !slices.Contains(addresses, l.address)
+		return l.Bridge && l.Machine == balancerID && (others || l.Host == b.HostID || l.stale()) && !slices.Contains(addresses, l.address)
 	}); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,6 +97,17 @@ func TestMovedBalancer(t *testing.T) {
 		t.Fatal(err)
 	}
 	intact("the former capstand removed its load balancer")
+
+	// It moves again and gets another address: the former one is free.
+	if err := errors.Join(former.Serve("n", "n", "default/n", addresses), next.Serve("n", "n", "default/n", []string{"10.231.7.10"})); err != nil {
+		t.Fatal(err)
+	}
+	if err := former.ServeAgain("n", "n", "default/n", addresses); !errors.As(err, &inUse) {
+		t.Errorf("the former capstand returns with the former address: %v", err)
+	}
+	if served, err := next.served("n"); err != nil || !slices.Equal(served, []string{"10.231.7.10"}) {
+		t.Errorf("addresses after the move: %v, %v", served, err)
+	}
 
 	if err := os.RemoveAll(next.HostRoot); err != nil {
 		t.Fatal(err)
