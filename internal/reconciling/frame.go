@@ -107,7 +107,7 @@ func Change(ctx context.Context, c client.Writer, obj client.Object, change func
 	return c.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// Own writes an owner reference in the place of an outdated one to the same owner, unless the object has it. It fails with a conflict like
+// Own writes an owner reference, unless the object has it. It replaces an outdated reference to the same owner. It fails with a conflict like
 // Change.
 func Own(ctx context.Context, c client.Writer, obj client.Object, ref metav1.OwnerReference) error {
 	if util.HasExactOwnerRef(obj.GetOwnerReferences(), ref) {

@@ -56,7 +56,7 @@ type BackupTarget struct {
 	Schedule cron.Schedule
 	Since    time.Time
 	// OnDemand is the value of the annotation. UpgradeTo is the version that is about to be rolled out. Begun: some Machines
-	// have that version already.
+	// have that version already, or are being updated to it.
 	OnDemand, UpgradeTo string
 	Begun               bool
 }

@@ -47,6 +47,9 @@ type Restoration struct {
 	Serves bool
 	// refused: the kubeconfig is refused, so that the cluster may serve.
 	refused bool
+	// initialized: the cluster has served before. A MachineHealthCheck then judges a Machine only while the cluster serves, so its result
+	// is no reason to delete the first Machine when one request fails.
+	initialized bool
 }
 
 // Next returns the next step and its Machines. Only annotations are stored, and each Machine records its restore, so that an
@@ -60,7 +63,8 @@ func (r Restoration) Next() (RestoreStep, []*clusterv1.Machine) {
 	}
 	var gone []*clusterv1.Machine
 	for _, m := range r.machines {
-		useless := (len(r.outdated[m.Name]) > 0 || collections.IsUnhealthyAndOwnerRemediated(m)) && !r.Serves && !r.refused
+		unhealthy := !r.initialized && collections.IsUnhealthyAndOwnerRemediated(m)
+		useless := (len(r.outdated[m.Name]) > 0 || unhealthy) && !r.Serves && !r.refused
 		if m.Annotations[controlplanev1.RestoreAnnotation] != r.id || !m.DeletionTimestamp.IsZero() || useless {
 			gone = append(gone, m)
 		}
@@ -202,7 +206,7 @@ func (cp *ControlPlane) Restoration() Restoration {
 		id:    cp.Object.Spec.Restore.ID(),
 		began: cp.Object.Annotations[controlplanev1.RestoreAnnotation], done: cp.Object.Annotations[controlplanev1.RestoredAnnotation],
 		machines: cp.Machines.SortedByCreationTimestamp(), outdated: cp.Outdated, Serves: cp.Readiness != nil && cp.Readiness.Ready && cp.Readiness.Err == nil,
-		refused: cp.Readiness.Refused(),
+		refused: cp.Readiness.Refused(), initialized: cp.Initialized(),
 	}
 }
 

@@ -22,6 +22,7 @@ func TestRestoreSteps(t *testing.T) {
 		id, began, done string
 		machines        string
 		serves, refused bool
+		initialized     bool
 		want            RestoreStep
 		gone            string
 	}{
@@ -45,11 +46,12 @@ func TestRestoreSteps(t *testing.T) {
 		{what: "the first may work, and the kubeconfig is refused", id: "x", began: "x", machines: "a:x:o", refused: true, want: RestoreWait},
 		{what: "the first is unhealthy", id: "x", began: "x", machines: "a:x:f", want: RestoreRemove, gone: "a"},
 		{what: "the first is unhealthy, and the kubeconfig is refused", id: "x", began: "x", machines: "a:x:f", refused: true, want: RestoreWait},
+		{what: "the first is unhealthy, in a cluster that has served", id: "x", began: "x", machines: "a:x:f", initialized: true, want: RestoreWait},
 		{what: "the first works, and is unhealthy", id: "x", began: "x", machines: "a:x:f", serves: true, want: RestoreFinish},
 		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: RestoreFinish},
 		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: RestoreFinish},
 	} {
-		r := Restoration{id: c.id, began: c.began, done: c.done, Serves: c.serves, refused: c.refused, outdated: map[string][]string{}}
+		r := Restoration{id: c.id, began: c.began, done: c.done, Serves: c.serves, refused: c.refused, initialized: c.initialized, outdated: map[string][]string{}}
 		for _, word := range strings.Fields(c.machines) {
 			parts := append(strings.Split(word, ":"), "", "")
 			m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: parts[0], Annotations: map[string]string{}}}

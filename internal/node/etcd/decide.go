@@ -272,8 +272,8 @@ func promote(v view) action {
 
 // mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm. One
 // defragmentation follows each compaction of a new revision, even if the size in use has not changed: etcd counts the pages
-// that a compaction frees only after the next write, and it refuses writes. The alarm of a member that cannot be repaired is disarmed at
-// once, because it stops the writes of all others: each member that has no space raises an alarm of its own with the next write.
+// that a compaction frees only after the next write, and it refuses writes. The alarm of a member that does not answer
+// or does not exist any more is disarmed without a repair, because it stops the writes of all others: each member that has no space raises an alarm of its own with the next write.
 func mendSpace(v view) action {
 	if len(v.former) > 0 {
 		return action{actDisarm, v.former[0], "etcd does not have this member"}
