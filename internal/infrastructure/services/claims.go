@@ -26,11 +26,42 @@ import (
 // could give an address to two hosts.
 func (r *Reconciler) readClaims(ctx context.Context, s *scope) error {
 	claims, err := claimsOf(ctx, r.LiveClient, s.capstan, s.cluster.Name)
-	s.claims = map[string]*capiipamv1.IPAddressClaim{}
-	for i := range claims {
-		s.claims[claims[i].Name] = &claims[i]
-	}
+	s.setClaims(claims)
 	return err
+}
+
+func (s *scope) setClaims(claims []capiipamv1.IPAddressClaim) {
+	s.claims, s.records, s.recorded = map[string]*capiipamv1.IPAddressClaim{}, map[string][]string{}, map[string]int{}
+	for i := range claims {
+		s.addClaim(&claims[i])
+	}
+}
+
+// maxRecorded bounds the hosts in the record of a claim: that of the address, and former ones that have not confirmed its end.
+const maxRecorded = 64
+
+func (s *scope) addClaim(claim *capiipamv1.IPAddressClaim) {
+	s.claims[claim.Name] = claim
+	s.setRecord(claim.Name, hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation], maxRecorded))
+}
+
+// setRecord changes the record of a claim in memory.
+func (s *scope) setRecord(claim string, hosts []string) {
+	for _, name := range s.records[claim] {
+		s.recorded[name]--
+	}
+	for _, name := range hosts {
+		s.recorded[name]++
+	}
+	s.records[claim] = hosts
+}
+
+// currentHost is the first of the hosts that may have the address of a claim.
+func (s *scope) currentHost(claim string) string {
+	if hosts := s.records[claim]; len(hosts) > 0 {
+		return hosts[0]
+	}
+	return ""
 }
 
 func claimsOf(ctx context.Context, c client.Reader, capstan *infrav1.CapstanCluster, cluster string) ([]capiipamv1.IPAddressClaim, error) {
@@ -96,7 +127,7 @@ func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.S
 		if claim, err = addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, name); err != nil {
 			return address, nil, "", err
 		}
-		s.claims[name] = claim
+		s.addClaim(claim)
 	}
 	if claim.Spec.PoolRef != pool {
 		return address, nil, fmt.Sprintf("its address is still from the former pool %s", claim.Spec.PoolRef.Name), nil
@@ -124,19 +155,26 @@ func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.S
 }
 
 // recordHosts writes the hosts that may have the address of a claim.
-func (r *Reconciler) recordHosts(ctx context.Context, claim *capiipamv1.IPAddressClaim, hosts []string) error {
-	want := strings.Join(hosts, ",")
-	if claim.Annotations[infrav1.ServiceHostsAnnotation] == want {
+func (r *Reconciler) recordHosts(ctx context.Context, s *scope, claim *capiipamv1.IPAddressClaim, hosts []string) error {
+	if slices.Equal(s.records[claim.Name], hosts) {
 		return nil
 	}
+	want := strings.Join(hosts, ",")
 	err := reconciling.Change(ctx, r.LiveClient, claim, func() {
 		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, infrav1.ServiceHostsAnnotation, want)
 	})
-	if apierrors.IsNotFound(err) && want == "" {
-		return nil
-	}
-	if err != nil {
+	if err != nil && (want != "" || !apierrors.IsNotFound(err)) {
 		return fmt.Errorf("recording the hosts of the address of IPAddressClaim %s: %w", claim.Name, err)
 	}
+	s.setRecord(claim.Name, hosts)
 	return nil
+}
+
+// forget removes hosts from the records of the claims, with one write for each claim.
+func (r *Reconciler) forget(ctx context.Context, s *scope, gone func(claim *capiipamv1.IPAddressClaim, host string) bool) (err error) {
+	for name, claim := range s.claims {
+		hosts := slices.DeleteFunc(slices.Clone(s.records[name]), func(host string) bool { return gone(claim, host) })
+		err = errors.Join(err, r.recordHosts(ctx, s, claim, hosts))
+	}
+	return err
 }

@@ -2,10 +2,13 @@ package services
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
+	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +20,7 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -108,4 +112,41 @@ func TestClusterOfAddress(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
+}
+
+// Users of a namespace can write any number of hosts into any number of claims. Each claim keeps a bounded number of them, and is written
+// once, whatever number of hosts has no address any more.
+func TestForgedRecords_ALL18(t *testing.T) {
+	s := newSite(t)
+	var names []string
+	for n := range 2 * maxRecorded {
+		names = append(names, fmt.Sprint("h-", n))
+	}
+	for n := range 3 {
+		s.Expect(s.management.Create(t.Context(), &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a", Name: fmt.Sprintf("demo-svc-%016x", n), Labels: map[string]string{clusterv1.ClusterNameLabel: "demo"},
+			Annotations: map[string]string{infrav1.ServiceHostsAnnotation: strings.Join(names, ",")},
+		}})).To(Succeed())
+	}
+	of, _ := s.begin()
+	kept := map[string][]*hostpb.PublishedService{}
+	for _, name := range names[1:] {
+		kept[name] = nil
+	}
+	for name, hosts := range of.records {
+		s.Expect(hosts).To(HaveLen(maxRecorded), name)
+	}
+	s.Expect(of.recorded).To(HaveLen(maxRecorded))
+	writes := 0
+	s.failing = func(verb string, _ client.Object) error {
+		if verb == "patch" {
+			writes++
+		}
+		return nil
+	}
+	s.Expect(s.recordKept(t.Context(), of, kept)).To(Succeed())
+	s.Expect(writes).To(Equal(3))
+	s.Expect(s.records()).To(Equal([]string{"h-0", "h-0", "h-0"}))
+	s.Expect(of.published("h-0")).To(BeTrue())
+	s.Expect(of.published("h-1")).To(BeFalse())
 }

@@ -81,6 +81,9 @@ type scope struct {
 	hosts    map[string]*host
 	// claims are those of the cluster's Services, by name.
 	claims map[string]*capiipamv1.IPAddressClaim
+	// records are the hosts that may have the address of a claim, by its name, and recorded the numbers of claims by such a host.
+	records  map[string][]string
+	recorded map[string]int
 	// chosen are the Services to publish, and the reasons against the others.
 	chosen choice
 	// asked: all connected hosts with the network of the cluster have accepted the lists of their Services, so they have no other address.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/keymutex"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -188,6 +189,7 @@ func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []
 
 // withdraw ends publications that hosts do not allow any more, without a view of the workload cluster.
 func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
+	kept := map[string][]*hostpb.PublishedService{}
 	for name, h := range s.hosts {
 		conn := r.Pool.Get(name)
 		if !h.connected || conn == nil {
@@ -209,9 +211,9 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 			}
 		}
 		// Also without a change: the reconciler withdrawal can be first, and leaves the record to this one.
-		err = errors.Join(err, r.recordKept(ctx, s, name, keep))
+		kept[name] = keep
 	}
-	return err
+	return errors.Join(err, r.recordKept(ctx, s, kept))
 }
 
 // permitted returns the Services among those of a request that the host still allows, and whether these are not all.
@@ -231,20 +233,19 @@ func (h *host) permitted(last *hostpb.SetServicesRequest) (keep []*hostpb.Publis
 	return keep, len(keep) < len(last.GetServices())
 }
 
-// recordKept records the Services that a host still publishes.
-func (r *Reconciler) recordKept(ctx context.Context, s *scope, name string, keep []*hostpb.PublishedService) (err error) {
-	for _, claim := range s.claims {
-		holds := func(p *hostpb.PublishedService) bool {
+// recordKept records the Services that hosts still publish.
+func (r *Reconciler) recordKept(ctx context.Context, s *scope, kept map[string][]*hostpb.PublishedService) error {
+	gone := func(claim *capiipamv1.IPAddressClaim, host string) bool {
+		keep, found := kept[host]
+		return found && !slices.ContainsFunc(keep, func(p *hostpb.PublishedService) bool {
 			return !p.GetHostPorts() && p.GetName() == claim.Annotations[infrav1.ServiceAnnotation]
-		}
-		if !slices.ContainsFunc(keep, holds) {
-			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostsOf(claim), name)))
-		}
+		})
 	}
-	if slices.ContainsFunc(keep, (*hostpb.PublishedService).GetHostPorts) {
-		return err
-	}
-	return errors.Join(err, r.recordPortHosts(ctx, s, without(s.portHosts, name)))
+	withPorts := slices.DeleteFunc(slices.Clone(s.portHosts), func(host string) bool {
+		keep, found := kept[host]
+		return found && !slices.ContainsFunc(keep, (*hostpb.PublishedService).GetHostPorts)
+	})
+	return errors.Join(r.forget(ctx, s, gone), r.recordPortHosts(ctx, s, withPorts))
 }
 
 // mayPublish reports whether a host has to be asked for the end of its publications. The records are objects of the namespace of the
@@ -255,15 +256,4 @@ func (s *scope) mayPublish(name string) bool {
 }
 
 // published reports whether a host may have the address of a Service.
-func (s *scope) published(name string) bool {
-	for _, claim := range s.claims {
-		if slices.Contains(hostsOf(claim), name) {
-			return true
-		}
-	}
-	return false
-}
-
-func without(names []string, name string) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name })
-}
+func (s *scope) published(name string) bool { return s.recorded[name] > 0 }

@@ -320,9 +320,17 @@ func claimNames(cluster string, s *corev1.Service) []string {
 	return []string{claimName(cluster, s, corev1.IPv4Protocol), claimName(cluster, s, corev1.IPv6Protocol)}
 }
 
-// hostNames are the hosts in the annotation of a claim.
-func hostNames(annotation string) []string {
-	return slices.DeleteFunc(strings.Split(annotation, ","), func(name string) bool { return name == "" })
+// hostNames are the first hosts in an annotation. Users of the namespace can write any number.
+func hostNames(annotation string, most int) (out []string) {
+	for name := range strings.SplitSeq(annotation, ",") {
+		if len(out) == most {
+			break
+		}
+		if name != "" && !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // withNew returns the hosts that may have an address when another host gets it. While that host only tries, the former host stays the

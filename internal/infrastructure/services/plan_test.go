@@ -273,7 +273,7 @@ func TestPlace(t *testing.T) {
 		for n, h := range c.hosts {
 			h.name = n
 		}
-		got, why := place(address, map[string]bool{"a": true}, hostNames(c.record), c.hosts)
+		got, why := place(address, map[string]bool{"a": true}, hostNames(c.record, maxRecorded), c.hosts)
 		if got != c.want || !strings.Contains(why, c.why) || (why == "") != (c.why == "") {
 			t.Errorf("%s: %q, %q; want %q, %q", name, got, why, c.want, c.why)
 		}
@@ -281,8 +281,10 @@ func TestPlace(t *testing.T) {
 }
 
 func TestHostNames(t *testing.T) {
-	if got := hostNames(""); len(got) != 0 {
-		t.Errorf("%q", got)
+	for annotation, want := range map[string]string{"": "", ",b,,a,b": "b a", "a,b,c,d": "a b c"} {
+		if got := strings.Join(hostNames(annotation, 3), " "); got != want {
+			t.Errorf("%q: %s", annotation, got)
+		}
 	}
 	for _, c := range []struct {
 		before, name, want string
@@ -294,7 +296,7 @@ func TestHostNames(t *testing.T) {
 		{"a,b", "b", "a,b", true},
 		{"a,b", "c", "a,b,c", true},
 	} {
-		if got := strings.Join(withNew(hostNames(c.before), c.name, c.tries), ","); got != c.want {
+		if got := strings.Join(withNew(hostNames(c.before, maxRecorded), c.name, c.tries), ","); got != c.want {
 			t.Errorf("%+v: %s", c, got)
 		}
 	}

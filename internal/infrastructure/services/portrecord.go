@@ -13,6 +13,9 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
+// maxPortHosts is the largest number of hosts of a cluster, as spec.loadBalancerHosts allows.
+const maxPortHosts = 1000
+
 // readPortHosts reads the record live if there can be one: a host that is missing in an old record would be forgotten.
 func (r *Reconciler) readPortHosts(ctx context.Context, s *scope) error {
 	if !s.publishesPorts() && s.capstan.Annotations[infrav1.HostPortHostsAnnotation] == "" {
@@ -22,7 +25,7 @@ func (r *Reconciler) readPortHosts(ctx context.Context, s *scope) error {
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.capstan), live); err != nil {
 		return err
 	}
-	s.capstan, s.portHosts = live, hostNames(live.Annotations[infrav1.HostPortHostsAnnotation])
+	s.capstan, s.portHosts = live, hostNames(live.Annotations[infrav1.HostPortHostsAnnotation], maxPortHosts)
 	return nil
 }
 

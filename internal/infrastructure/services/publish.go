@@ -46,11 +46,6 @@ type target struct {
 	machines []string
 }
 
-// of reports whether the target has the address of a claim.
-func (t *target) of(claim *capiipamv1.IPAddressClaim) bool {
-	return t.claim != nil && t.claim.Name == claim.Name
-}
-
 func (t *target) place() connections.Place {
 	if t.claim == nil {
 		return connections.Place{Address: t.address.String(), Name: nameOf(t.service)}
@@ -59,18 +54,6 @@ func (t *target) place() connections.Place {
 }
 
 func nameOf(s *corev1.Service) string { return s.Namespace + "/" + s.Name }
-
-func hostsOf(claim *capiipamv1.IPAddressClaim) []string {
-	return hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation])
-}
-
-// currentHost is the first of the hosts that may have an address.
-func currentHost(claim *capiipamv1.IPAddressClaim) string {
-	if hosts := hostsOf(claim); len(hosts) > 0 {
-		return hosts[0]
-	}
-	return ""
-}
 
 // publish gives the Services their addresses and publishes them. It ends the publication of all others on connected hosts.
 func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
@@ -153,7 +136,7 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 			continue
 		}
 		for _, family := range service.families {
-			had := s.mayHave(claimName(s.capstan.Name, service.Service, family))
+			had := len(s.records[claimName(s.capstan.Name, service.Service, family)]) > 0
 			if unmarked != nil && !had {
 				continue // The mark comes before the claim.
 			}
@@ -173,12 +156,6 @@ func (r *Reconciler) targets(ctx context.Context, s *scope) (out []*target, port
 		}
 	}
 	return out, ports, refused, nil
-}
-
-// mayHave reports whether a host may have the address of a claim.
-func (s *scope) mayHave(claim string) bool {
-	c := s.claims[claim]
-	return c != nil && len(hostsOf(c)) > 0
 }
 
 // refuseChosen refuses Services. Their number is that of the API server of the cluster: the events name the first ones only.
@@ -202,12 +179,12 @@ func (r *Reconciler) refuse(ctx context.Context, s *scope, service *corev1.Servi
 // placeAll chooses the hosts of all Services and records them.
 func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []*target) error {
 	for _, t := range targets {
-		if h := s.hosts[currentHost(t.claim)]; h != nil {
+		if h := s.hosts[s.currentHost(t.claim.Name)]; h != nil {
 			h.services++
 		}
 	}
 	for _, t := range targets {
-		record, current := hostsOf(t.claim), currentHost(t.claim)
+		record, current := s.records[t.claim.Name], s.currentHost(t.claim.Name)
 		var why string
 		t.host, why = place(t.address, nodesOf(t.service, t.family, v.eligible, v.slices), record, s.hosts)
 		if t.host == "" {
@@ -224,7 +201,7 @@ func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []
 			}
 		}
 		s.hosts[t.host].services++
-		if err := r.recordHosts(ctx, t.claim, withNew(record, t.host, t.from != nil)); err != nil {
+		if err := r.recordHosts(ctx, s, t.claim, withNew(record, t.host, t.from != nil)); err != nil {
 			return err
 		}
 	}
@@ -238,14 +215,24 @@ func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*ta
 		on[t.host] = append(on[t.host], t)
 	}
 	s.asked = true
+	accepted := map[string]bool{}
 	for _, name := range s.publishers(on) {
 		if h := s.hosts[name]; !h.connected {
 			r.awayWith(ctx, s, h, on[name])
 			continue
 		}
-		err = errors.Join(err, r.applyTo(ctx, s, v, name, on[name]))
+		done, e := r.applyTo(ctx, s, v, name, on[name])
+		accepted[name], err = done, errors.Join(err, e)
 	}
-	return err
+	at := map[string]string{}
+	for _, t := range targets {
+		if t.claim != nil {
+			at[t.claim.Name] = t.host
+		}
+	}
+	return errors.Join(err, r.forget(ctx, s, func(claim *capiipamv1.IPAddressClaim, host string) bool {
+		return accepted[host] && at[claim.Name] != host
+	}))
 }
 
 // publishers are the hosts that have, or may have, Services. Those that lose an address come first: another host waits for it.
@@ -259,12 +246,13 @@ func (s *scope) publishers(on map[string][]*target) []string {
 
 // loses reports whether a host has to give up an address.
 func (s *scope) loses(name string, keeps []*target) bool {
-	for _, claim := range s.claims {
-		if slices.Contains(hostsOf(claim), name) && !slices.ContainsFunc(keeps, func(t *target) bool { return t.of(claim) }) {
-			return true
+	kept := 0
+	for _, t := range keeps {
+		if t.claim != nil && slices.Contains(s.records[t.claim.Name], name) {
+			kept++
 		}
 	}
-	return false
+	return s.recorded[name] > kept
 }
 
 // awayWith handles the Services of a host that is not connected. It continues to publish them if it runs.
@@ -278,8 +266,8 @@ func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []
 	}
 }
 
-// applyTo sets the Services of one host, and records which addresses the host no longer has.
-func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string, targets []*target) error {
+// applyTo sets the Services of one host. It reports whether the host accepted the list, so that it has no other address.
+func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string, targets []*target) (accepted bool, err error) {
 	var services []*hostpb.PublishedService
 	for _, t := range targets {
 		t.machines = s.hosts[name].targets(nodesOf(t.service, t.family, v.eligible, v.slices), t.family)
@@ -295,7 +283,7 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 		for _, t := range targets {
 			t.unknown, s.trouble[nameOf(t.service)] = true, err.Error()
 		}
-		return err
+		return false, err
 	}
 	for _, t := range targets {
 		why := refused[t.place()]
@@ -310,15 +298,10 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 		}
 		t.done = true
 		if t.from != nil {
-			err = errors.Join(err, r.recordHosts(ctx, t.claim, withNew(hostsOf(t.claim), name, false)))
+			err = errors.Join(err, r.recordHosts(ctx, s, t.claim, withNew(s.records[t.claim.Name], name, false)))
 		}
 	}
-	for _, claim := range s.claims {
-		if !slices.ContainsFunc(targets, func(t *target) bool { return t.of(claim) }) {
-			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostsOf(claim), name)))
-		}
-	}
-	return err
+	return true, err
 }
 
 // moveLater leaves an address to a host that does not answer the manager while another host cannot have it: the former host may only be
@@ -380,7 +363,7 @@ func (s *scope) kept() map[string]bool {
 
 // releaseClaim deletes a claim when no host has its address any more. Hosts that do not exist any more count as hosts without it.
 func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipamv1.IPAddressClaim) (left string, err error) {
-	for _, name := range hostsOf(claim) {
+	for _, name := range s.records[claim.Name] {
 		if s.hosts[name] == nil {
 			continue
 		}

@@ -254,16 +254,38 @@ func TestChangedPool(t *testing.T) {
 
 // An address moves from c to a: a host that asks for an address before its former host has given it up is refused.
 func TestPublishers(t *testing.T) {
-	claim := func(name, hosts string) *capiipamv1.IPAddressClaim {
-		return &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{infrav1.ServiceHostsAnnotation: hosts}}}
-	}
-	moves, stays := claim("moves", "a,c"), claim("stays", "b")
-	s := &scope{
-		hosts:  map[string]*host{"a": {}, "b": {}, "c": {}, "d": {}, "e": {present: true}},
-		claims: map[string]*capiipamv1.IPAddressClaim{"moves": moves, "stays": stays},
-	}
-	got := s.publishers(map[string][]*target{"a": {{claim: moves}}, "b": {{claim: stays}}})
+	moves, stays := recordedBy("moves", "a,c"), recordedBy("stays", "b")
+	s := &scope{hosts: map[string]*host{"a": {}, "b": {}, "c": {}, "d": {}, "e": {present: true}}}
+	s.setClaims([]capiipamv1.IPAddressClaim{moves, stays})
+	got := s.publishers(map[string][]*target{"a": {{claim: &moves}}, "b": {{claim: &stays}}})
 	if want := []string{"c", "a", "b", "e"}; !slices.Equal(got, want) {
 		t.Errorf("the hosts in the order of their requests: %v, want %v", got, want)
+	}
+}
+
+func recordedBy(claim, hosts string) capiipamv1.IPAddressClaim {
+	return capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: claim, Annotations: map[string]string{infrav1.ServiceHostsAnnotation: hosts}}}
+}
+
+// A host has to give up an address if it is in the record and does not keep it.
+func TestLoses(t *testing.T) {
+	s, one, two := &scope{}, recordedBy("one", "a,b"), recordedBy("two", "a")
+	s.setClaims([]capiipamv1.IPAddressClaim{one, two})
+	ofOne, ofTwo, ports := &target{claim: &one}, &target{claim: &two}, &target{}
+	for name, c := range map[string]struct {
+		host  string
+		keeps []*target
+		want  bool
+	}{
+		"keeps all":            {"a", []*target{ofOne, ports, ofTwo}, false},
+		"keeps one":            {"a", []*target{ofOne, ports}, true},
+		"keeps none":           {"b", nil, true},
+		"had none":             {"c", nil, false},
+		"gets its first":       {"c", []*target{ofTwo}, false},
+		"gets one for another": {"b", []*target{ofTwo}, true},
+	} {
+		if got := s.loses(c.host, c.keeps); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

@@ -25,9 +25,8 @@ func TestNeedsPulses(t *testing.T) {
 		"no Services any more":                  {nil, true, "h", true},
 		"ports of the hosts, which do not move": {&infrav1.ServiceLoadBalancerSpec{HostPorts: ptr.To(true)}, true, "", false},
 	} {
-		claim := &capiipamv1.IPAddressClaim{}
-		claim.Annotations = map[string]string{infrav1.ServiceHostsAnnotation: c.record}
-		s := &scope{capstan: &infrav1.CapstanCluster{}, claims: map[string]*capiipamv1.IPAddressClaim{"c": claim}}
+		s := &scope{capstan: &infrav1.CapstanCluster{}}
+		s.setClaims([]capiipamv1.IPAddressClaim{recordedBy("c", c.record)})
 		s.capstan.Spec.Services.LoadBalancer = c.lb
 		if got := s.needsPulses(&host{name: "h", present: c.present}); got != c.want {
 			t.Errorf("%s: %v", name, got)
