@@ -363,4 +363,13 @@ func TestTold(t *testing.T) {
 			t.Errorf("at %v: %v", c.at.Sub(now), got)
 		}
 	}
+	reported.repeat(client.ObjectKey{Name: "c"}, "e", now)
+	for _, c := range []struct {
+		at   time.Time
+		want bool
+	}{{now.Add(eventPause - 1), false}, {now.Add(eventPause), true}, {now.Add(2 * eventPause), false}} {
+		if got := reported.first(client.ObjectKey{Name: "c"}, "e", c.at); got != c.want {
+			t.Errorf("%v after an error: %v", c.at.Sub(now), got)
+		}
+	}
 }

@@ -181,6 +181,8 @@ func (r *Reconciler) report(ctx context.Context, s *scope, service *corev1.Servi
 		Source: corev1.EventSource{Component: controllerName}, ReportingController: controllerName,
 	}
 	if err := s.workload.Create(ctx, e); err != nil && !apierrors.IsAlreadyExists(err) {
+		r.reported.repeat(client.ObjectKeyFromObject(s.capstan), name, now.Time)
+		s.lookAgain(eventPause)
 		ctrl.LoggerFrom(ctx).V(4).Info("Cannot create an event in the workload cluster", "error", err.Error())
 	}
 }
@@ -195,6 +197,8 @@ type reported struct {
 const (
 	// eventLife is the time after which an event is created again if its reason still applies.
 	eventLife = time.Hour
+	// eventPause is the time after which an event that the API server refused, or did not answer, is created again.
+	eventPause = time.Minute
 	// maxRefusals is the number of unsuitable Services that events name.
 	maxRefusals = hostpb.MaxServices
 	// maxTold bounds the memory for a cluster. Without the record, a request has no effect while the event exists.
@@ -218,6 +222,15 @@ func (t *reported) first(cluster client.ObjectKey, name string, now time.Time) b
 	}
 	told[name] = now
 	return true
+}
+
+// repeat makes an event due again after a pause.
+func (t *reported) repeat(cluster client.ObjectKey, name string, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if told := t.at[cluster]; told != nil {
+		told[name] = now.Add(eventPause - eventLife)
+	}
 }
 
 // forget drops the record of a cluster that publishes nothing any more.

@@ -41,6 +41,11 @@ func TestSilentAPIServer(t *testing.T) {
 	r := &Reconciler{}
 	web := with("web", []int32{80}).Service
 	r.report(t.Context(), s, web, corev1.EventTypeNormal, publishedEvent, "the first")
+	for name := range r.reported.at[client.ObjectKey{}] {
+		if s.again != eventPause || !r.reported.first(client.ObjectKey{}, name, time.Now().Add(eventPause)) {
+			t.Errorf("an event without an answer is not repeated after %s; the next attempt follows after %s", eventPause, s.again)
+		}
+	}
 	for _, err := range []error{r.mark(t.Context(), s, web), r.setIngress(t.Context(), s, web, []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}), r.unmark(t.Context(), s, web)} {
 		if err == nil {
 			t.Error("a request without an answer succeeds")
