@@ -69,7 +69,8 @@ type Reconciler struct {
 	controller capicontroller.Controller
 	reported   reported
 	setting    locks
-	turns      *reconciling.Turns
+	// turns are those of namespaces, and hostTurns those of hosts. Root on a host can let all calls wait.
+	turns, hostTurns *reconciling.Turns
 }
 
 // scope contains the objects of one reconcile.
@@ -162,7 +163,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		WatchesRawSource(r.Pool.Source(r.ofEvent))
 	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Traced("Services", r))
 	workers := r.For(infrav1.ClusterKind).MaxConcurrentReconciles
-	r.controller, r.setting, r.turns = c, locks{keymutex.NewHashed(lockCount)}, reconciling.NewTurns(workers, workers/turnShare)
+	r.controller, r.setting = c, locks{keymutex.NewHashed(lockCount)}
+	r.turns, r.hostTurns = reconciling.NewTurns(workers, workers/turnShare), reconciling.FairTurns(workers)
 	return errors.Join(err, withdrawal{r}.setupWithManager(ctx, mgr))
 }
 

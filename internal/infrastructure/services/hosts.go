@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostselection"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -164,13 +165,20 @@ func (l locks) lock(host string, n connections.Network) (unlock func()) {
 	return func() { _ = l.UnlockKey(key) } // never fails
 }
 
-// set publishes the Services of one host. It returns the places that the host refused.
+// set publishes the Services of one host. It returns the places that the host refused, or ErrWaiting while the host has to answer other
+// calls first.
 func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []*hostpb.PublishedService) (connections.Refused, error) {
 	conn := r.Pool.Get(name)
 	if conn == nil {
 		return nil, fmt.Errorf("host %s is not connected", name)
 	}
 	want := &hostpb.SetServicesRequest{NetworkId: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name, Services: services}
+	end, again := r.hostTurns.TakeTimed(name)
+	if end == nil {
+		s.lookAgain(again)
+		return nil, fmt.Errorf("%w: host %s does not answer the calls for other clusters. If this lasts, restart capstand on the host, or look for the cause in its log", reconciling.ErrWaiting, name)
+	}
+	defer end()
 	defer r.setting.lock(name, s.network())()
 	if _, fewer, err := r.stillPermitted(ctx, name, want); err != nil || fewer {
 		return nil, cmp.Or(err, fmt.Errorf("host %s: its permissions changed a moment ago", name))
@@ -206,7 +214,7 @@ func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
 		}
 		if changed {
 			if _, e := r.set(ctx, s, name, keep); e != nil {
-				err = errors.Join(err, e)
+				err = errors.Join(err, reconciling.IgnoreWaiting(e))
 				continue
 			}
 		}

@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/order"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Reasons of the events on Services.
@@ -283,7 +284,7 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 		for _, t := range targets {
 			t.unknown, s.trouble[nameOf(t.service)] = true, err.Error()
 		}
-		return false, err
+		return false, reconciling.IgnoreWaiting(err)
 	}
 	for _, t := range targets {
 		why := refused[t.place()]

@@ -69,7 +69,7 @@ func newSite(t *testing.T) *site {
 	s.Eventually(conn.ConnectionError, expect.Patience).Should(Succeed())
 	s.Reconciler = &Reconciler{
 		Client: s.management, Options: reconciling.Options{LiveClient: s.withErrors(s.management)}, Pool: pool,
-		setting: locks{keymutex.NewHashed(lockCount)},
+		setting: locks{keymutex.NewHashed(lockCount)}, hostTurns: reconciling.FairTurns(50),
 	}
 	return s
 }

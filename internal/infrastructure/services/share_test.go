@@ -93,3 +93,43 @@ func TestNamespaceOccupiesItsShare(t *testing.T) {
 		t.Error("the time that a cluster waits is not counted")
 	}
 }
+
+// The clusters of a host that lets the calls for its Services wait leave workers to others. They come later, without an error.
+func TestHungHostLeavesWorkers(t *testing.T) {
+	const most = 5
+	s := newSite(t)
+	s.hostTurns = reconciling.NewTurns(50, most)
+	waits, hangs := make(chan struct{}, 100), make(chan struct{})
+	s.fake.Before("SetServices", func() {
+		waits <- struct{}{}
+		<-hangs
+	})
+	results := make(chan error, 100)
+	withdraw := func(n int) *scope {
+		of, _ := s.begin()
+		of.capstan = of.capstan.DeepCopy()
+		of.capstan.Spec.ID = fmt.Sprint("c-", n)
+		of.hosts["h"].allowed = nil // an administrator has withdrawn the permission
+		go func() { results <- s.withdraw(t.Context(), of) }()
+		return of
+	}
+	for n := range most {
+		withdraw(n)
+		<-waits
+	}
+	late := withdraw(most)
+	select {
+	case err := <-results:
+		if err != nil || late.again <= 0 {
+			t.Errorf("%v, and another attempt after %s; want one without an error", err, late.again)
+		}
+	case <-waits:
+		t.Error("the host occupies one more worker")
+	}
+	close(hangs)
+	for range most {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+}
