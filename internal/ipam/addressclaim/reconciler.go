@@ -184,7 +184,7 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, err
 	}
 	if res.Outcome != ledger.Granted {
-		// RetryAfter is set only during a move to this cluster. Its end has no event.
+		// RetryAfter is set if no event follows the end of the wait.
 		return ctrl.Result{RequeueAfter: res.RetryAfter}, r.fail(ctx, s, reasonOf(res.Outcome), res.Message)
 	}
 	if err := r.ensureAddress(ctx, s, res); err != nil {

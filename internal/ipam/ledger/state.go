@@ -187,7 +187,9 @@ func (s *state) revert(r *Request, known bool) {
 	default:
 		delete(s.pending, r.UID)
 		s.space.unuse(e.span)
-		s.queue.add(r.Ticket)
+		if _, dead := s.dead[r.UID]; !dead { // Nothing would remove the place of a deleted claim.
+			s.queue.add(r.Ticket)
+		}
 	}
 }
 

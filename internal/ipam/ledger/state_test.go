@@ -139,6 +139,24 @@ func TestRestBeginsWithTheRelease(t *testing.T) {
 	}
 }
 
+// A claim that is deleted during a failed write of the record gets no place in the queue, where it would hold back later claims.
+func TestFailedWriteForDeletedClaim(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		f := newFixture(twoAddresses())
+		f.ask("a")
+		if deleted {
+			f.reg.Pool(f.key).Abandon("claim-a")
+		}
+		f.revert(&Request{Ticket: TicketOf(f.claim("a"))}, false)
+		if _, queued := f.queue.tickets["claim-a"]; queued == deleted {
+			t.Errorf("deleted %v: in the queue %v", deleted, queued)
+		}
+		if free := f.view().Free; !free.AtLeast(2) {
+			t.Errorf("deleted %v: %v addresses are free, want 2", deleted, free)
+		}
+	}
+}
+
 // A claim whose IPAddress conflicts with another one does not delay later claims.
 func TestConflictDoesNotDelayLaterClaims(t *testing.T) {
 	f := newFixture(twoAddresses())
