@@ -274,6 +274,8 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return r.useExisting(ctx, s, res)
+	case apierrors.IsTooManyRequests(err): // The server is overloaded: the claim keeps its address and writes no status.
+		return fmt.Errorf("creating IPAddress %s with %s: %w", ip.Name, res.Address, err)
 	case refused(err):
 		return r.reportRefusal(ctx, s, fmt.Errorf("creating IPAddress %s: %w", ip.Name, err))
 	}

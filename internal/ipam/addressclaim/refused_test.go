@@ -49,6 +49,51 @@ func TestRefused(t *testing.T) {
 // If the API server refuses the IPAddress, for example because of a quota, the claim shows the answer, and its address is free for the
 // next claim. The claim gets an address when the API server accepts its IPAddress.
 func TestRefusedAddressIsFree(t *testing.T) {
+	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "ipaddresses"}, "a", errors.New("exceeded quota: small"))
+	r, reconcile := refusing(t, &refusal)
+	a, err := reconcile("a")
+	ready := apimeta.FindStatusCondition(a.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
+	if !apierrors.IsForbidden(err) || ready == nil || ready.Reason != capiipamv1.IPAddressClaimReadyAllocationFailedReason ||
+		!strings.Contains(ready.Message, "exceeded quota: small") {
+		t.Errorf("refused: %v, and the condition is %+v", err, ready)
+	}
+	b, err := reconcile("b")
+	if err != nil || b.Status.AddressRef.Name != "b" {
+		t.Errorf("the next claim: %v, %+v", err, b.Status)
+	}
+	refusal = nil
+	ip := &capiipamv1.IPAddress{}
+	if err := r.Client.Get(t.Context(), client.ObjectKeyFromObject(b), ip); err != nil {
+		t.Fatal(err)
+	}
+	r.Ledger.AddressGone(ip)
+	if a, err = reconcile("a"); err != nil || a.Status.AddressRef.Name != "a" {
+		t.Errorf("after the quota has grown: %v, %+v", err, a.Status)
+	}
+}
+
+// An overloaded API server does not refuse the IPAddress: the claim keeps the chosen address until the next attempt, and shows no failure.
+func TestOverloadKeepsAddress(t *testing.T) {
+	overload := apierrors.NewTooManyRequests("overloaded", 1)
+	_, reconcile := refusing(t, &overload)
+	a, err := reconcile("a")
+	ready := apimeta.FindStatusCondition(a.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
+	if !apierrors.IsTooManyRequests(err) || ready != nil && ready.Reason == capiipamv1.IPAddressClaimReadyAllocationFailedReason {
+		t.Errorf("overloaded: %v, and the condition is %+v", err, ready)
+	}
+	if b, err := reconcile("b"); err != nil || b.Status.AddressRef.Name != "" {
+		t.Errorf("the next claim: %v, %+v, want no address", err, b.Status)
+	}
+	overload = nil
+	if a, err = reconcile("a"); err != nil || a.Status.AddressRef.Name != "a" {
+		t.Errorf("after the overload: %v, %+v", err, a.Status)
+	}
+}
+
+// refusing returns a reconciler and its reconciliation of one claim. The pool has one address. The API server answers the creation of
+// the IPAddress of claim a with *answer, if it is not nil.
+func refusing(t *testing.T, answer **apierrors.StatusError) (*Reconciler, func(string) (*capiipamv1.IPAddressClaim, error)) {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
@@ -64,12 +109,11 @@ func TestRefusedAddressIsFree(t *testing.T) {
 			}},
 		}
 	}
-	full := true
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&capiipamv1.IPAddressClaim{}, pool).
 		WithObjects(pool, claim("a"), claim("b")).
 		WithInterceptorFuncs(interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			if full && o.GetName() == "a" {
-				return apierrors.NewForbidden(schema.GroupResource{Resource: "ipaddresses"}, o.GetName(), errors.New("exceeded quota: small"))
+			if *answer != nil && o.GetName() == "a" {
+				return *answer
 			}
 			return c.Create(ctx, o, opts...)
 		}}).Build()
@@ -77,7 +121,7 @@ func TestRefusedAddressIsFree(t *testing.T) {
 		Client: c, Live: c, Ledger: ledger.NewRegistry(c, c, ledger.Options{}),
 		Serves: func(client.Object) bool { return true }, Watches: func(client.Object) bool { return true },
 	}
-	reconcile := func(name string) (*capiipamv1.IPAddressClaim, error) {
+	return r, func(name string) (*capiipamv1.IPAddressClaim, error) {
 		of := claim(name)
 		_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(of)})
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(of), of); err != nil {
@@ -85,24 +129,5 @@ func TestRefusedAddressIsFree(t *testing.T) {
 		}
 		r.Ledger.ClaimSeen(of)
 		return of, err
-	}
-	a, err := reconcile("a")
-	ready := apimeta.FindStatusCondition(a.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
-	if !apierrors.IsForbidden(err) || ready == nil || ready.Reason != capiipamv1.IPAddressClaimReadyAllocationFailedReason ||
-		!strings.Contains(ready.Message, "exceeded quota: small") {
-		t.Errorf("refused: %v, and the condition is %+v", err, ready)
-	}
-	b, err := reconcile("b")
-	if err != nil || b.Status.AddressRef.Name != "b" {
-		t.Errorf("the next claim: %v, %+v", err, b.Status)
-	}
-	full = false
-	ip := &capiipamv1.IPAddress{}
-	if err := c.Get(t.Context(), client.ObjectKeyFromObject(b), ip); err != nil {
-		t.Fatal(err)
-	}
-	r.Ledger.AddressGone(ip)
-	if a, err = reconcile("a"); err != nil || a.Status.AddressRef.Name != "a" {
-		t.Errorf("after the quota has grown: %v, %+v", err, a.Status)
 	}
 }
