@@ -293,9 +293,11 @@ func (d Disk) Thaw() error {
 
 // Detach unmounts the file system and waits until its loop device is released.
 func (d Disk) Detach(ctx context.Context) error {
-	if err := errors.Join(d.Thaw(), d.endSwap()); err != nil {
+	if err := d.Thaw(); err != nil {
 		return err
 	}
+	// An error concerns the disk only if the kernel keeps its loop device: a swap file of the host can have the same name.
+	swapErr := d.endSwap()
 	for {
 		// A lazy unmount works even if a process still reads a file of the disk.
 		err := unix.Unmount(d.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -315,7 +317,7 @@ func (d Disk) Detach(ctx context.Context) error {
 		_ = loop.Close()
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, ctx.Err())
+			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, errors.Join(ctx.Err(), swapErr))
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
 		}
 	}

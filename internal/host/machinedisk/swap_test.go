@@ -4,35 +4,39 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/thread"
 )
 
-// A disk is detached although root in the machine uses a file of it for swap. Another file with the name of a swap file is no error.
+// A disk is detached although root in the machine uses a file of it for swap, has made the file immutable, and has chosen a name that the kernel
+// escapes. Another file with the name of a swap file is no error, also in a read-only file system.
 func TestSwapFile(t *testing.T) {
 	d, other := attached(t), attached(t)
-	file := filepath.Join(d.Dir, "swap")
+	name := "a \t\n\\\v swap"
+	file := filepath.Join(d.Dir, name)
 	expect.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
-	expect.NoError(t, os.WriteFile(filepath.Join(other.Dir, "swap"), nil, 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(other.Dir, name), nil, 0o600))
+	expect.NoError(t, unix.Mount("", other.Dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if out, err := exec.CommandContext(t.Context(), "mkswap", file).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
-	used := make(chan error)
-	go func() { used <- swapOnIn(d.Dir, "/swap") }()
-	expect.NoError(t, <-used)
+	var used error
+	thread.Throwaway(func() { used = swapOnIn(d.Dir, "/"+name) }) // The mount namespace ends with the thread.
+	expect.NoError(t, used)
+	if out, err := exec.CommandContext(t.Context(), "chattr", "+i", file).CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
 	expect.NoError(t, other.Detach(ctx(t)))
 	expect.NoError(t, d.Detach(ctx(t)))
 }
 
-// swapOnIn uses a file for swap in a mount namespace whose root is dir, as in a machine. The thread, and with it the namespace, ends with the
-// goroutine.
+// swapOnIn uses a file for swap in a mount namespace whose root is dir, as in a machine. The calling thread stays in the namespace.
 func swapOnIn(dir, file string) error {
-	runtime.LockOSThread()
 	for _, step := range []func() error{
 		func() error { return unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS) },
 		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
@@ -45,7 +49,7 @@ func swapOnIn(dir, file string) error {
 			if err != nil {
 				return err
 			}
-			if _, _, errno := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 { //nolint:gosec // The kernel reads the path.
+			if _, _, errno := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 {
 				return errno
 			}
 			return nil
