@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/events"
@@ -93,15 +94,20 @@ func (m *machine) chooseImage(ctx context.Context) (runc.System, error) {
 	return runc.SystemOf(image.Dir), m.recordImage(image.Digest)
 }
 
-// recordImage records the digest of the machine's image at the first start. The image may have been replaced since it was checked.
+// recordImage records the digest of the machine's image at the first start. The image may have been replaced since it was checked, and a scan
+// may be removing it: only the list shows this.
 func (m *machine) recordImage(digest string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.state.ImageDigest != "" {
 		return nil
 	}
-	if _, err := m.host.images.Get(m.spec.Image, digest); err != nil {
+	listed, err := m.host.images.Get(m.spec.Image, "")
+	if err != nil {
 		return err
+	}
+	if listed.Digest != digest {
+		return fmt.Errorf("expected the image %s with digest %s, which was checked for the machine, found %s: the image was replaced meanwhile, and capstand tries again", m.spec.Image, digest, listed.Digest)
 	}
 	m.state.ImageDigest = digest
 	return m.save()

@@ -185,3 +185,18 @@ func TestHungImage(t *testing.T) {
 		close(hang)
 	})
 }
+
+// A machine does not begin with an image that was replaced after its check: a scan may be removing the unpacked files.
+func TestImageReplacedDuringStart(t *testing.T) {
+	h, m, _ := withImage(t)
+	if _, err := h.images.Scan(t.Context(), h.machines.usesImage); err != nil {
+		t.Fatal(err)
+	}
+	former := strings.Repeat("a", 64)
+	if err := os.Mkdir(filepath.Join(h.images.Unpacked, former), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.recordImage("sha256:" + former); err == nil || !strings.Contains(err.Error(), "the image was replaced meanwhile") || m.state.ImageDigest != "" {
+		t.Errorf("recorded %q, %v", m.state.ImageDigest, err)
+	}
+}
