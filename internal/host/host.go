@@ -100,7 +100,8 @@ var _ hostpb.HostServer = (*Host)(nil)
 
 // newHost connects the registries, which are empty.
 func newHost(p *platform) *Host {
-	p.startSeconds, p.findHostFiles, p.looks.byFiles = newStartSeconds(), p.openHostFiles, map[string]*look{}
+	p.startSeconds, p.findHostFiles = newStartSeconds(), p.openHostFiles
+	p.looks.byFiles, p.folders.byFiles = map[string]*look{}, map[string]*look{}
 	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}, unrecorded: map[string]*hostpb.SetServicesRequest{}}
 	h := &Host{
 		platform: p, networks: ns,

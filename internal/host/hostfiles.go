@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -19,7 +20,7 @@ const (
 	maxLooks = 16
 )
 
-// looks are the looks for the host files of machines that have not ended yet, by the paths of the files.
+// looks are the looks for files of the host that have not ended yet, by the paths of the files.
 type looks struct {
 	mu      sync.Mutex
 	byFiles map[string]*look
@@ -31,11 +32,14 @@ type look struct {
 	err   error
 }
 
+// errNoAnswer is the end of the errors of file systems that hang.
+var errNoAnswer = errors.New("check the servers of the network file systems of the host")
+
 // await returns the result of find, or an error if find does not end in time. Calls for the same files share one look.
 func (l *looks) await(ctx context.Context, files string, find func() error) error {
 	begun := l.begin(files, find)
 	if begun == nil {
-		return fmt.Errorf("expected file systems of the host that answer, found %d looks for files of machines without an answer: check the servers of the network file systems of the host", maxLooks)
+		return fmt.Errorf("expected file systems of the host that answer, found %d looks for files without an answer: %w", maxLooks, errNoAnswer)
 	}
 	ctx, cancel := context.WithTimeout(ctx, hostFilesWait)
 	defer cancel()
@@ -43,7 +47,7 @@ func (l *looks) await(ctx context.Context, files string, find func() error) erro
 	case <-begun.ended:
 		return begun.err
 	case <-ctx.Done():
-		return fmt.Errorf("expected the file systems with %s to answer within %s, found no answer: check the servers of the network file systems of the host", files, hostFilesWait)
+		return fmt.Errorf("expected the file systems with %s to answer within %s, found no answer: %w", files, hostFilesWait, errNoAnswer)
 	}
 }
 

@@ -56,13 +56,23 @@ func TestStartWithHungHostFiles(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
 			t.Errorf("%v, %v", mounts, err)
 		}
+		for i := range maxLooks {
+			h.looks.byFiles[fmt.Sprint("/srv/", i)] = &look{ended: hang}
+		}
 		h.config.ContainerImages = t.TempDir()
-		h.looks.byFiles[h.config.ContainerImages] = &look{ended: hang}
-		if dir := m.containerImages(); dir != "" {
-			t.Errorf("the machine gets the folder %s, which hangs", dir)
+		if dir, err := m.containerImages(); err != nil || dir != h.config.ContainerImages {
+			t.Errorf("the folder of container images while files of machines hang: %q, %v", dir, err)
+		}
+		h.folders.byFiles[h.config.ContainerImages] = &look{ended: hang}
+		if dir, err := m.containerImages(); err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
+			t.Errorf("the first start with a folder of container images that hangs: %q, %v", dir, err)
+		}
+		m.state.StartedAt = time.Now()
+		if dir, err := m.containerImages(); err != nil || dir != "" {
+			t.Errorf("a later start with a folder of container images that hangs: %q, %v", dir, err)
 		}
 		h.config.Backups, m.spec.Cluster, m.spec.ControlPlane = t.TempDir(), "demo", true
-		h.looks.byFiles[filepath.Join(h.config.Backups, "default", "demo")] = &look{ended: hang}
+		h.folders.byFiles[filepath.Join(h.config.Backups, "default", "demo")] = &look{ended: hang}
 		if dir, err := h.backups(m.spec); err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
 			t.Errorf("the folder of the backups: %s, %v", dir, err)
 		}

@@ -19,23 +19,25 @@ import (
 )
 
 // containerImages returns the folder with the archives that the machine imports, or "" without such a folder. It also returns "" if a
-// user other than root can change the folder or an archive, because an image runs with the rights of the pods that use its name, or if its
-// file system hangs.
-func (m *machine) containerImages() string {
+// user other than root can change the folder or an archive, because an image runs with the rights of the pods that use its name. While its
+// file system hangs, the first start fails, because the bootstrap can need the images; a later start does without them.
+func (m *machine) containerImages() (string, error) {
 	dir := m.host.config.ContainerImages
 	if dir == "" {
-		return ""
+		return "", nil
 	}
 	// The folder can be in a file system that hangs. The end of capstand does not interrupt the start of a machine.
-	err := m.host.looks.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
+	err := m.host.folders.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return ""
+		return "", nil
+	case errors.Is(err, errNoAnswer) && m.fresh():
+		return "", fmt.Errorf("container images of the host for the first start: %w", err)
 	case err != nil:
 		m.log.Error("The machine starts without the container images of the host", "error", err)
-		return ""
+		return "", nil
 	}
-	return dir
+	return dir, nil
 }
 
 // checkContainerImages returns an error if a user other than root can change the folder or an archive.

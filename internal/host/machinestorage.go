@@ -213,8 +213,10 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 	if err != nil {
 		return "", err
 	}
+	if p.ContainerImages, err = m.containerImages(); err != nil {
+		return "", err
+	}
 	p.HostMounts, p.Devices, p.Volumes = mounts, nodes, m.volumeMounts()
-	p.ContainerImages = m.containerImages()
 	p.Backups, p.BackupsIn = backups, filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster)
 	p.Namespace, p.NetworkID, p.NetNS = m.spec.Namespace, m.spec.Network.Id, m.host.box.NetNS(m.spec.Id)
 	p.Hostname, p.Rootfs, p.Assets, p.Run = m.spec.Name, m.rootfs(), m.host.config.Assets, m.runDir()
