@@ -168,22 +168,31 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	return h, nil
 }
 
-// endWait bounds Wait. A goroutine in a file system that hangs does not end, meanwhile capstand renews no lease of fencing, and the orderly stop
+// endWait bounds the wait for work that is no start of a machine. A goroutine in a file system that hangs does not end, meanwhile capstand renews no lease of fencing, and the orderly stop
 // of machines at a shutdown waits.
 const endWait = 10 * time.Second
 
-// Wait returns when all goroutines have ended after the end of the context, after endWait at the latest. A goroutine that still runs may be
-// killed, as by a crash.
+// Wait returns when all goroutines have ended after the end of the context. It waits for starts of machines at most for startTimeout, and
+// then for the rest at most for endWait. A goroutine that still runs may be killed, as by a crash.
 func (h *Host) Wait() {
+	begun := time.Now()
+	if !endsWithin(startTimeout, h.starts.wait) || !endsWithin(endWait, h.running.Wait) {
+		h.log.Warn("Some work of capstand has not ended, and capstand ends without it: the next capstand continues the work", "waited", time.Since(begun))
+	}
+}
+
+// endsWithin calls wait and reports whether it returns in time.
+func endsWithin(limit time.Duration, wait func()) bool {
 	ended := make(chan struct{})
 	go func() {
-		h.running.Wait()
+		wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
-	case <-time.After(endWait):
-		h.log.Warn("Some work of capstand has not ended, and capstand ends without it: the next capstand continues the work", "waited", endWait)
+		return true
+	case <-time.After(limit):
+		return false
 	}
 }
 

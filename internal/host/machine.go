@@ -448,7 +448,12 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The end of capstand does not interrupt the rest of a start.
+	// Neither the end of the machine nor that of capstand interrupts the rest of a start: Wait waits for it.
+	end, err := m.host.starts.begin(life)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
 	defer cancel()
 	if err := m.ensureNetwork(ctx); err != nil {

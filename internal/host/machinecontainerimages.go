@@ -26,7 +26,7 @@ func (m *machine) containerImages() (string, error) {
 	if dir == "" {
 		return "", nil
 	}
-	// The folder can be in a file system that hangs. The end of capstand does not interrupt the start of a machine.
+	// The folder can be in a file system that hangs. The end of capstand waits for the start of a machine.
 	err := m.host.folders.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

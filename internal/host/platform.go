@@ -51,6 +51,7 @@ type platform struct {
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup
+	starts  starts
 	// trash is held while the trash is emptied.
 	trash sync.Mutex
 	ctx   context.Context
