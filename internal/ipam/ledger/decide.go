@@ -100,6 +100,7 @@ func (d *decision) decide() (Result, bool) {
 			"%s has chosen %d addresses whose IPAddresses do not exist yet: waiting until the API server creates them, see the log of the manager", d.key, len(d.pending))})
 	}
 	before, removed := d.last[r.UID]
+	removed = removed && !before.retracted
 	excluded := !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels)
 	if excluded && (exists && !r.Out && e.claimUID != r.UID || !exists && !removed) {
 		return d.fail(d.notServed())

@@ -363,6 +363,38 @@ func TestFormerAddressOfExcludedNamespace_ALL18(t *testing.T) {
 	}
 }
 
+// A claim whose IPAddress the API server refuses gets the same address at each attempt: RoundRobin continues after it, so that the
+// address that was just released is used last.
+func TestRefusedAttemptsKeepCursor(t *testing.T) {
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}, Order: ipamv1.RoundRobinOrder})
+	f.ask("served")
+	f.reg.Pool(f.key).Created("claim-served", f.address("served", "10.0.0.1", ptr.To[int32](24)))
+	f.removeAddress("ip-served", false)
+	for attempt := range 3 {
+		a, b := f.ask("a"), f.ask("b")
+		if a.Address != "10.0.0.2" || b.Address != "10.0.0.3" {
+			t.Errorf("attempt %d: got %+v and %+v, want 10.0.0.2 and 10.0.0.3", attempt, a, b)
+		}
+		f.reg.Pool(f.key).Refused(TicketOf(f.claim("a")))
+		f.reg.Pool(f.key).Refused(TicketOf(f.claim("b")))
+	}
+	if got := f.ask("c"); got.Address != "10.0.0.4" {
+		t.Errorf("the next claim: got %+v, want 10.0.0.4", got)
+	}
+}
+
+// ALL-18: a claim whose IPAddress the API server has refused never had an address, so it gets none after the pool has excluded its
+// namespace.
+func TestRefusedClaimOfExcludedNamespace_ALL18(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.ask("a")
+	f.reg.Pool(f.key).Refused(TicketOf(f.claim("a")))
+	f.excluding()
+	if got := f.ask("a"); got.Outcome != Failed || !strings.Contains(got.Message, "does not serve claims of namespace ns") {
+		t.Errorf("got %+v", got)
+	}
+}
+
 // The record of a pool is bounded: if too many chosen addresses have no IPAddress yet, further claims wait.
 func TestPendingIsBounded(t *testing.T) {
 	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/16"}}})

@@ -37,18 +37,20 @@ type state struct {
 	queue *queue
 	// dead contains deleted claims. They get no address.
 	dead map[types.UID]time.Time
-	// last contains the last address of each claim whose IPAddress was deleted by a user.
+	// last contains the last address of each claim whose IPAddress was deleted by a user or was not created.
 	last map[types.UID]lastAddress
 	// arrived is the time when an address or a claim of this pool last arrived from another management cluster, and
 	// addressArrived is the time of the last address.
 	arrived, addressArrived time.Time
 }
 
-// lastAddress is the address of a claim whose IPAddress was deleted.
+// lastAddress is the address of a claim whose IPAddress was deleted or was not created.
 type lastAddress struct {
 	span  alloc.Range
 	at    time.Time
 	moved bool
+	// retracted is true if the claim never had the address.
+	retracted bool
 }
 
 func newState(opts *Options, key Key) *state {
@@ -203,12 +205,18 @@ func (s *state) settle(e *pendingEntry) (settled bool) {
 	return true
 }
 
-// retract records that this process does not create the IPAddress of a claim.
+// retract records that this process does not create the IPAddress of a claim. The next attempt gets the same address if it is free:
+// with another one, each attempt would advance the cursor of RoundRobin, and released addresses would soon be used again.
 func (s *state) retract(claim types.UID) {
-	if e, ok := s.pending[claim]; ok {
-		e.done = true
-		s.settleAndWake(e)
+	e, ok := s.pending[claim]
+	if !ok {
+		return
 	}
+	e.done = true
+	if before, had := s.last[claim]; !had || before.retracted {
+		s.last[claim] = lastAddress{span: e.span, at: s.now(), retracted: true}
+	}
+	s.settleAndWake(e)
 }
 
 // settleAndWake also wakes the claims that can use the address.
