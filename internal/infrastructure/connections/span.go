@@ -86,16 +86,23 @@ type publication struct {
 	whole bool
 }
 
+// HasServices reports whether the host accepted exactly these Services last on this connection, and refused no place.
+func (h *Host) HasServices(want *hostpb.SetServicesRequest) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	have := h.services[NetworkOf(want.GetNetworkId(), want)]
+	return have.whole && proto.Equal(have.request, want)
+}
+
 // EnsureServices sets the published Services of a network, and returns the places that the host refused. It calls the host
 // only if the host accepted something else last on this connection, or refused a place.
 func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesRequest) (Refused, error) {
-	key := NetworkOf(want.GetNetworkId(), want)
-	h.mu.Lock()
-	have, before := h.services[key], h.forgotten
-	if have.whole && proto.Equal(have.request, want) {
-		h.mu.Unlock()
+	if h.HasServices(want) {
 		return nil, nil
 	}
+	key := NetworkOf(want.GetNetworkId(), want)
+	h.mu.Lock()
+	before := h.forgotten
 	h.dropServices(key) // A call that fails may have changed the host.
 	h.mu.Unlock()
 	answer, err := h.SetServices(ctx, want)

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -131,5 +132,24 @@ func TestHungHostLeavesWorkers(t *testing.T) {
 		if err := <-results; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestUnchangedServicesNeedNoTurn: a host that has the Services already is not called, so its clusters wait for no other call.
+func TestUnchangedServicesNeedNoTurn(t *testing.T) {
+	s := newSite(t)
+	s.hostTurns = reconciling.NewTurns(1, 1)
+	of, _ := s.begin()
+	services := []*hostpb.PublishedService{{Name: "default/web", Address: "203.0.113.9", Ports: []*hostpb.PublishedPort{{Port: 80, Protocol: hostpb.PublishedPort_TCP, NodePort: 30080}}}}
+	if _, err := s.set(t.Context(), of, "h", services); err != nil {
+		t.Fatal(err)
+	}
+	end, _ := s.hostTurns.TakeTimed("h")
+	defer end()
+	if _, err := s.set(t.Context(), of, "h", services); err != nil {
+		t.Errorf("the same Services: %v", err)
+	}
+	if _, err := s.set(t.Context(), of, "h", nil); !errors.Is(err, reconciling.ErrWaiting) {
+		t.Errorf("other Services: %v", err)
 	}
 }
