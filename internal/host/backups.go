@@ -33,5 +33,5 @@ func (p *platform) backups(spec *hostpb.MachineSpec) (string, error) {
 	root := cmp.Or(p.config.Backups, p.store.path(backupsDir))
 	dir := filepath.Join(root, spec.Namespace, spec.Cluster)
 	// Backups are often in a network file system, which can hang. The end of capstand waits for the start of a machine.
-	return dir, p.folders.await(context.Background(), dir, func() error { return os.MkdirAll(dir, 0o700) })
+	return dir, p.backupFolders.await(context.Background(), dir, func() error { return os.MkdirAll(dir, 0o700) })
 }

@@ -11,7 +11,7 @@ import (
 // TestBackups: a control plane machine sees the backups of its own cluster, and no other machine sees any.
 func TestBackups(t *testing.T) {
 	root := t.TempDir()
-	h := &platform{config: Config{Backups: root}, folders: looks{byFiles: map[string]*look{}}}
+	h := &platform{config: Config{Backups: root}, backupFolders: looks{byFiles: map[string]*look{}}}
 	for _, c := range []struct {
 		spec *hostpb.MachineSpec
 		want string

@@ -101,7 +101,7 @@ var _ hostpb.HostServer = (*Host)(nil)
 // newHost connects the registries, which are empty.
 func newHost(p *platform) *Host {
 	p.startSeconds, p.findHostFiles = newStartSeconds(), p.openHostFiles
-	p.looks.byFiles, p.folders.byFiles = map[string]*look{}, map[string]*look{}
+	p.looks.byFiles, p.imageFolders.byFiles, p.backupFolders.byFiles = map[string]*look{}, map[string]*look{}, map[string]*look{}
 	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}, unrecorded: map[string]*hostpb.SetServicesRequest{}}
 	h := &Host{
 		platform: p, networks: ns,
@@ -168,31 +168,22 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	return h, nil
 }
 
-// endWait bounds the wait for work that is no start of a machine. A goroutine in a file system that hangs does not end, meanwhile capstand renews no lease of fencing, and the orderly stop
-// of machines at a shutdown waits.
-const endWait = 10 * time.Second
+// endWait bounds Wait. A goroutine in a file system that hangs does not end. Meanwhile, capstand renews no lease of fencing, of which the
+// shortest ends after 30 s, and the orderly stop of machines at a shutdown waits.
+const endWait = 15 * time.Second
 
-// Wait returns when all goroutines have ended after the end of the context. It waits for starts of machines at most for startTimeout, and
-// then for the rest at most for endWait. A goroutine that still runs may be killed, as by a crash.
+// Wait returns when all goroutines have ended after the end of the context, among them the starts of machines. It returns after endWait at the
+// latest. A goroutine that still runs may be killed, as by a crash.
 func (h *Host) Wait() {
-	begun := time.Now()
-	if !endsWithin(startTimeout, h.starts.wait) || !endsWithin(endWait, h.running.Wait) {
-		h.log.Warn("Some work of capstand has not ended, and capstand ends without it: the next capstand continues the work", "waited", time.Since(begun))
-	}
-}
-
-// endsWithin calls wait and reports whether it returns in time.
-func endsWithin(limit time.Duration, wait func()) bool {
 	ended := make(chan struct{})
 	go func() {
-		wait()
+		h.running.Wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
-		return true
-	case <-time.After(limit):
-		return false
+	case <-time.After(endWait):
+		h.log.Warn("Some work of capstand has not ended, and capstand ends without it: the next capstand continues the work", "waited", endWait)
 	}
 }
 

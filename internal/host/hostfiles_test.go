@@ -63,7 +63,7 @@ func TestStartWithHungHostFiles(t *testing.T) {
 		if dir, err := m.containerImages(); err != nil || dir != h.config.ContainerImages {
 			t.Errorf("the folder of container images while files of machines hang: %q, %v", dir, err)
 		}
-		h.folders.byFiles[h.config.ContainerImages] = &look{ended: hang}
+		h.imageFolders.byFiles[h.config.ContainerImages] = &look{ended: hang}
 		if dir, err := m.containerImages(); err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
 			t.Errorf("the first start with a folder of container images that hangs: %q, %v", dir, err)
 		}
@@ -72,7 +72,7 @@ func TestStartWithHungHostFiles(t *testing.T) {
 			t.Errorf("a later start with a folder of container images that hangs: %q, %v", dir, err)
 		}
 		h.config.Backups, m.spec.Cluster, m.spec.ControlPlane = t.TempDir(), "demo", true
-		h.folders.byFiles[filepath.Join(h.config.Backups, "default", "demo")] = &look{ended: hang}
+		h.backupFolders.byFiles[filepath.Join(h.config.Backups, "default", "demo")] = &look{ended: hang}
 		if dir, err := h.backups(m.spec); err == nil || !strings.Contains(err.Error(), "to answer within 5s") {
 			t.Errorf("the folder of the backups: %s, %v", dir, err)
 		}

@@ -448,12 +448,10 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Neither the end of the machine nor that of capstand interrupts the rest of a start: Wait waits for it.
-	end, err := m.host.starts.begin(life)
-	if err != nil {
+	if err := life.Err(); err != nil {
 		return nil, err
 	}
-	defer end()
+	// The end of the machine or of capstand does not interrupt the rest of a start, except the look for host mounts: Wait waits for it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
 	defer cancel()
 	if err := m.ensureNetwork(ctx); err != nil {

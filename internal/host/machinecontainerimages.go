@@ -27,7 +27,7 @@ func (m *machine) containerImages() (string, error) {
 		return "", nil
 	}
 	// The folder can be in a file system that hangs. The end of capstand waits for the start of a machine.
-	err := m.host.folders.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
+	err := m.host.imageFolders.await(context.Background(), dir, func() error { return checkContainerImages(dir) })
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil

@@ -88,7 +88,7 @@ func (m *machine) chooseImage(ctx context.Context) (runc.System, error) {
 		return runc.System{}, err
 	}
 	// The administrator may have changed a folder.
-	if err := m.host.folders.await(ctx, image.Dir, func() error { return machineimage.Check(image.Dir) }); err != nil {
+	if err := m.host.imageFolders.await(ctx, image.Dir, func() error { return machineimage.Check(image.Dir) }); err != nil {
 		return runc.System{}, err
 	}
 	return runc.SystemOf(image.Dir), m.recordImage(image.Digest)

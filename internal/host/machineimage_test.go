@@ -169,7 +169,7 @@ func TestHungImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		hang, chosen := make(chan struct{}), make(chan error)
-		h.folders.byFiles[image] = &look{ended: hang}
+		h.imageFolders.byFiles[image] = &look{ended: hang}
 		go func() {
 			_, err := m.chooseImage(t.Context())
 			chosen <- err

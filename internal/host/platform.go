@@ -46,12 +46,11 @@ type platform struct {
 	// findHostFiles looks for the mounts and device nodes of a machine. It can hang: neither mu nor the lock of a machine is held.
 	findHostFiles func(*hostpb.MachineSpec) error
 	looks         looks
-	// folders are the looks at the folders of images and backups. Files of machines that hang must not use up their number.
-	folders looks
+	// imageFolders and backupFolders are the looks at these folders. A hung file system of one kind must not use up the looks of another.
+	imageFolders, backupFolders looks
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup
-	starts  starts
 	// trash is held while the trash is emptied.
 	trash sync.Mutex
 	ctx   context.Context

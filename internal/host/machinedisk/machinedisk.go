@@ -296,16 +296,19 @@ func (d Disk) Detach(ctx context.Context) error {
 	if err := d.Thaw(); err != nil {
 		return err
 	}
-	// An error concerns the disk only if the kernel keeps its loop device: a swap file of the host can have the same name.
-	swapErr := d.endSwap()
+	// A lazy unmount works even if a process still reads a file of the disk. After an error of the swap files, it would hide them from the next
+	// attempt. Such an error concerns the disk only if the kernel uses one of its files: a swap file of the host can have the same name.
+	swapErr, flags := d.endSwap(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW
+	if swapErr != nil {
+		flags = unix.UMOUNT_NOFOLLOW
+	}
 	for {
-		// A lazy unmount works even if a process still reads a file of the disk.
-		err := unix.Unmount(d.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		err := unix.Unmount(d.Dir, flags)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("unmounting %s: %w", d.Dir, err)
+			return errors.Join(swapErr, fmt.Errorf("unmounting %s: %w", d.Dir, err))
 		}
 	}
 	for {
@@ -317,7 +320,7 @@ func (d Disk) Detach(ctx context.Context) error {
 		_ = loop.Close()
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, errors.Join(ctx.Err(), swapErr))
+			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, ctx.Err())
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
 		}
 	}
