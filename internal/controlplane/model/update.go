@@ -334,15 +334,10 @@ func (f Fleet) continueUpdate(i *Instance, active []*Instance, w Target) (Plan, 
 			i.Name(), u, infrav1.MachineUpdateAttemptAnnotation, last)), true
 	case u.Written || u.running(): // A lost host may return and continue.
 		return waitFor(fmt.Sprintf("Machine %s: %s", i.Name(), u)), true
-	case w.held != "" && i.Machine.Spec.Version != w.version && !f.needsRepair(i): // With the version, its update has begun before the hold.
+	case w.held != "" && i.Machine.Spec.Version != w.version: // With the version, its update has begun before the hold.
 		return waitFor(w.held), true
 	}
 	return f.startUpdate(i), true
-}
-
-// needsRepair reports whether the only Machine failed in its update: another version can be the repair, and no backup can be made before it.
-func (f Fleet) needsRepair(i *Instance) bool {
-	return len(f.active()) == 1 && i.Update.Failed() && !f.healthy(i)
 }
 
 // startUpdate writes the desired state of a Machine, if everything else works.

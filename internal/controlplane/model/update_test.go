@@ -149,17 +149,15 @@ func TestPlanChangedUpdates(t *testing.T) {
 // TestHeldUpdates: a recorded update does not take a new version before the hold ends. One whose Machine has the version already continues.
 func TestHeldUpdates(t *testing.T) {
 	for name, test := range map[string]struct{ machines, version, want string }{
-		"failed":                                {"a:vFW b:vW c:vW", "v1", "wait"},
-		"rolled back":                           {"a:vBW b:vW c:vW", "v1", "wait"},
-		"it waits for capacity":                 {"a:vCW b:vW c:vW", "v1", "wait"},
-		"recorded, and not written":             {"a:vMW b:vW c:vW", "v1", "wait"},
-		"a single machine":                      {"a:vBW", "v1", "wait"},
-		"a single machine that failed":          {"a:sFW", "v1", "update a"},
-		"a single machine that failed, healthy": {"a:vFW", "v1", "wait"},
-		"recorded with the version":             {"a:vMW b:vW c:vW", "v2", "update a"},
-		"failed with the version":               {"a:vFW b:vW c:vW", "v2", "update a"},
-		"failed, and a missing machine joins":   {"a:vFW b:vW", "v1", "create 1"},
-		"failed, and the spec needs a machine":  {"a:vFN b:vN c:vN", "v1", "wait"},
+		"failed":                               {"a:vFW b:vW c:vW", "v1", "wait"},
+		"rolled back":                          {"a:vBW b:vW c:vW", "v1", "wait"},
+		"it waits for capacity":                {"a:vCW b:vW c:vW", "v1", "wait"},
+		"recorded, and not written":            {"a:vMW b:vW c:vW", "v1", "wait"},
+		"a single machine":                     {"a:vBW", "v1", "wait"},
+		"recorded with the version":            {"a:vMW b:vW c:vW", "v2", "update a"},
+		"failed with the version":              {"a:vFW b:vW c:vW", "v2", "update a"},
+		"failed, and a missing machine joins":  {"a:vFW b:vW", "v1", "create 1"},
+		"failed, and the spec needs a machine": {"a:vFN b:vN c:vN", "v1", "wait"},
 	} {
 		f, replicas := build(test.machines), 3
 		if len(f.Instances) == 1 {
