@@ -82,5 +82,5 @@ func (cp *ControlPlane) FormerMachines(machines []*clusterv1.Machine) (message s
 			again = order.Sooner(again, left)
 		}
 	}
-	return JoinReasons(append([]string{"Control plane machines are being deleted before the restore continues: " + strings.Join(names, ", ")}, remain...)), again
+	return JoinReasons(append([]string{"Control plane machines are being deleted: " + strings.Join(names, ", ")}, remain...)), again
 }

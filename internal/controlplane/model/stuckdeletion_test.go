@@ -78,7 +78,7 @@ func TestFormerMachines(t *testing.T) {
 		m.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: "CapstanMachine", Name: name + "-infra"}
 		machines = append(machines, m)
 	}
-	const names = "Control plane machines are being deleted before the restore continues: a, b, c"
+	const names = "Control plane machines are being deleted: a, b, c"
 	for _, c := range []struct {
 		what  string
 		going map[string]time.Duration
