@@ -101,12 +101,7 @@ func componentPortFree(name string, port int) bool {
 
 // loopbackFree reports whether no program listens on the port of 127.0.0.1. Load balancers can have it on other addresses.
 func loopbackFree(port int) bool {
-	l, err := net.Listen("tcp", hostPort(port))
-	if err != nil {
-		return false
-	}
-	_ = l.Close()
-	return true
+	return tryListen(hostPort(port)) == nil
 }
 
 // claimPorts claims a block for this plane with an abstract socket, which disappears with the process. Like the ports, it
@@ -121,14 +116,7 @@ func claimPorts(base int) (release func(), ok bool) {
 
 // portFree reports whether no program listens on the port, on loopback or on all addresses.
 func portFree(port int) bool {
-	for _, host := range []string{"127.0.0.1", ""} {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-		if err != nil {
-			return false
-		}
-		_ = l.Close()
-	}
-	return true
+	return loopbackFree(port) && tryListen(net.JoinHostPort("", strconv.Itoa(port))) == nil
 }
 
 // checkAPIPort returns an error if another program has the port of --api-address, on any address of the box. served is the URL of the API
@@ -159,7 +147,7 @@ func checkListens(ctx context.Context, s, running Settings) error {
 func (l listener) check(ctx context.Context, own bool) error {
 	var err error
 	awaitFree(ctx, func() bool {
-		err = tryListen(ctx, l.address())
+		err = tryListen(l.address())
 		return own || !errors.Is(err, syscall.EADDRINUSE)
 	})
 	switch {
@@ -171,8 +159,9 @@ func (l listener) check(ctx context.Context, own bool) error {
 	return invalid("expected an address of this box for %s, found %s: %w: use :%d for all addresses of this box, or one of them", l.flag, l.address(), err, l.port)
 }
 
-func tryListen(ctx context.Context, address string) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+// tryListen returns an error if a process cannot listen on the address now.
+func tryListen(address string) error {
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return err
 	}
