@@ -72,8 +72,10 @@ func (b Box) setRedirect(ctx context.Context, networkID string, want Redirect, y
 	if err == nil && (have == want || !want.Endpoint.IsValid() && have.Balancer != want.Balancer) {
 		return nil
 	}
-	if moved, e := b.moved(networkID, have, want); yields && (e != nil || moved) {
-		return e
+	if yields {
+		if moved, err := b.moved(networkID, have, want); err != nil || moved {
+			return err
+		}
 	}
 	n, ok := b.Network(networkID)
 	if !ok {
