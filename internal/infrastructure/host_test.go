@@ -103,14 +103,7 @@ func TestCredentials(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
 	name := unique("creds")
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
-		Spec: infrav1.CapstanHostSpec{
-			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
-			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		},
-	}
-	b.create(host)
+	host := b.hostAt("127.0.0.1:1", providerNamespace, name)
 	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring(name))
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	b.create(secret)
@@ -130,14 +123,7 @@ func TestCredentialsElsewhere(t *testing.T) {
 	b := newNamespace(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "somebodys"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	b.create(secret)
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
-		Spec: infrav1.CapstanHostSpec{
-			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "somebodys"},
-			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		},
-	}
-	b.create(host)
+	host := b.hostAt("127.0.0.1:1", b.namespace, "somebodys")
 	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("the provider cannot patch the Secret with the host's credentials in namespace"))
 	b.get(secret)
 	b.Expect(secret.OwnerReferences).To(BeEmpty())
@@ -162,14 +148,7 @@ func TestHostOverTLS(t *testing.T) {
 	address := fakehost.New(t).ServeTLS(t, credentials.In(dir))
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: good}
 	b.create(secret)
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
-		Spec: infrav1.CapstanHostSpec{
-			Address: address, CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
-			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		},
-	}
-	b.create(host)
+	host := b.hostAt(address, providerNamespace, name)
 	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
 
 	use := func(data map[string][]byte) {
@@ -226,14 +205,7 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	name := unique("due")
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: due.Data()}
 	b.create(secret)
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
-		Spec: infrav1.CapstanHostSpec{
-			Address: fake.ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
-			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		},
-	}
-	b.create(host)
+	host := b.hostAt(fake.ServeTLS(t, files), providerNamespace, name)
 	var renewed credentials.Client
 	b.Eventually(func() time.Duration {
 		b.get(secret)
@@ -279,14 +251,7 @@ func TestExpiredCertificateOfManagersIsReplaced(t *testing.T) {
 	name := unique("expired")
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: m.Data()}
 	b.create(secret)
-	host := &infrav1.CapstanHost{
-		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
-		Spec: infrav1.CapstanHostSpec{
-			Address: fakehost.New(t).ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
-			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
-		},
-	}
-	b.create(host)
+	host := b.hostAt(fakehost.New(t).ServeTLS(t, files), providerNamespace, name)
 	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
 	b.get(secret)
 	next, err := credentials.AuthorityFromSecret(secret.Data)

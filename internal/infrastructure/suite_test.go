@@ -321,6 +321,20 @@ func (b *box) waitProvisioned() {
 	}).Should(BeTrue(), "provisioned: %+v", b.capstan.Status)
 }
 
+// hostAt creates a host for this namespace only, with the credentials of a Secret.
+func (b *box) hostAt(address, secretNamespace, secretName string) *infrav1.CapstanHost {
+	b.t.Helper()
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: address, CredentialsRef: infrav1.SecretReference{Namespace: secretNamespace, Name: secretName},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	return host
+}
+
 // addHost adds a host for this namespace only, and waits until it is connected.
 func (b *box) addHost(change func(*infrav1.CapstanHost)) (*infrav1.CapstanHost, *fakehost.Host) {
 	b.t.Helper()
