@@ -340,7 +340,7 @@ func refusedBy(server string, ca []byte, err error) error {
 		return fmt.Errorf("the management API at %s does not accept the token: it has expired or was revoked, or is of another management cluster. Create another one with `capstan host token create`", server)
 	case !errors.As(err, &untrusted):
 		return err
-	case !issuedBy(ca, untrusted.UnverifiedCertificates): // may be an impostor, whatever else is wrong
+	case !issuedBy(ca, untrusted.UnverifiedCertificates): // An impostor can show any name and time.
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Errorf("the certificate of the management API at %s is valid from %s to %s, and the clock of this host shows %s: correct the clock if it is wrong, or renew the certificate",
 			server, invalid.Cert.NotBefore.UTC().Format(time.RFC3339), invalid.Cert.NotAfter.UTC().Format(time.RFC3339), time.Now().UTC().Format(time.RFC3339))

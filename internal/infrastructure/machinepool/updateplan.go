@@ -107,7 +107,7 @@ func (d desired) changes(m member) (out []inplace.Change, complete bool) {
 	return append(out, had.Changes(d.updating.config)...), true
 }
 
-// verdict tells whether the differences of a machine can be changed in place.
+// verdict is the decision whether the differences of a machine can be changed in place.
 type verdict int
 
 const (
@@ -120,7 +120,7 @@ const (
 	updatePossible
 )
 
-// verdict returns that of the machine. why names the differences that forbid an update, and complete tells whether all differences are known.
+// verdict decides about the machine. why names the differences that forbid an update. complete: all differences are known.
 func (m member) verdict(why string, complete bool) verdict {
 	switch {
 	case why != "", !m.hasRun(), failure(m.capstan) != "":

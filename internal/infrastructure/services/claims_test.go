@@ -114,8 +114,8 @@ func TestClusterOfAddress(t *testing.T) {
 	}
 }
 
-// Users of a namespace can write any number of hosts into any number of claims. Each claim keeps a bounded number of them, and is written
-// once, whatever number of hosts has no address any more.
+// Users of a namespace can write any number of hosts into any number of claims. Each claim keeps a bounded number of them. When several
+// hosts have no address any more, the claim is written once.
 func TestForgedRecords_ALL18(t *testing.T) {
 	s := newSite(t)
 	var names []string

@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// readKey reads a private key. The error is fs.ErrNotExist if there is none.
+// readKey reads a private key. If the file does not exist, the error is fs.ErrNotExist.
 func readKey(path string) (wgtypes.Key, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
