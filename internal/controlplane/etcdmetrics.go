@@ -4,17 +4,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 var (
 	ofMember = []string{"namespace", "name", "member"}
 
-	etcdSize = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	etcdSize = reconciling.NewObjectGauge(prometheus.GaugeOpts{
 		Name: "capstan_control_plane_etcd_db_size_bytes",
 		Help: "Size of the database file of a member of etcd, rounded up to a mebibyte.",
 	}, ofMember)
 
-	etcdInUse = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	etcdInUse = reconciling.NewObjectGauge(prometheus.GaugeOpts{
 		Name: "capstan_control_plane_etcd_db_in_use_bytes",
 		Help: "How much of a member's database file is used, rounded up to a mebibyte. The rest comes back by defragmentation.",
 	}, ofMember)
@@ -30,25 +32,22 @@ func init() { ctrlmetrics.Registry.MustRegister(etcdSize, etcdInUse, etcdRead) }
 
 // measureSizes sets the gauges of the members that there are; those of others go.
 func measureSizes(s *scope) {
-	key := client.ObjectKeyFromObject(s.Object)
-	forgetSizes(key)
+	sizes, inUse := map[string]float64{}, map[string]float64{}
 	for name, m := range s.Workload.Members {
-		for gauge, bytes := range map[*prometheus.GaugeVec]*int64{etcdSize: m.Status.DBSizeBytes, etcdInUse: m.Status.DBInUseBytes} {
-			if bytes != nil {
-				gauge.WithLabelValues(key.Namespace, key.Name, name).Set(float64(*bytes))
-			}
+		if bytes := m.Status.DBSizeBytes; bytes != nil {
+			sizes[name] = float64(*bytes)
+		}
+		if bytes := m.Status.DBInUseBytes; bytes != nil {
+			inUse[name] = float64(*bytes)
 		}
 	}
-}
-
-func forgetSizes(key client.ObjectKey) {
-	labels := prometheus.Labels{"namespace": key.Namespace, "name": key.Name}
-	etcdSize.DeletePartialMatch(labels)
-	etcdInUse.DeletePartialMatch(labels)
+	etcdSize.Show(sizes, s.Object.Namespace, s.Object.Name)
+	etcdInUse.Show(inUse, s.Object.Namespace, s.Object.Name)
 }
 
 // forgetEtcd removes the etcd metrics of a deleted control plane.
 func forgetEtcd(key client.ObjectKey) {
-	forgetSizes(key)
+	etcdSize.Forget(key.Namespace, key.Name)
+	etcdInUse.Forget(key.Namespace, key.Name)
 	etcdRead.DeletePartialMatch(prometheus.Labels{"namespace": key.Namespace, "name": key.Name})
 }

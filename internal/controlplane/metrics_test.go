@@ -30,8 +30,12 @@ func TestSizesInMetrics(t *testing.T) {
 	if n := testutil.CollectAndCount(etcdSize); n != 2 {
 		t.Errorf("%d sizes", n)
 	}
+	stays := etcdSize.WithLabelValues("sizes", "demo", "a")
 	delete(s.Workload.Members, "b")
 	measureSizes(s)
+	if etcdSize.WithLabelValues("sizes", "demo", "a") != stays {
+		t.Error("the series of a was removed and made again")
+	}
 	if n := testutil.CollectAndCount(etcdSize); n != 1 {
 		t.Errorf("%d sizes after a member has left", n)
 	}

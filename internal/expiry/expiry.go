@@ -17,6 +17,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/order"
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 
 var labels = []string{"kind", "namespace", "name", "certificate"}
 
-var expiration = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricName, Help: metricHelp}, labels)
+var expiration = reconciling.NewObjectGauge(prometheus.GaugeOpts{Name: metricName, Help: metricHelp}, labels)
 
 func init() { ctrlmetrics.Registry.MustRegister(expiration) }
 
@@ -74,13 +75,12 @@ func Condition(certificates []Certificate, why string, now time.Time) (condition
 
 // Record sets the metric of an object to exactly these certificates.
 func Record(kind, namespace, name string, certificates []Certificate) {
-	Forget(kind, namespace, name)
+	ends := map[string]float64{}
 	for _, c := range certificates {
-		expiration.WithLabelValues(kind, namespace, name, c.Name).Set(float64(c.NotAfter.Unix()))
+		ends[c.Name] = float64(c.NotAfter.Unix())
 	}
+	expiration.Show(ends, kind, namespace, name)
 }
 
 // Forget removes the metric of an object.
-func Forget(kind, namespace, name string) {
-	expiration.DeletePartialMatch(prometheus.Labels{"kind": kind, "namespace": namespace, "name": name})
-}
+func Forget(kind, namespace, name string) { expiration.Forget(kind, namespace, name) }

@@ -44,15 +44,21 @@ func TestCondition(t *testing.T) {
 	}
 }
 
-// TestRecord: the metric contains only current certificates.
+// TestRecord: the metric contains only current certificates. The series of a certificate that stays is not made again, so each scrape finds it.
 func TestRecord(t *testing.T) {
 	at := time.Unix(2_000_000, 0)
 	Record("Kind", "ns", "a", []Certificate{{Name: "old", NotAfter: at}, {Name: "stays", NotAfter: at}})
+	Record("Kind", "ns", "b", []Certificate{{Name: "other", NotAfter: at}})
+	stays := expiration.WithLabelValues("Kind", "ns", "a", "stays")
 	Record("Kind", "ns", "a", []Certificate{{Name: "stays", NotAfter: at}})
+	if expiration.WithLabelValues("Kind", "ns", "a", "stays") != stays {
+		t.Error("the series was removed and made again")
+	}
+	Forget("Kind", "ns", "b")
 	if n := testutil.CollectAndCount(expiration); n != 1 {
 		t.Errorf("%d series", n)
 	}
-	if got := testutil.ToFloat64(expiration.WithLabelValues("Kind", "ns", "a", "stays")); got != 2_000_000 {
+	if got := testutil.ToFloat64(stays); got != 2_000_000 {
 		t.Errorf("%f", got)
 	}
 	Forget("Kind", "ns", "a")
