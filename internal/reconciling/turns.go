@@ -20,12 +20,12 @@ const (
 
 // Turns bounds how many workers of a controller wait for the API servers of workload clusters, or for hosts. Tenants control these servers
 // and can let all requests wait, and a namespace can have any number of clusters. A namespace takes a part of the workers, and all
-// namespaces that were slow lately take half of them together. The other half is for namespaces whose API servers answer. The same holds
-// for hosts, if a controller takes the turns of a host by its name.
+// namespaces that were slow lately take half of them together. One of them leaves a tenth of this half to the rest of them. The other half is
+// for namespaces whose API servers answer. The same holds for hosts, if a controller takes the turns of a host by its name.
 type Turns struct {
-	// most for a namespace, and mostSlow for all slow ones.
-	most, mostSlow int
-	now            func() time.Time
+	// most for a namespace, mostOfSlow for a slow one, and mostSlow for all slow ones.
+	most, mostOfSlow, mostSlow int
+	now                        func() time.Time
 
 	mu        sync.Mutex
 	taken     map[string]int
@@ -34,11 +34,18 @@ type Turns struct {
 
 // NewTurns returns the turns of a controller with a number of workers, of which a namespace takes a number at most.
 func NewTurns(workers, most int) *Turns {
-	return &Turns{most: max(1, most), mostSlow: max(1, workers/2), now: time.Now, taken: map[string]int{}, slowUntil: map[string]time.Time{}}
+	most, mostSlow := max(1, most), max(1, workers/2)
+	return &Turns{
+		most: most, mostOfSlow: min(most, leaveTenth(mostSlow)), mostSlow: mostSlow,
+		now: time.Now, taken: map[string]int{}, slowUntil: map[string]time.Time{},
+	}
 }
 
 // FairTurns returns the turns of a controller with a number of workers, of which a namespace leaves a tenth to others.
-func FairTurns(workers int) *Turns { return NewTurns(workers, workers-max(1, workers/10)) }
+func FairTurns(workers int) *Turns { return NewTurns(workers, leaveTenth(workers)) }
+
+// leaveTenth returns how many of a number of turns one namespace takes at most: it leaves a tenth, and at least one if there are two.
+func leaveTenth(turns int) int { return max(1, turns-max(1, turns/10)) }
 
 // Take returns the function that ends a turn. It is nil if the namespace gets none now, and again is the time until the next attempt: no
 // event follows the end of another turn. waited is the time that the turn has waited for an API server or a host.
@@ -47,7 +54,7 @@ func (t *Turns) Take(namespace string) (end func(waited time.Duration), again ti
 	defer t.mu.Unlock()
 	slowNow := t.isSlow(namespace)
 	switch {
-	case slowNow && (t.taken[namespace] >= t.most || t.takenBySlow() >= t.mostSlow):
+	case slowNow && (t.taken[namespace] >= t.mostOfSlow || t.takenBySlow() >= t.mostSlow):
 		return nil, wait.Jitter(slowPause, 1)
 	case t.taken[namespace] >= t.most:
 		return nil, wait.Jitter(pause, 1)

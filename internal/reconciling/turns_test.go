@@ -77,10 +77,24 @@ func TestSlowNamespaces(t *testing.T) {
 	must(t, turns, "hostile-9", 5)
 }
 
+// A slow namespace leaves turns to a namespace that gets slow later, with any number of workers that gives slow namespaces two turns.
+func TestSlowNamespaceLeavesTurns(t *testing.T) {
+	for _, test := range []struct{ workers, most, rest int }{{1, 1, 0}, {3, 1, 0}, {4, 1, 1}, {10, 4, 1}, {50, 23, 2}} {
+		turns := FairTurns(test.workers)
+		for _, namespace := range []string{"a", "b"} {
+			endAll(must(t, turns, namespace, 1), slow+1)
+		}
+		must(t, turns, "a", test.most)
+		none(t, turns, "a", slowPause)
+		must(t, turns, "b", test.rest)
+		none(t, turns, "b", slowPause)
+	}
+}
+
 // The duration of a turn decides whether its namespace is slow.
 func TestTakeTimed(t *testing.T) {
 	now := time.Now()
-	turns := NewTurns(4, 3)
+	turns := NewTurns(6, 5)
 	turns.now = func() time.Time { return now }
 	for _, test := range []struct {
 		takes time.Duration
@@ -95,7 +109,7 @@ func TestTakeTimed(t *testing.T) {
 	}
 	must(t, turns, "a", 2)
 	if end, again := turns.TakeTimed("a"); end != nil || again < slowPause {
-		t.Errorf("a turn more than half of the workers, or another attempt after %s", again)
+		t.Errorf("a slow namespace has a turn more, or another attempt after %s", again)
 	}
 }
 
