@@ -4,10 +4,14 @@ import (
 	"context"
 	"testing"
 
+	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/testenv/testevents"
@@ -33,4 +37,30 @@ func TestFailedReads_ALL13(t *testing.T) {
 		"a template":                ofInfrastructure((*infrastructure).templateToControlPlanes),
 		"an infrastructure machine": ofInfrastructure((*infrastructure).updatingToControlPlane),
 	})
+}
+
+// kindWatches counts the watches that are added to a controller.
+type kindWatches struct {
+	controller.Controller
+	added int
+}
+
+func (c *kindWatches) Watch(source.Source) error {
+	c.added++
+	return nil
+}
+
+// TestOneKindInAllRoles: a tenant can name the kind of an infrastructure cluster as its template. Each role of the kind has its own watch,
+// so the events of other control planes stay.
+func TestOneKindInAllRoles(t *testing.T) {
+	c, r, log := &kindWatches{}, &infrastructure{}, logr.Discard()
+	r.watchWith(c, struct{ cache.Cache }{}, env.Scheme, &log)
+	obj := foreign("OtherCluster", "team", "demo", nil)
+	for i, role := range []*roleWatch{r.templates, r.clusters, r.machines} {
+		for range 2 {
+			if err := role.start(t.Context(), obj); err != nil || c.added != i+1 {
+				t.Errorf("role %d: %d watches, %v", i, c.added, err)
+			}
+		}
+	}
 }

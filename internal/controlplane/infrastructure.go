@@ -6,14 +6,18 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -24,7 +28,36 @@ import (
 type infrastructure struct {
 	*clients
 	strictContract bool
-	tracker        external.ObjectTracker
+	// clusters, templates and machines watch the kinds that have these roles.
+	clusters, templates, machines *roleWatch
+}
+
+// roleWatch watches the kinds of the objects of one role. A user can give one kind several roles. Each role maps the objects in its own way,
+// so each needs a tracker: a tracker watches a kind once.
+type roleWatch struct {
+	tracker    external.ObjectTracker
+	toRequests handler.MapFunc
+}
+
+// start the watch on the kind of the object, once.
+func (w *roleWatch) start(ctx context.Context, obj client.Object) error {
+	if w == nil {
+		return nil // A test without a manager.
+	}
+	return w.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(w.toRequests))
+}
+
+// watchWith sets the controller that gets the events of the infrastructure provider's objects.
+func (r *infrastructure) watchWith(c controller.Controller, from cache.Cache, scheme *runtime.Scheme, log *logr.Logger) {
+	role := func(toRequests handler.MapFunc) *roleWatch {
+		return &roleWatch{
+			tracker:    external.ObjectTracker{Controller: c, Cache: from, Scheme: scheme, PredicateLogger: log},
+			toRequests: toRequests,
+		}
+	}
+	r.clusters = role(r.infraClusterToControlPlane)
+	r.templates = role(r.templateToControlPlanes)
+	r.machines = role(r.updatingToControlPlane)
 }
 
 // missingTemplateError is the message about an infrastructure template that does not exist.
@@ -56,7 +89,7 @@ func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool
 		return s.endpoint.IsValid(), client.IgnoreNotFound(err)
 	}
 	s.InfraCluster = infraCluster
-	if err := r.watchInfraCluster(ctx, s.InfraCluster); err != nil || s.endpoint.IsValid() {
+	if err := r.clusters.start(ctx, s.InfraCluster); err != nil || s.endpoint.IsValid() {
 		return s.endpoint.IsValid(), err
 	}
 	host, _, _ := unstructured.NestedString(s.InfraCluster.Object, "spec", "controlPlaneEndpoint", "host")
@@ -100,14 +133,6 @@ func (r *infrastructure) template(ctx context.Context, s *scope) (*unstructured.
 	return template, nil
 }
 
-// watchInfraCluster starts the watch on the kind of the infrastructure cluster, once.
-func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructured.Unstructured) error {
-	if r.tracker.Controller == nil {
-		return nil // A test without a manager.
-	}
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
-}
-
 // infraClusterToControlPlane maps an infrastructure cluster to the control plane of its owner, until core has copied its fields.
 func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
@@ -119,16 +144,13 @@ func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj cli
 
 // watchTemplates starts the watch on a kind of infrastructure template, once: a missing template may be created later.
 func (r *infrastructure) watchTemplates(ctx context.Context, ref clusterv1.ContractVersionedObjectReference) error {
-	if r.tracker.Controller == nil {
-		return nil
-	}
 	mapping, err := r.Client.RESTMapper().RESTMapping(ref.GroupKind())
 	if err != nil {
 		return err
 	}
 	obj := &unstructured.Unstructured{}
 	obj.SetGroupVersionKind(mapping.GroupVersionKind)
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.templateToControlPlanes))
+	return r.templates.start(ctx, obj)
 }
 
 func (r *infrastructure) templateToControlPlanes(ctx context.Context, obj client.Object) []ctrl.Request {
@@ -137,16 +159,8 @@ func (r *infrastructure) templateToControlPlanes(ctx context.Context, obj client
 	}, client.InNamespace(obj.GetNamespace()))
 }
 
-// watchMachines starts the watch on the kind of an infrastructure machine, once: the progress of an update in place is an
-// event.
-func (r *infrastructure) watchMachines(ctx context.Context, obj *unstructured.Unstructured) error {
-	if r.tracker.Controller == nil {
-		return nil
-	}
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.updatingToControlPlane))
-}
-
-// updatingToControlPlane maps an infrastructure machine that is updated in place to the control plane of its cluster.
+// updatingToControlPlane maps an infrastructure machine that is updated in place to the control plane of its cluster:
+// the progress of the update is an event.
 func (r *infrastructure) updatingToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	_, ours := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]
 	if _, updating := obj.GetAnnotations()[clusterv1.UpdateInProgressAnnotation]; !ours || !updating {

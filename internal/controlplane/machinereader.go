@@ -142,7 +142,7 @@ func (r *machineReader) findUpdate(ctx context.Context, s *scope, machine *clust
 	changes := model.Differences(s.Object, machine, parts, s.Now)
 	s.Changes[machine.Name] = changes
 	if model.Updates(machine) && infraMachine != nil {
-		if err := r.infrastructure.watchMachines(ctx, infraMachine); err != nil {
+		if err := r.infrastructure.machines.start(ctx, infraMachine); err != nil {
 			return err
 		}
 	}
