@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -19,6 +20,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -261,6 +263,34 @@ func TestKeysAndLifetimes(t *testing.T) {
 				t.Errorf("the next authority has the key %s", got)
 			}
 		})
+	}
+}
+
+// TestRenewalWithStaleCache (CP-14): the renewal does not overwrite a kubeconfig with which the user has replaced that of Capstan, also while the
+// cache still has the former Secret.
+func TestRenewalWithStaleCache(t *testing.T) {
+	r := newRotating(t)
+	s := r.scope()
+	s.Now, s.endpoint, s.signer = time.Now(), somewhere, newCA(t)
+	if _, _, err := (&kubeconfigs{r.clients, &secrets{r.clients}}).ensureKubeconfig(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	own := &corev1.Secret{}
+	r.get(r.management, "ns", "demo-kubeconfig", own)
+	stale := &clients{Client: r.management, SecretClient: fake.NewClientBuilder().WithObjects(own).Build()}
+	mine := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-kubeconfig"}}
+	if err := errors.Join(r.management.Delete(t.Context(), own), r.management.Create(t.Context(), mine)); err != nil {
+		t.Fatal(err)
+	}
+	r.change(r.management, "ns", "demo-kubeconfig", mine, func() { mine.Data = map[string][]byte{"value": []byte("mine")} })
+
+	s.Object.Spec.Kubeconfig.ValidityDays = 1
+	if _, _, err := (&kubeconfigs{stale, &secrets{stale}}).ensureKubeconfig(t.Context(), s); !apierrors.IsConflict(err) {
+		t.Errorf("the renewal returned %v, want a conflict", err)
+	}
+	r.get(r.management, "ns", "demo-kubeconfig", mine)
+	if got := string(mine.Data["value"]); got != "mine" {
+		t.Errorf("the user's kubeconfig became %s", got)
 	}
 }
 

@@ -114,7 +114,8 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 	ctrl.LoggerFrom(ctx).Info("Renewing kubeconfig", "Secret", klog.KObj(existing))
 	before := existing.DeepCopy()
 	existing.Data = map[string][]byte{secret.KubeconfigDataName: data}
-	return "", validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFrom(before))
+	// The user may have replaced the Secret since it was read.
+	return "", validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
 func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore time.Duration) {
