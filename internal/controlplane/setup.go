@@ -67,8 +67,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		For(&controlplanev1.CapstanControlPlane{}).
 		Owns(&clusterv1.Machine{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane), clusterChanged()).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
-		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.orphanToControlPlane)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane), leaving()).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane), leaving()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
 		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), reconciling.Became(hasControlPlaneData)).
 		WatchesRawSource(source.Channel(r.prober.events, &handler.EnqueueRequestForObject{}))
@@ -122,20 +123,25 @@ func (r *Reconciler) labelledToControlPlane(ctx context.Context, obj client.Obje
 	return clusterToControlPlane(ctx, cluster)
 }
 
-// machineToControlPlane maps control plane Machines that have no owner, because they have to be adopted, and workers.
-func (r *Reconciler) machineToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
-	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; !ok {
-		return r.workerToControlPlane(ctx, obj)
-	}
-	if metav1.GetControllerOfNoCopy(obj) != nil {
+// orphanToControlPlane maps control plane Machines that have no owner, because they have to be adopted.
+func (r *Reconciler) orphanToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; !ok || metav1.GetControllerOfNoCopy(obj) != nil {
 		return nil
 	}
 	return r.labelledToControlPlane(ctx, obj)
 }
 
-// workerToControlPlane maps a worker that is being deleted to a control plane that is: its deletion waits for workers.
+// leaving passes objects that are being deleted, and all deletions: after a gap in the watch, the last known state of a deleted object can be
+// older than the beginning of its deletion.
+func leaving() predicate.Predicate {
+	return predicate.Or(reconciling.OnlyDeletes, predicate.NewPredicateFuncs(func(obj client.Object) bool {
+		return !obj.GetDeletionTimestamp().IsZero()
+	}))
+}
+
+// workerToControlPlane maps a worker that leaves to a control plane that is being deleted: its deletion waits for workers.
 func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
-	if obj.GetDeletionTimestamp().IsZero() {
+	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; ok {
 		return nil
 	}
 	out := r.labelledToControlPlane(ctx, obj)

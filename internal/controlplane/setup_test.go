@@ -8,6 +8,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -40,6 +41,53 @@ func TestClusterChanged(t *testing.T) {
 				t.Errorf("passes: %v", got)
 			}
 		})
+	}
+}
+
+// TestLeaving: a worker that leaves is an event, also if its deletion is known only from its absence after a gap in the watch.
+func TestLeaving(t *testing.T) {
+	stays := &clusterv1.Machine{}
+	goes := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())}}
+	for name, tc := range map[string]struct{ got, want bool }{
+		"created":             {leaving().Create(event.CreateEvent{Object: stays}), false},
+		"changed":             {leaving().Update(event.UpdateEvent{ObjectOld: stays, ObjectNew: stays}), false},
+		"seen first as going": {leaving().Create(event.CreateEvent{Object: goes}), true},
+		"begins to go":        {leaving().Update(event.UpdateEvent{ObjectOld: stays, ObjectNew: goes}), true},
+		"gone":                {leaving().Delete(event.DeleteEvent{Object: goes}), true},
+		"gone after a gap":    {leaving().Delete(event.DeleteEvent{Object: stays, DeleteStateUnknown: true}), true},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("%s: passes: %v", name, tc.got)
+		}
+	}
+}
+
+// TestWorkerToControlPlane: a worker that leaves is an event for a control plane that is being deleted. The last known state of the worker can
+// have no time of deletion.
+func TestWorkerToControlPlane(t *testing.T) {
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo"}}
+	cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{
+		APIGroup: controlplanev1.GroupVersion.Group, Kind: controlplanev1.ControlPlaneKind, Name: "demo",
+	}
+	worker, member := map[string]string{clusterv1.ClusterNameLabel: "demo"}, map[string]string{clusterv1.ClusterNameLabel: "demo", clusterv1.MachineControlPlaneLabel: ""}
+	for name, tc := range map[string]struct {
+		labels   map[string]string
+		deleting bool
+		want     int
+	}{
+		"cluster stays":         {labels: worker},
+		"cluster goes":          {labels: worker, deleting: true, want: 1},
+		"control plane Machine": {labels: member, deleting: true},
+	} {
+		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo", Finalizers: []string{"test/stays"}}}
+		if tc.deleting {
+			cp.DeletionTimestamp = ptr.To(metav1.Now())
+		}
+		r := &Reconciler{clients: &clients{Client: fake.NewClientBuilder().WithScheme(env.Scheme).WithObjects(cluster, cp).Build()}}
+		machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "w", Labels: tc.labels}}
+		if got := r.workerToControlPlane(t.Context(), machine); len(got) != tc.want {
+			t.Errorf("%s: got %v, want %d requests", name, got, tc.want)
+		}
 	}
 }
 
