@@ -128,7 +128,8 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 }
 
 // decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
-// token, the next ones with its kubelet's certificate. The node agents of older machines use their own certificate.
+// token, the next ones with its kubelet's certificate. The node agents of older machines use their own certificate. The Node may exist, also
+// with the token of a pool: a machine requests these certificates while its kubelet starts.
 func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
 	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
