@@ -338,16 +338,16 @@ func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.
 	case rotateToken:
 		return 0, r.rotate(ctx, s, token)
 	case writeToken:
-		return again, putToken(ctx, workload, token, existing, s.config, r.now().Add(ttl))
+		return again, putToken(ctx, s, workload, token, existing, r.now().Add(ttl))
 	default:
 		return again, nil
 	}
 }
 
-// dropToken removes the token once. The condition records that a token exists. Without the condition, the token expires
-// by itself.
+// dropToken removes the token once. The condition, also with the status False, records that a token may exist: the last renewal may
+// have failed. Without the condition, the token expires by itself.
 func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) error {
-	if !conditions.IsTrue(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
+	if !conditions.Has(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
 		setTokenRemoved(s.config)
 		return nil
 	}

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -28,6 +29,8 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
 )
@@ -151,9 +154,8 @@ func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.Capst
 	return cluster, cp
 }
 
-// answers sets the state after core has copied the endpoint and the API server has answered. The test API server is also that of
-// the workload cluster.
-func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
+// testServer is the endpoint of the test API server.
+func testServer(t *testing.T) clusterv1.APIEndpoint {
 	t.Helper()
 	u, err := url.Parse(env.Config.Host)
 	if err != nil {
@@ -163,7 +165,14 @@ func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.Caps
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster.SetEndpoint(clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(port)})
+	return clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(port)}
+}
+
+// answers sets the state after core has copied the endpoint and the API server has answered. The test API server is also that of
+// the workload cluster.
+func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
+	t.Helper()
+	cluster.SetEndpoint(testServer(t))
 	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 }
 
@@ -225,12 +234,32 @@ func TestWorker(t *testing.T) {
 	if string(s.Data["token-id"])+"."+string(s.Data["token-secret"]) != node.BootstrapToken || s.Data["usage-bootstrap-signing"] != nil {
 		t.Error("the token differs, or it can be used for more than authentication")
 	}
+	if groups, ok := s.Data["auth-extra-groups"]; ok {
+		t.Errorf("groups of the token: %s", groups)
+	}
 	// The node has joined.
 	cluster.ChangeStatus(machine, func() { machine.Status.NodeRef.Name = "worker" })
 	expect.True(t, "the token is removed", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
 	cluster.Becomes(t, config, "and it is said", func() bool {
 		return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
 	})
+}
+
+// TestDropTokenAfterFailedRenewal: a condition with the status False does not prove that the workload cluster has no token.
+func TestDropTokenAfterFailedRenewal(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	answers(t, cluster, cp)
+	token, err := newToken()
+	expect.NoError(t, err)
+	r := &Reconciler{Client: env.Client, Options: reconciling.Options{SecretCachingClient: env.Client}}
+	s := &scope{cluster: cluster.Cluster, controlPlane: cp, config: &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("worker")}}
+	expect.NoError(t, putToken(t.Context(), s, env.Client, token, nil, time.Now().Add(TokenTTL)))
+	reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "")
+	expect.NoError(t, r.dropToken(t.Context(), s, token))
+	if tokenIn(t, token) != nil || !tokenRemoved(s.config) {
+		t.Errorf("the token was not removed: %+v", s.config.Status.Conditions)
+	}
 }
 
 // TestHostileKubeconfig: a condition names a kubeconfig that would run a program or has another server. It is not used.
@@ -338,7 +367,6 @@ func TestMachinePool(t *testing.T) {
 	_, node := dataOf(t, cluster, config)
 	expect.True(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
-	expect.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	rotates(t, cluster, config, node.BootstrapToken)
 
 	// The specification of machines has changed. The data gets a new name, so that the pool replaces its machines.
@@ -443,14 +471,22 @@ func TestForeignControlPlane(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane", Name: "demo"}
 	})
-	cluster.SetEndpoint(endpoint)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	cluster.SetEndpoint(testServer(t))
 	authorities(t, cluster)
 	_, config := cluster.Machine("worker", nil, nil)
 	cluster.Becomes(t, config, "waits", func() bool {
 		return testcluster.Has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "not initialized")
 	})
-	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	cluster.ChangeStatus(cluster.Cluster, func() {
+		cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+		cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	})
 	_, node := dataOf(t, cluster, config)
+	expect.True(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	if groups := string(tokenIn(t, node.BootstrapToken).Data["auth-extra-groups"]); groups != kubeadmGroup {
+		t.Errorf("groups of the token: %q", groups)
+	}
 	if node.Network.PodNetwork != "None" || node.Network.KubeProxy != "None" || node.Network.DNS != "None" {
 		t.Errorf("network: %+v", node.Network)
 	}
@@ -653,17 +689,22 @@ func TestSteadyState(t *testing.T) {
 	_, config := cluster.Machine("worker", nil, nil)
 	dataOf(t, cluster, config)
 	cluster.Becomes(t, config, "the token waits", func() bool { return conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition) })
-	versions := func() string {
+	// The annotation starts reconciles. It changes the version of the config, but not its generation.
+	state := func() string {
 		if err := cluster.Get(config); err != nil {
 			return err.Error()
 		}
-		return config.ResourceVersion + " " + cluster.Secret("worker").ResourceVersion
+		status, err := json.Marshal(config.Status)
+		return fmt.Sprint(string(status), err, cluster.Secret("worker").ResourceVersion)
 	}
-	before := expect.Rest(t, versions)
+	before := expect.Rest(t, state)
+	reconciles := testenv.Reconciles(t, "capstanconfig")
 	for i := range 3 {
-		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": fmt.Sprint(i)} })
+		cluster.Change(config, func() { config.Annotations = map[string]string{"touched": fmt.Sprint(i)} })
 	}
-	expect.Consistently(t, "no writes", func() bool { return versions() == before })
+	touched := config.ResourceVersion
+	expect.True(t, "a reconcile", func() bool { return testenv.Reconciles(t, "capstanconfig") > reconciles })
+	expect.Consistently(t, "no writes", func() bool { return state() == before && config.ResourceVersion == touched })
 }
 
 // TestMayBegin: exactly one machine gets the data that initializes a cluster.

@@ -112,11 +112,18 @@ func readToken(ctx context.Context, workload client.Client, token string, owner 
 	return found, nil
 }
 
+// kubeadmGroup is the group to which control planes of kubeadm give the rights of joining nodes. Capstan's control planes give them to
+// all bootstrap tokens.
+const kubeadmGroup = "system:bootstrappers:kubeadm:default-node-token"
+
 // putToken writes the token with its expiration to the workload cluster.
-func putToken(ctx context.Context, workload client.Client, token string, existing *corev1.Secret, owner client.Object, expires time.Time) error {
-	desired, err := tokenSecret(token, owner, expires)
+func putToken(ctx context.Context, s *scope, workload client.Client, token string, existing *corev1.Secret, expires time.Time) error {
+	desired, err := tokenSecret(token, s.config, expires)
 	if err != nil {
 		return err
+	}
+	if !isCapstanControlPlane(s.cluster) {
+		desired.Data[bootstrapapi.BootstrapTokenExtraGroupsKey] = []byte(kubeadmGroup)
 	}
 	if existing == nil {
 		err = workload.Create(ctx, desired)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/blang/semver/v4"
+	"k8s.io/apimachinery/pkg/util/validation"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -44,6 +45,13 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 	services, err := prefixes("spec.clusterNetwork.services", out.ServiceCIDRs)
 	if err != nil {
 		return out, err
+	}
+	if problems := validation.IsDNS1123Subdomain(strings.ToLower(out.ServiceDomain)); len(problems) > 0 {
+		return out, fmt.Errorf("the Cluster's spec.clusterNetwork.serviceDomain is %q, expected the name of a domain: %s", out.ServiceDomain, strings.Join(problems, ", "))
+	}
+	// The API server starts with a larger one, but allocates no address from it.
+	if first := services[0]; first.Addr().Is6() && first.Bits() < 64 {
+		return out, fmt.Errorf("the Cluster's spec.clusterNetwork.services.cidrBlocks[0] is %s, expected an IPv6 network of /64 or smaller", first)
 	}
 	for _, p := range pods {
 		for _, s := range services {

@@ -376,6 +376,8 @@ func TestNetwork(t *testing.T) {
 		"host bits":         {nil, []string{"10.2.0.1/16"}, "", "services.cidrBlocks[0]"},
 		"two of one family": {[]string{"10.1.0.0/16", "10.3.0.0/16"}, nil, "", "one IPv4 and one IPv6"},
 		"three":             {[]string{"10.1.0.0/16", "10.3.0.0/16", "fd00::/64"}, nil, "", "3 networks"},
+		"large IPv6":        {[]string{"fd00:1::/56"}, []string{"fd00:2::/48"}, "", "/64 or smaller"},
+		"largest IPv6":      {[]string{"fd00:1::/56"}, []string{"fd00:2::/64"}, "fd00:2::a", ""},
 		"too few for DNS":   {nil, []string{"10.2.0.0/29"}, "", "too small"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -390,6 +392,17 @@ func TestNetwork(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// TestServiceDomain: the domain is part of the configuration of CoreDNS.
+func TestServiceDomain(t *testing.T) {
+	for domain, ok := range map[string]bool{"": true, "cluster.local": true, "Corp.Example": true, "corp local": false, "a\nb": false, "a {": false} {
+		cluster := &clusterv1.Cluster{}
+		cluster.Spec.ClusterNetwork.ServiceDomain = domain
+		if _, err := render.Network(cluster, render.Foreign()); (err == nil) != ok {
+			t.Errorf("%q: %v", domain, err)
+		}
 	}
 }
 

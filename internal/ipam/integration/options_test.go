@@ -21,6 +21,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -91,9 +92,9 @@ func wantSettled(t *testing.T, pool ipamv1.Pool) {
 		if _, err := get(pool); err != nil || len(pool.PoolStatus().Allocator.Pending) > 0 {
 			return errOr(err, "the record is %+v", pool.PoolStatus().Allocator)
 		}
-		before := reconciles(t, pool.PoolKind())
+		before := testenv.Reconciles(t, pool.PoolKind())
 		time.Sleep(countWait) // The idle period is the measurement.
-		if n := reconciles(t, pool.PoolKind()) - before; n > 0 {
+		if n := testenv.Reconciles(t, pool.PoolKind()) - before; n > 0 {
 			return fmt.Errorf("pools were reconciled %v times", n)
 		}
 		return nil
@@ -284,26 +285,6 @@ func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 		}
 	}
 	return got
-}
-
-// reconciles returns the number of reconciliations of a controller.
-func reconciles(t *testing.T, controller string) (n float64) {
-	t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	expect.NoError(t, err)
-	for _, f := range families {
-		if f.GetName() != "controller_runtime_reconcile_total" {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if l.GetName() == "controller" && l.GetValue() == controller {
-					n += m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return n
 }
 
 // The gauges follow a pool and are removed with it, and so are the counters.
