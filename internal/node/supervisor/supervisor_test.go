@@ -151,11 +151,11 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	oldA, oldB := f.untilState("a", initapi.StateReady), f.untilState("b", initapi.StateReady)
 	b.Revision = "2"
 	f.apply(a, b, c)
-	f.untilState("c", initapi.StateReady)
+	newB, newC := f.untilState("b", initapi.StateReady), f.untilState("c", initapi.StateReady)
 	if now := f.untilState("a", initapi.StateReady); now.PID != oldA.PID {
 		t.Error("a was restarted")
 	}
-	if now := f.untilState("b", initapi.StateReady); now.PID == oldB.PID {
+	if newB.PID == oldB.PID {
 		t.Error("b was not restarted")
 	}
 	f.apply(a)
@@ -163,8 +163,10 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	if len(states) != 1 {
 		t.Errorf("services after the change: %+v", states)
 	}
-	if syscall.Kill(int(oldB.PID), 0) == nil {
-		t.Error("b still runs")
+	for _, removed := range []initapi.Service{newB, newC} {
+		if running(int(removed.PID)) {
+			t.Errorf("%s still runs", removed.Name)
+		}
 	}
 }
 

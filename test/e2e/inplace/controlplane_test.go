@@ -36,7 +36,7 @@ func TestControlPlaneAndPool(t *testing.T) {
 	pinned(t, c, node, "logging")
 	l := startLoad(t, c, from)
 	pinned(t, c, node, "leaving")
-	startKiller(t, c, "etcd", "kube-apiserver", "kubelet")
+	k := startKiller(t, c, "etcd", "kube-apiserver", "kubelet")
 
 	changeControlPlane(t, cp, func() {
 		cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlaceOnly
@@ -85,6 +85,7 @@ func TestControlPlaneAndPool(t *testing.T) {
 	}
 
 	p.update(harness.KubernetesVersion)
+	k.interrupted()
 	l.check()
 }
 

@@ -114,6 +114,17 @@ func (k *killer) count(step string) (n int) {
 	return n
 }
 
+// interrupted stops the killer. It fails the test for each step of the killer in which no process was killed.
+func (k *killer) interrupted() {
+	k.t.Helper()
+	k.stop()
+	for _, step := range k.in {
+		if k.count(step) == 0 {
+			k.t.Errorf("no update was interrupted in the step %q; the steps are %q", step, steps)
+		}
+	}
+}
+
 // kill kills the first process that fits.
 func (k *killer) kill(all []harness.Process, fits func(harness.Process) bool) bool {
 	i := slices.IndexFunc(all, fits)

@@ -343,7 +343,15 @@ func TestPaused(t *testing.T) {
 	w.condition(clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
 	w.scale(0)
 	w.Expect(env.Client.Delete(ctx, w.pool)).To(Succeed())
-	w.Consistently(func() int { return len(w.capstanMachines()) }).Should(Equal(3), "deletion waits too")
+	w.Eventually(func() bool { w.get(w.pool); return testenv.PausedDeletion(w.pool) }).Should(BeTrue(), "the deletion was seen")
+	w.Consistently(func() (kept int) {
+		for _, m := range w.machines() {
+			if m.DeletionTimestamp.IsZero() {
+				kept++
+			}
+		}
+		return kept
+	}).Should(Equal(3), "deletion waits too")
 	before = w.cluster.DeepCopy()
 	w.cluster.Spec.Paused = ptr.To(false)
 	w.Expect(env.Client.Patch(ctx, w.cluster, client.MergeFrom(before))).To(Succeed())
