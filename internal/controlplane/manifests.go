@@ -53,6 +53,7 @@ func (r *userManifests) reconcile(ctx context.Context, s *scope) (result, error)
 	}
 	sum := sumOfNames(wanted, s.Object.Annotations[controlplanev1.RestoredAnnotation])
 	if r.done.is(s.Object.UID, sum) && conditions.IsTrue(s.Object, controlplanev1.ManifestsAppliedCondition) {
+		reconciling.KeepCondition(s.Object, controlplanev1.ManifestsAppliedCondition)
 		return result{}, nil
 	}
 	if !s.answers() {

@@ -140,6 +140,11 @@ func TestManifests(t *testing.T) {
 	if !exists("four") || exists("one") {
 		t.Error("a new manifest was not applied, or an applied one was")
 	}
+	cp.Generation++ // Another field of the spec changes.
+	expect(metav1.ConditionTrue, "")
+	if c := conditions.Get(cp, controlplanev1.ManifestsAppliedCondition); c.ObservedGeneration != cp.Generation {
+		t.Errorf("the condition is about generation %d of %d", c.ObservedGeneration, cp.Generation)
+	}
 	cp.Spec.Manifests = nil
 	if _, err := r.reconcile(ctx, s); err != nil || conditions.Get(cp, controlplanev1.ManifestsAppliedCondition) != nil {
 		t.Errorf("the condition remains without manifests: %v", err)

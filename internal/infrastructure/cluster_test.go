@@ -62,6 +62,33 @@ func TestClusterLife(t *testing.T) {
 	b.Expect(b.fake.LoadBalancer(c.Spec.ID)).To(BeNil())
 }
 
+// ALL-09: after a change of the spec all conditions of a ready object are about the new generation, as kubectl wait expects.
+func TestConditionsAreAboutTheSpec_ALL09(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.BootId = "boot-1" })
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.RebootRequestedAt = metav1.Now() })
+	b.Eventually(func() int { return b.fake.Calls("Reboot") }).Should(BeNumerically(">", 0))
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.BootId = "boot-2" })
+	b.condition(b.host, infrav1.HostRebootedCondition, metav1.ConditionTrue, infrav1.HostRebootedReason)
+	b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)
+	b.condition(b.capstan, infrav1.BootAllowedCondition, metav1.ConditionTrue, infrav1.BootAllowedReason)
+
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = &metav1.LabelSelector{} })
+	for _, object := range []conditioned{b.host, b.capstan} {
+		b.Eventually(func() (old []string) {
+			b.get(object)
+			for _, c := range object.GetConditions() {
+				if c.ObservedGeneration != object.GetGeneration() {
+					old = append(old, c.Type)
+				}
+			}
+			return old
+		}).Should(BeEmpty(), object.GetName())
+	}
+}
+
 // IC-04: hosts of the same failure domain make one entry. It accepts control planes if one of its hosts does.
 func TestFailureDomains_IC04(t *testing.T) {
 	b := newBox(t)

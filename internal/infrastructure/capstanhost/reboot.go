@@ -90,6 +90,7 @@ func (r *Reconciler) reconcileReboot(ctx context.Context, host *infrav1.CapstanH
 	conn := r.Pool.Get(host.Name)
 	switch step {
 	case rebootNone:
+		reconciling.KeepCondition(host, infrav1.HostRebootedCondition)
 		return false, nil
 	case rebootWait:
 		if host.RebootBegun() {

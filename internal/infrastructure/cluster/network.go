@@ -147,6 +147,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope) error {
 		return err
 	}
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && made {
+		reconciling.KeepCondition(s.capstan, infrav1.NetworkReadyCondition)
 		return nil
 	}
 	return r.makeNetwork(ctx, s, host, h)

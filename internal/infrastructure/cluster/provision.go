@@ -43,6 +43,7 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 		r.slots.release(client.ObjectKeyFromObject(s.capstan))
 	}
 	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
+		reconciling.KeepCondition(s.capstan, infrav1.BootAllowedCondition)
 		return ctrl.Result{}, nil
 	}
 	// Events end the wait of a cluster. The timer limits it, in case no event comes.
