@@ -52,7 +52,7 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 		// The API server refuses new requests at once, but would wait a minute for the end of watches.
 		StopTimeoutSeconds: 3,
 		Env:                append(n.apiServerEnvironment(), environment(c.APIServer.Env)...),
-		Revision:           revision(authenticationFile, n.auditPolicyFile()),
+		Revision:           revision(n.apiServerFiles()...),
 	},
 		component("kube-controller-manager",
 			n.controllerManagerArgs().with(n.program("kube-controller-manager"), c.ControllerManager.ExtraArgs), c.ControllerManager.Env, 10257),
@@ -154,12 +154,26 @@ func (n *node) nodeServices() []supervisor.Service {
 	return services
 }
 
-// size returns the size of the machine, which the kubelet reads at its start. It is empty if capstand reports none.
+// apiServerFiles are the files that restart the API server. It also reads a changed encryption configuration by itself, but up to a
+// minute later: objects that are written after an update would still have the former encryption.
+func (n *node) apiServerFiles() []string {
+	files := []string{authenticationFile, n.auditPolicyFile()}
+	if n.ControlPlane.Encryption {
+		files = append(files, nodeconfig.EncryptionConfigPath)
+	}
+	return files
+}
+
+// size returns the size of the machine and of its own disk, which the kubelet reads at its start. It is empty if capstand reports none.
 func (n *node) size() string {
 	if n.machine.MemoryBytes == 0 {
 		return ""
 	}
-	return fmt.Sprintf("-%d-%d", n.machine.CPUs, n.machine.MemoryBytes)
+	size := fmt.Sprintf("-%d-%d", n.machine.CPUs, n.machine.MemoryBytes)
+	if n.machine.DiskBytes != 0 {
+		size += fmt.Sprintf("-%d", n.machine.DiskBytes)
+	}
+	return size
 }
 
 // agentRevision returns a hash of the configuration that the node agent reads at its start. The arguments of other services do not

@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"capstan.dev/capstan/internal/machineapi"
@@ -152,8 +154,25 @@ func TestKubeletSize(t *testing.T) {
 	n.machine = machine.Metadata{CPUs: 2, MemoryBytes: 1 << 30}
 	small := n.size()
 	n.machine.MemoryBytes++
-	if n.size() == small {
-		t.Error("the size does not change the revision")
+	shared := n.size()
+	if shared == small {
+		t.Error("the memory does not change the revision")
+	}
+	n.machine.DiskBytes = 20 << 30
+	if own := n.size(); own == shared {
+		t.Error("the disk does not change the revision")
+	}
+}
+
+// The API server reads these files at its start, or too late after an update.
+func TestAPIServerFiles(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, nil)
+	if diff := cmp.Diff([]string{authenticationFile, auditPolicyFile, nodeconfig.EncryptionConfigPath}, n.apiServerFiles()); diff != "" {
+		t.Error(diff)
+	}
+	n.ControlPlane.Encryption, n.ControlPlane.AuditPolicy = false, true
+	if diff := cmp.Diff([]string{authenticationFile, nodeconfig.AuditPolicyPath}, n.apiServerFiles()); diff != "" {
+		t.Error(diff)
 	}
 }
 
