@@ -2,6 +2,8 @@ package controlplane
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -33,13 +35,20 @@ var (
 		Help: "Members of a cluster's etcd by state: voting, healthy (of the voting), other (learners, not started).",
 	}, []string{"namespace", "name", "state"})
 
+	etcdQuorum = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "capstan_control_plane_etcd_quorum",
+		Help: "1 if a majority of etcd's voting members works, 0 if not. There is no series while this is not known, and for an external etcd.",
+	}, ofControlPlane)
+
 	backupTime = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "capstan_control_plane_backup_last_success_timestamp_seconds",
 		Help: "When the newest backup of a cluster's etcd was complete, in seconds since 1970.",
 	}, ofControlPlane)
 )
 
-func init() { ctrlmetrics.Registry.MustRegister(created, deleted, updated, etcdMembers, backupTime) }
+func init() {
+	ctrlmetrics.Registry.MustRegister(created, deleted, updated, etcdMembers, etcdQuorum, backupTime)
+}
 
 // measureBackups sets the gauge of a control plane that has backups.
 func measureBackups(cp *controlplanev1.CapstanControlPlane) {
@@ -64,6 +73,24 @@ func measure(s *scope) {
 	measureSizes(s)
 }
 
+// measureQuorum sets the gauge of etcd's majority from the condition EtcdClusterHealthy. The reports of the members are in etcd. Without
+// a majority they cannot be read, so their numbers would be those before the loss.
+func measureQuorum(s *scope) {
+	cp := s.Object
+	c := conditions.Get(cp, controlplanev1.EtcdClusterHealthyCondition)
+	if s.Fleet().Unknown != "" && !s.Interrupted {
+		etcdMembers.DeletePartialMatch(prometheus.Labels{"namespace": cp.Namespace, "name": cp.Name})
+	}
+	switch {
+	case !s.Stacked() || c == nil || c.Status == metav1.ConditionUnknown:
+		etcdQuorum.DeleteLabelValues(cp.Namespace, cp.Name)
+	case c.Reason == controlplanev1.QuorumLostReason:
+		etcdQuorum.WithLabelValues(cp.Namespace, cp.Name).Set(0)
+	default:
+		etcdQuorum.WithLabelValues(cp.Namespace, cp.Name).Set(1)
+	}
+}
+
 // forgetMetrics removes the metrics of a deleted control plane.
 func forgetMetrics(key client.ObjectKey) {
 	labels := prometheus.Labels{"namespace": key.Namespace, "name": key.Name}
@@ -71,6 +98,7 @@ func forgetMetrics(key client.ObjectKey) {
 	deleted.DeletePartialMatch(labels)
 	updated.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
+	etcdQuorum.DeletePartialMatch(labels)
 	forgetEtcd(key)
 	certexpiry.Forget(controlplanev1.ControlPlaneKind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)

@@ -1,11 +1,14 @@
 package controlplane
 
 import (
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -42,5 +45,47 @@ func TestSizesInMetrics(t *testing.T) {
 	forgetMetrics(client.ObjectKeyFromObject(cp))
 	if n := testutil.CollectAndCount(etcdSize) + testutil.CollectAndCount(etcdInUse); n != 0 {
 		t.Errorf("%d sizes of a deleted control plane remain", n)
+	}
+}
+
+// TestQuorumInMetrics: the metric of the majority follows the condition, also when the members cannot be read. Their numbers of the past
+// are removed then.
+func TestQuorumInMetrics(t *testing.T) {
+	silent := &model.Readiness{Err: errors.New("no answer")}
+	for name, tc := range map[string]struct {
+		answer                *model.Readiness
+		external, interrupted bool
+		quorum                []float64
+		members               int
+	}{
+		"the API server works":     {answer: &model.Readiness{Ready: true}},
+		"etcd fails":               {answer: &model.Readiness{Failed: []string{"etcd"}}, quorum: []float64{0}},
+		"an external etcd fails":   {answer: &model.Readiness{Failed: []string{"etcd"}}, external: true},
+		"no answer":                {answer: silent},
+		"no answer for a moment":   {answer: silent, interrupted: true, quorum: []float64{1}, members: 2},
+		"no request of this round": {quorum: []float64{1}, members: 2},
+	} {
+		s := running()
+		s.Object.Namespace, s.Object.Name = "quorum", name
+		conditions.Set(s.Object, metav1.Condition{Type: controlplanev1.EtcdClusterHealthyCondition, Status: metav1.ConditionTrue, Reason: controlplanev1.HealthyReason})
+		measureQuorum(&scope{ControlPlane: &model.ControlPlane{Object: s.Object, Workload: &model.Workload{}, Interrupted: true}})
+		etcdMembers.WithLabelValues("quorum", name, "voting").Set(3)
+		etcdMembers.WithLabelValues("quorum", name, "healthy").Set(3)
+		if tc.external {
+			s.Object.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://198.18.0.9:2379"}
+		}
+		s.Readiness, s.Interrupted, s.Workload = tc.answer, tc.interrupted, &model.Workload{Err: errors.New("no answer")}
+		setHealth(s)
+		var quorum []float64
+		if testutil.CollectAndCount(etcdQuorum) > 0 {
+			quorum = []float64{testutil.ToFloat64(etcdQuorum.WithLabelValues("quorum", name))}
+		}
+		if members := testutil.CollectAndCount(etcdMembers); !slices.Equal(quorum, tc.quorum) || members != tc.members {
+			t.Errorf("%s: quorum %v and %d numbers of members, want %v and %d", name, quorum, members, tc.quorum, tc.members)
+		}
+		forgetMetrics(client.ObjectKeyFromObject(s.Object))
+		if n := testutil.CollectAndCount(etcdQuorum) + testutil.CollectAndCount(etcdMembers); n != 0 {
+			t.Errorf("%s: %d series of a deleted control plane remain", name, n)
+		}
 	}
 }

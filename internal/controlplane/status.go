@@ -30,6 +30,7 @@ func setHealth(s *scope) {
 		}
 		conditions.Set(s.Object, c)
 	}
+	measureQuorum(s)
 }
 
 // setStatus sets the status from the Machines and the results of the steps.
