@@ -141,8 +141,18 @@ func apiServerComponent(l Layout, s State) component {
 	}
 }
 
-// controllerManagerComponent runs the controllers that a plane without nodes and pods needs: garbage collection, deletion
-// of namespaces and of old certificate requests, aggregation of roles (Cluster API needs it) and service accounts.
+// planeControllers are the controllers that a plane without nodes and pods needs.
+var planeControllers = []string{
+	"garbage-collector-controller",                 // deletes objects whose owner is gone
+	"namespace-controller",                         // deletes the objects of a deleted namespace
+	"certificatesigningrequest-cleaner-controller", // deletes old certificate requests
+	"clusterrole-aggregation-controller",           // Cluster API's role gets its rules by aggregation
+	"serviceaccount-controller",                    // makes the ServiceAccount default of each namespace
+	"resourcequota-controller",                     // the API server enforces a quota only when this controller has set its status
+	"validatingadmissionpolicy-status-controller",  // shows errors in the expressions of policies
+}
+
+// controllerManagerComponent runs the controllers of Kubernetes that the plane needs.
 func controllerManagerComponent(l Layout, s State) component {
 	dir := l.Component(controllerManager)
 	return component{
@@ -155,7 +165,7 @@ func controllerManagerComponent(l Layout, s State) component {
 			"--tls-cert-file=" + filepath.Join(dir, "server.crt"), "--tls-private-key-file=" + filepath.Join(dir, "server.key"),
 			// Each controller uses its own role: the common role lacks the rights of the garbage collector.
 			"--use-service-account-credentials",
-			"--controllers=garbage-collector-controller,namespace-controller,certificatesigningrequest-cleaner-controller,clusterrole-aggregation-controller,serviceaccount-controller,serviceaccount-token-controller,validatingadmissionpolicy-status-controller",
+			"--controllers=" + strings.Join(planeControllers, ","),
 		},
 		ready: httpProbe(loopback("https", s.port(portControllerManager))+"/healthz", filepath.Join(dir, "ca.crt"), ""),
 	}

@@ -159,6 +159,7 @@ func TestPlane(t *testing.T) {
 	t.Run("metrics of the host", func(t *testing.T) { i.at(t).testHostMetrics() })
 	t.Run("authentication", func(t *testing.T) { i.at(t).testAuthentication() })
 	t.Run("encryption at rest", func(t *testing.T) { i.at(t).testEncryption() })
+	t.Run("quotas", func(t *testing.T) { i.at(t).testQuotas() })
 	t.Run("webhooks", func(t *testing.T) { i.at(t).testWebhooks() })
 	t.Run("killed components restart", func(t *testing.T) { i.at(t).testKilledComponents() })
 
@@ -302,6 +303,27 @@ func (i *installation) testEncryption() {
 	}
 	if !strings.HasPrefix(out, "k8s:enc:secretbox:") || strings.Contains(out, "correct-horse") {
 		i.t.Errorf("etcd contains %.40q", out)
+	}
+}
+
+// The API server enforces a ResourceQuota for built-in kinds and for kinds of Capstan.
+func (i *installation) testQuotas() {
+	i.kubectl("create", "namespace", "limited")
+	defer i.kubectl("delete", "namespace", "limited")
+	i.kubectl("create", "quota", "few", "-n", "limited", "--hard=count/secrets=1,count/capstanippools.ipam.capstan.dev=0")
+	for _, used := range []string{`count/secrets`, `count/capstanippools\.ipam\.capstan\.dev`} {
+		i.kubectl("wait", "resourcequota/few", "-n", "limited", "--for=jsonpath={.status.used."+used+"}", "--timeout=60s")
+	}
+	i.kubectl("create", "secret", "generic", "first", "-n", "limited")
+	if _, err := i.tryKubectl("create", "secret", "generic", "second", "-n", "limited"); err == nil || !strings.Contains(err.Error(), "exceeded quota") {
+		i.t.Errorf("expected a refusal of the second Secret by the quota, got %v", err)
+	}
+	pool := filepath.Join(i.t.TempDir(), "pool.json")
+	if err := os.WriteFile(pool, []byte(`{"apiVersion":"ipam.capstan.dev/v1beta2","kind":"CapstanIPPool","metadata":{"name":"p"},"spec":{"subnets":[{"cidr":"10.0.0.0/24"}]}}`), 0o600); err != nil {
+		i.t.Fatal(err)
+	}
+	if _, err := i.tryKubectl("create", "-n", "limited", "-f", pool); err == nil || !strings.Contains(err.Error(), "exceeded quota") {
+		i.t.Errorf("expected a refusal of the pool by the quota, got %v", err)
 	}
 }
 
