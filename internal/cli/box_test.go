@@ -132,7 +132,7 @@ func TestHosts(t *testing.T) {
 		"no plane and no host":         {app{root: empty}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := test.app.hosts(test.unit)
+			got, err := test.app.localHosts(test.unit)
 			if !slices.Equal(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}

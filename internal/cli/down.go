@@ -128,7 +128,7 @@ func (a *app) foreignMachines(ctx context.Context) ([]string, error) {
 	if err := errors.Join(m.client.List(ctx, clusters), m.client.List(ctx, machines)); err != nil {
 		return nil, err
 	}
-	all, err := a.machines(ctx)
+	all, err := a.localMachines(ctx)
 	if err != nil {
 		return nil, err
 	}

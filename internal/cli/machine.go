@@ -38,9 +38,9 @@ type located struct {
 	host    localHost
 }
 
-// hosts returns the hosts on this box: the one with the socket from the command line; else the hosts of the management
+// localHosts returns the hosts on this box: the one with the socket from the command line; else the hosts of the management
 // plane; else the one with the socket unit, if that exists.
-func (a *app) hosts(unit string) ([]localHost, error) {
+func (a *app) localHosts(unit string) ([]localHost, error) {
 	if a.socket != "" {
 		return a.standalone(a.socket)
 	}
@@ -72,13 +72,13 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 	return []localHost{host}, errors.Join(err1, err2)
 }
 
-// machines lists the machines of all hosts on this box, those of remote management planes included.
-func (a *app) machines(ctx context.Context) ([]located, error) {
+// localMachines lists the machines of all hosts on this box, those of remote management planes included.
+func (a *app) localMachines(ctx context.Context) ([]located, error) {
 	unit := ""
 	if a.isDefaultRoot() {
 		unit = unitSocket
 	}
-	hosts, err := a.hosts(unit)
+	hosts, err := a.localHosts(unit)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func (a *app) logsHere(ctx context.Context, namespace, name string, o accessapi.
 }
 
 func (a *app) findHere(ctx context.Context, namespace, name string) (located, error) {
-	all, err := a.machines(ctx)
+	all, err := a.localMachines(ctx)
 	if err != nil {
 		return located{}, err
 	}
@@ -161,7 +161,7 @@ func (a *app) findHere(ctx context.Context, namespace, name string) (located, er
 
 // machineNamesHere lists the machines of a namespace on this box; of all namespaces if it is empty.
 func (a *app) machineNamesHere(ctx context.Context, namespace string) (names []string) {
-	all, _ := a.machines(ctx)
+	all, _ := a.localMachines(ctx)
 	for _, l := range all {
 		if s := l.machine.GetSpec(); namespace == "" || s.GetNamespace() == namespace {
 			names = append(names, s.GetName())
@@ -192,7 +192,7 @@ func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequ
 // imageTargetsHere returns the machines of a cluster on this box.
 func (a *app) imageTargetsHere(ctx context.Context, namespace, cluster string) ([]imageTarget, error) {
 	namespace = cmp.Or(namespace, metav1.NamespaceDefault)
-	all, err := a.machines(ctx)
+	all, err := a.localMachines(ctx)
 	if err != nil {
 		return nil, err
 	}
