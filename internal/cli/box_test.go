@@ -229,6 +229,34 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// TestDownAsksForOtherBoxes: machines on hosts that joined lose their plane, which a stopped plane cannot list.
+func TestDownAsksForOtherBoxes(t *testing.T) {
+	on := func(host string) infrav1.CapstanMachine {
+		m := infrav1.CapstanMachine{}
+		m.Namespace, m.Name, m.Spec.HostName = "a", "on-"+host, host
+		return m
+	}
+	got := onOtherBoxes([]infrav1.CapstanMachine{on("rack-2"), on("local"), on("rack-1"), on("")}, []string{"local", "local-2"})
+	if !slices.Equal(got, []string{"a/on-rack-1", "a/on-rack-2"}) {
+		t.Errorf("got %v", got)
+	}
+	for state, code := range map[string]int{
+		`{"hosts": ["local"]}`: exitOK,
+		`{"hosts": []}`:        exitUsage,
+		`{"hosts": ["local"], "apiAddress": "192.0.2.1:6444"}`: exitUsage,
+		`{"hosts": ["local"], "hostListenAddress": ":7444"}`:   exitUsage,
+	} {
+		a := &app{root: t.TempDir(), errOut: io.Discard}
+		err := errors.Join(os.WriteFile(a.layout().State(), []byte(state), 0o600), os.WriteFile(filepath.Join(a.root, ".capstan"), nil, 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.confirmDown(t.Context()); err == nil != (code == exitOK) || err != nil && exitCode(err) != code {
+			t.Errorf("%s: %v, want exit code %d", state, err, code)
+		}
+	}
+}
+
 func TestConfirm(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer   string

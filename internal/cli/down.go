@@ -29,7 +29,8 @@ func (a *app) downCommand() *cobra.Command {
 backups and the folder host of capstand.service: its machines continue, until 'capstan host leave' or their management plane ends them.
 If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
 management plane does not answer and a host has machines: they may belong to other planes. It asks before it deletes volumes that
-outlive machines, with their data.`,
+outlive machines, with their data. It also asks if the plane has machines on other boxes: they continue without a management plane, and
+the keys of their clusters are deleted.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !keepState && !yes {
 				if err := a.confirmDown(c.Context()); err != nil {
@@ -40,11 +41,12 @@ outlive machines, with their data.`,
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
-	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes, or of unknown ones, and volumes with their data, without a question")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask before machines of other management planes, or of unknown ones, and volumes with their data are removed, or machines on other boxes lose their plane")
 	return c
 }
 
-// confirmDown asks before machines of other planes, and data that outlives machines, are removed. Only a running plane can separate
+// confirmDown asks before machines of other planes, and data that outlives machines, are removed, and before machines on other boxes lose
+// their plane. Only a running plane can separate
 // its own machines from others. While it does not run, each machine can belong to another plane, also if the host no longer listens
 // for one.
 func (a *app) confirmDown(ctx context.Context) error {
@@ -58,18 +60,19 @@ func (a *app) confirmDown(ctx context.Context) error {
 		return err
 	}
 	state, err := embedded.LoadState(a.layout()) // Down does not need it.
-	var others []string
+	machines, clusters := "", ""
 	if err == nil {
-		others, err = a.foreignMachines(ctx)
+		if machines, clusters, err = a.planeRemoves(ctx, state.Hosts); err != nil {
+			clusters = removesPlane(state.Settings)
+		}
 	}
-	machines := removesOthers(others)
 	if err != nil {
 		machines = removesAny(state.Listen, a.stored(hosts, "machines", "machine"))
 	}
 	if err != nil && machines != "" {
 		machines += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
 	}
-	what := slices.DeleteFunc([]string{machines, removesVolumes(a.stored(hosts, "volumes", "volume"))}, func(s string) bool { return s == "" })
+	what := slices.DeleteFunc([]string{machines, clusters, removesVolumes(a.stored(hosts, "volumes", "volume"))}, func(s string) bool { return s == "" })
 	if len(what) == 0 {
 		return nil
 	}
@@ -103,6 +106,22 @@ func removesAny(listen string, machines []string) string {
 	return ""
 }
 
+// removesPlaneOf describes the removal of the plane of machines on other boxes; "" without such machines.
+func removesPlaneOf(elsewhere []string) string {
+	if len(elsewhere) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the management plane and the cluster keys of %d machines on other boxes: %s", len(elsewhere), strings.Join(elsewhere, ", "))
+}
+
+// removesPlane describes the removal of a plane that does not answer; "" if no other box can have its machines.
+func removesPlane(s embedded.Settings) string {
+	if s.APIAddress == "" && s.HostListenAddress == "" && len(s.Hosts) > 0 {
+		return ""
+	}
+	return "the management plane and the cluster keys of all machines on other boxes"
+}
+
 // stored lists the objects in a folder of each host of a plane, as capstand need not run. A folder that cannot be read may contain
 // objects.
 func (a *app) stored(hosts []string, folder, kind string) (all []string) {
@@ -116,23 +135,35 @@ func (a *app) stored(hosts []string, folder, kind string) (all []string) {
 	return all
 }
 
-// foreignMachines lists the machines on this box that belong to no cluster of its plane, as namespace/name.
-func (a *app) foreignMachines(ctx context.Context) ([]string, error) {
+// planeRemoves describes, according to a running plane, the removal of machines on this box that belong to no cluster of the plane, and
+// the removal of the plane for those of its machines that are on other boxes.
+func (a *app) planeRemoves(ctx context.Context, hosts []string) (machines, clusters string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	m, err := a.localManagement()
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
-	clusters, machines := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
-	if err := errors.Join(m.client.List(ctx, clusters), m.client.List(ctx, machines)); err != nil {
-		return nil, err
+	known, objects := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
+	if err := errors.Join(m.client.List(ctx, known), m.client.List(ctx, objects)); err != nil {
+		return "", "", err
 	}
 	all, err := a.localMachines(ctx)
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
-	return foreign(all, clusters.Items, machines.Items), nil
+	return removesOthers(foreign(all, known.Items, objects.Items)), removesPlaneOf(onOtherBoxes(objects.Items, hosts)), nil
+}
+
+// onOtherBoxes returns the machines on hosts that are none of this box.
+func onOtherBoxes(machines []infrav1.CapstanMachine, hosts []string) (out []string) {
+	for _, m := range machines {
+		if m.Spec.HostName != "" && !slices.Contains(hosts, m.Spec.HostName) {
+			out = append(out, m.Namespace+"/"+m.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // foreign returns the machines without a CapstanMachine whose network belongs to no CapstanCluster.
