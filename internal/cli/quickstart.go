@@ -61,6 +61,7 @@ workload in it, and send a request to its Service. A second run changes nothing.
 
 func (a *app) quickstart(ctx context.Context) error {
 	start := time.Now()
+	a.onlyPlaneOfRoot()
 	results, err := a.examine(ctx, false)
 	if err != nil {
 		return err
@@ -94,6 +95,9 @@ func (a *app) quickstart(ctx context.Context) error {
 	a.title(fmt.Sprintf("Done in %.1f s", time.Since(start).Seconds()))
 	return w.report(ctx, a, path)
 }
+
+// onlyPlaneOfRoot makes each step use the plane of the root folder, as --root does, and no other one that $KUBECONFIG or a flag names.
+func (a *app) onlyPlaneOfRoot() { a.rootGiven, a.kubeconfig, a.context = true, "", "" }
 
 func (a *app) title(text string) { fmt.Fprintf(a.out, "\n%s\n", text) }
 

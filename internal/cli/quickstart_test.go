@@ -11,6 +11,18 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
+// TestQuickstartUsesItsPlane: $KUBECONFIG and the flags of another management cluster do not change where quickstart works.
+func TestQuickstartUsesItsPlane(t *testing.T) {
+	t.Setenv("KUBECONFIG", "/nonexistent")
+	a := &app{out: io.Discard, errOut: io.Discard, root: t.TempDir(), assets: t.TempDir(), kubeconfig: "other", context: "other"}
+	if err := a.quickstart(t.Context()); err == nil {
+		t.Fatal("expected an error without programs")
+	}
+	if from := choose(a.surroundings()); from != fromPlane || !a.onThisBox() {
+		t.Errorf("uses %s, on this box: %v", from, a.onThisBox())
+	}
+}
+
 // TestCreateDemo: a run continues an interrupted creation, and refuses a box without memory and a cluster that is being deleted.
 func TestCreateDemo(t *testing.T) {
 	o, _, objects := rendered(t, "", nil)
