@@ -1,15 +1,20 @@
 package cli
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/templates"
 )
@@ -106,5 +111,36 @@ func TestCreateClass(t *testing.T) {
 	}
 	if err := there.client.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || len(own.Spec.Variables) > 0 {
 		t.Errorf("the class was changed: %v, %v", own.Spec, err)
+	}
+}
+
+// TestRoleOfWorkstation: the first Role of docs/workstation.md permits the objects of each flavor.
+func TestRoleOfWorkstation(t *testing.T) {
+	page, err := os.ReadFile("../../docs/workstation.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(page), "```yaml\n")
+	block, _, _ = strings.Cut(block, "\n---\n")
+	role := &rbacv1.Role{}
+	if err := yaml.UnmarshalStrict([]byte(block), role); err != nil {
+		t.Fatal(err)
+	}
+	permits := func(u *unstructured.Unstructured, verb string) bool {
+		resource, _ := meta.UnsafeGuessKindToResource(u.GroupVersionKind())
+		return slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.APIGroups, resource.Group) && slices.Contains(r.Verbs, verb) &&
+				(slices.Contains(r.Resources, "*") || slices.Contains(r.Resources, resource.Resource))
+		})
+	}
+	for _, flavor := range append(flavors(templates.FS), "") {
+		_, class, objects := rendered(t, flavor, map[string]string{"CAPSTAN_MACHINE_CIDR": "10.0.0.0/24", "CAPSTAN_MACHINE_IPV6_CIDR": "fd00::/64"})
+		for _, u := range append(class, objects...) {
+			for _, verb := range []string{"get", "create", "patch"} {
+				if !permits(u, verb) {
+					t.Errorf("flavor %q: the Role does not permit %s of %s", flavor, verb, u.GetKind())
+				}
+			}
+		}
 	}
 }
