@@ -266,6 +266,9 @@ func (p *plane) renew(ctx context.Context) {
 	if !p.made(ctx) {
 		return
 	}
+	if err := p.showExpiring(time.Now()); err != nil { // The box may be off before the first renewal.
+		slog.Error("Cannot read the expiry of certificates", "error", err)
+	}
 	maintain(ctx, pki.CheckEvery(renewalInterval), func(now time.Time) error {
 		return errors.Join(ensurePKI(p.layout, p.state, p.owner, now), p.showExpiring(now))
 	})

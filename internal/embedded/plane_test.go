@@ -105,6 +105,22 @@ func checkMaintenance(t *testing.T, fails int, shown string) {
 	}
 }
 
+// TestExpiryAtTheStart: the status shows an old authority when the components exist, and not only after the first renewal.
+func TestExpiryAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, s, owner := testPKI(t)
+		time.Sleep(pki.AuthorityValidity) // in the time of the bubble
+		p := &plane{layout: l, state: s, owner: owner, board: newBoard(Status{})}
+		p.board.component(ProcessStatus{Name: etcd})
+		ctx, end := context.WithTimeout(t.Context(), time.Minute)
+		defer end()
+		p.renew(ctx)
+		if status, _ := p.board.get(); len(status.AuthoritiesExpiring) != len(authorities) {
+			t.Errorf("the status shows %v", status.AuthoritiesExpiring)
+		}
+	})
+}
+
 // TestMaintenanceAfterAPause: the task follows the clock of the box, and not the timers, which stop while the box is paused.
 func TestMaintenanceAfterAPause(t *testing.T) {
 	begin := time.Now()
