@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/doctor"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/templates"
@@ -166,11 +167,7 @@ func keepKubeconfig(path string, data []byte) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil
 	}
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return atomicfile.WriteFile(path, data, 0o600)
 }
 
 // workload is the Deployment and the Service in the demo cluster.
