@@ -14,7 +14,7 @@ import (
 // expiring returns the certificates of the plane with less than a third of their validity left, each with its file and its
 // expiry. The plane renews its leaf certificates earlier. Authorities are valid for ten years and are not renewed; their copies in the
 // folders of components are not listed.
-func expiring(dir string, now time.Time) (leaves, authorities []string, err error) {
+func expiring(dir string, now time.Time) (dueLeaves, dueAuthorities []string, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".crt") {
 			return err
@@ -33,28 +33,28 @@ func expiring(dir string, now time.Time) (leaves, authorities []string, err erro
 		}
 		switch found := fmt.Sprintf("%s expires on %s", name, c.NotAfter.UTC().Format(time.RFC3339)); {
 		case !c.IsCA:
-			leaves = append(leaves, found)
+			dueLeaves = append(dueLeaves, found)
 		case name == filepath.Base(name):
-			authorities = append(authorities, found)
+			dueAuthorities = append(dueAuthorities, found)
 		}
 		return nil
 	})
-	return leaves, authorities, err
+	return dueLeaves, dueAuthorities, err
 }
 
 // CertificatesExpiring returns the leaf certificates and the authorities of an installation that are due for renewal, each with its file
 // and its expiry. It returns none if there is no installation, or if the caller has no permission to read it.
-func CertificatesExpiring(l Layout, now time.Time) (leaves, authorities []string, err error) {
-	leaves, authorities, err = expiring(l.PKI(), now)
+func CertificatesExpiring(l Layout, now time.Time) (dueLeaves, dueAuthorities []string, err error) {
+	dueLeaves, dueAuthorities, err = expiring(l.PKI(), now)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return nil, nil, nil
 	}
-	return leaves, authorities, err
+	return dueLeaves, dueAuthorities, err
 }
 
 // showExpiring copies the expiring certificates to the status.
 func (p *plane) showExpiring(now time.Time) error {
-	leaves, authorities, err := expiring(p.layout.PKI(), now)
-	p.board.update(func(s *Status) { s.CertificatesExpiring, s.AuthoritiesExpiring = leaves, authorities })
+	dueLeaves, dueAuthorities, err := expiring(p.layout.PKI(), now)
+	p.board.update(func(s *Status) { s.CertificatesExpiring, s.AuthoritiesExpiring = dueLeaves, dueAuthorities })
 	return err
 }

@@ -37,11 +37,11 @@ func TestExpiring(t *testing.T) {
 		leafValidity*2/3 + 4*renewalInterval: {"server.crt"}, leafValidity + time.Hour: {"server.crt"},
 		pki.AuthorityValidity: {"server.crt", "ca.crt"},
 	} {
-		leaves, authorities, err := expiring(dir, now.Add(at))
+		dueLeaves, dueAuthorities, err := expiring(dir, now.Add(at))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for n, found := range [][]string{leaves, authorities} {
+		for n, found := range [][]string{dueLeaves, dueAuthorities} {
 			name, _, _ := strings.Cut(strings.Join(found, ", "), " expires on ")
 			if name != want[n] || len(found) > 1 {
 				t.Errorf("after %s: %v, want %v", at, found, want[n])
