@@ -4,7 +4,7 @@ import "path/filepath"
 
 // auditPolicy records the metadata of each write, and of each read of a Secret by users other than the managers. It never
 // records bodies, because they can contain Secrets.
-const auditPolicy = `apiVersion: audit.k8s.io/v1
+var auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
@@ -17,7 +17,7 @@ rules:
   - group: events.k8s.io
     resources: [events]
 - level: None
-  users: ["` + coreUser + `", "` + managerUser + `", "system:kube-controller-manager", "system:apiserver"]
+  users: ["` + serviceAccount(coreNamespace, coreServiceAccount).cn + `", "` + serviceAccount(managerNamespace, managerServiceAccount).cn + `", "system:kube-controller-manager", "system:apiserver"]
   verbs: [get, list, watch]
 - level: Metadata
   verbs: [create, update, patch, delete, deletecollection]
@@ -28,11 +28,6 @@ rules:
     resources: [secrets]
 - level: None
 `
-
-const (
-	coreUser    = "system:serviceaccount:" + coreNamespace + ":" + coreServiceAccount
-	managerUser = "system:serviceaccount:" + managerNamespace + ":" + managerServiceAccount
-)
 
 // Audit holds the audit log of the API server, whose user writes and rotates it.
 func (l Layout) Audit() string { return filepath.Join(l.Root, "audit") }
