@@ -40,7 +40,8 @@ import (
 //	runc/                             runc's own state
 //	volumes/<id>/spec.json            a volume that outlives machines
 //	volumes/<id>/{disk.img,content}   its file system, and where it is mounted
-//	tombstones/<id>                   ids deleted within the last day
+//	tombstones/<id>                   machines deleted within the last day
+//	tombstones/volume.<id>            volumes deleted within the last day
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
 //	images/                           images of machines, from the administrator; see Config.Images
 //	container-images/                 archives for the machines, from the administrator; see Config.ContainerImages

@@ -139,7 +139,7 @@ func (vs *volumes) admitVolume(v *hostpb.Volume) (exists bool, err error) {
 		return false, err
 	}
 	have := vs.byID[v.Id]
-	if err := admission.Volume(v, have, vs.machines.info(), vs.store.buried(v.Id, time.Now()), vs.all()); err != nil {
+	if err := admission.Volume(v, have, vs.machines.info(), vs.store.buried(volumeTombstone(v.Id), time.Now()), vs.all()); err != nil {
 		return false, err
 	}
 	if have != nil {
@@ -177,6 +177,10 @@ func (vs *volumes) makeVolume(ctx context.Context, v *hostpb.Volume) error {
 	return vs.store.publish(dir, volumesDir, v.Id)
 }
 
+// volumeTombstone returns the name of the tombstone of a volume. It is no valid id, so that it does not bury a machine: each namespace can
+// choose the id of its volume, also that of a machine of another namespace.
+func volumeTombstone(id string) string { return "volume." + id }
+
 // DeleteVolume deletes a volume with its data.
 func (vs *volumes) DeleteVolume(ctx context.Context, req *hostpb.DeleteVolumeRequest) (*hostpb.DeleteVolumeResponse, error) {
 	vs.changing.Lock()
@@ -192,7 +196,7 @@ func (vs *volumes) DeleteVolume(ctx context.Context, req *hostpb.DeleteVolumeReq
 	defer vs.mu.Unlock()
 	delete(vs.leaving, req.Id)
 	if err == nil {
-		err = vs.store.bury(req.Id)
+		err = vs.store.bury(volumeTombstone(req.Id))
 	}
 	if err == nil {
 		err = vs.store.discard(vs.store.path(volumesDir, req.Id))

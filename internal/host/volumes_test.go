@@ -165,7 +165,7 @@ func TestVolumeAfterCrash(t *testing.T) {
 	ensureVolume(t, h)
 	// A crash of the deletion behind its tombstone, and one while the volume was mounted.
 	attached(t, h)
-	if err := h.store.bury("v-1"); err != nil {
+	if err := h.store.bury(volumeTombstone("v-1")); err != nil {
 		t.Fatal(err)
 	}
 	h = withVolumes(t, root)
@@ -175,6 +175,9 @@ func TestVolumeAfterCrash(t *testing.T) {
 	}
 	_, err := h.EnsureVolume(t.Context(), goodVolume())
 	wantRefusal(t, err, hostpb.Refusal_DELETED)
+	if h.store.buried("v-1", time.Now()) {
+		t.Error("the next capstand would take a machine with the id of the deleted volume for a deleted one")
+	}
 }
 
 // A volume that the host cannot reserve leaves nothing.
