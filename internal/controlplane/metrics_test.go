@@ -51,6 +51,8 @@ func TestSizesInMetrics(t *testing.T) {
 // TestQuorumInMetrics: the metric of the majority follows the condition, also when the members cannot be read. Their numbers of the past
 // are removed then.
 func TestQuorumInMetrics(t *testing.T) {
+	etcdQuorum.Reset() // Control planes of other tests have series.
+	etcdMembers.Reset()
 	silent := &model.Readiness{Err: errors.New("no answer")}
 	for name, tc := range map[string]struct {
 		answer                *model.Readiness
