@@ -30,9 +30,9 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/reconciling"
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 var endpoint = clusterv1.APIEndpoint{Host: "10.200.0.1", Port: 6443}
@@ -367,6 +367,10 @@ func TestMachinePool(t *testing.T) {
 	_, node := dataOf(t, cluster, config)
 	expect.True(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
+	reconciles := testmetrics.Reconciles(t, "capstanconfig")
+	cluster.Change(config, func() { config.Annotations = map[string]string{"touched": "the pool has a Node"} })
+	expect.True(t, "a reconcile", func() bool { return testmetrics.Reconciles(t, "capstanconfig") > reconciles })
+	expect.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	rotates(t, cluster, config, node.BootstrapToken)
 
 	// The specification of machines has changed. The data gets a new name, so that the pool replaces its machines.
@@ -698,12 +702,12 @@ func TestSteadyState(t *testing.T) {
 		return fmt.Sprint(string(status), err, cluster.Secret("worker").ResourceVersion)
 	}
 	before := expect.Rest(t, state)
-	reconciles := testenv.Reconciles(t, "capstanconfig")
+	reconciles := testmetrics.Reconciles(t, "capstanconfig")
 	for i := range 3 {
 		cluster.Change(config, func() { config.Annotations = map[string]string{"touched": fmt.Sprint(i)} })
 	}
 	touched := config.ResourceVersion
-	expect.True(t, "a reconcile", func() bool { return testenv.Reconciles(t, "capstanconfig") > reconciles })
+	expect.True(t, "a reconcile", func() bool { return testmetrics.Reconciles(t, "capstanconfig") > reconciles })
 	expect.Consistently(t, "no writes", func() bool { return state() == before && config.ResourceVersion == touched })
 }
 

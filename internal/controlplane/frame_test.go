@@ -11,12 +11,12 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // TestLateWrite writes a status late, as after a slow answer of the API server. A later reconcile has read the object from
@@ -81,27 +81,8 @@ func TestReconcilerRateLimiting(t *testing.T) {
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil) // Its first Machine is an event for the controller of certificate requests.
 	for _, controller := range []string{"capstancontrolplane", "capstan-csr"} {
-		expect.True(t, controller+" is limited", func() bool { return limitedReconciles(t, controller) > 0 })
+		expect.True(t, controller+" is limited", func() bool {
+			return testmetrics.Sum(t, "capi_reconcile_total", map[string]string{"controller": controller}) > 0
+		})
 	}
-}
-
-func limitedReconciles(t *testing.T, controller string) (n float64) {
-	t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, family := range families {
-		if family.GetName() != "capi_reconcile_total" {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			for _, label := range m.GetLabel() {
-				if label.GetName() == "controller" && label.GetValue() == controller {
-					n += m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return n
 }

@@ -16,12 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // trap is a server of a tenant. It asks for a client certificate, because that makes client-go run an exec plugin.
@@ -130,23 +130,7 @@ func TestHostileKubeconfig(t *testing.T) {
 // triedToConnect returns whether ClusterCache has tried to connect to a cluster and failed.
 func triedToConnect(t *testing.T, cluster *testcluster.Cluster) bool {
 	t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, family := range families {
-		if family.GetName() != "capi_cluster_cache_connection_up" {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			for _, label := range m.GetLabel() {
-				if label.GetName() == "cluster_namespace" && label.GetValue() == cluster.Namespace {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	return len(testmetrics.Gather(t, "capi_cluster_cache_connection_up", map[string]string{"cluster_namespace": cluster.Namespace})) > 0
 }
 
 // TestUserKubeconfig (CP-14): a kubeconfig of the user works if it meets the rules, and is not changed. A repaired kubeconfig

@@ -9,10 +9,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // TestCondition: a certificate that was not renewed after two thirds of its lifetime is reported. The result contains
@@ -87,22 +87,9 @@ func TestReportFolder(t *testing.T) {
 	}
 	scrape := func() map[string]float64 {
 		t.Helper()
-		families, err := ctrlmetrics.Registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
 		found := map[string]float64{}
-		for _, family := range families {
-			if family.GetName() != metricName {
-				continue
-			}
-			for _, m := range family.GetMetric() {
-				var values []string
-				for _, label := range m.GetLabel() { // sorted by name: certificate, kind, name, namespace
-					values = append(values, label.GetValue())
-				}
-				found[strings.Join(values, "|")] = m.GetGauge().GetValue()
-			}
+		for _, s := range testmetrics.Gather(t, metricName, nil) {
+			found[strings.Join([]string{s.Labels["certificate"], s.Labels["kind"], s.Labels["name"], s.Labels["namespace"]}, "|")] = s.Value
 		}
 		return found
 	}

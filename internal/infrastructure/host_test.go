@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -27,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // The status of a CapstanHost contains the report of capstand and follows its changes.
@@ -264,19 +264,9 @@ func TestExpiredCertificateOfManagersIsReplaced(t *testing.T) {
 
 // expirations returns the metric of a host by certificate.
 func expirations(b *box, host string) map[string]float64 {
-	families, err := ctrlmetrics.Registry.Gather()
-	b.Expect(err).NotTo(HaveOccurred())
 	out := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			labels := map[string]string{}
-			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
-			}
-			if f.GetName() == "capstan_certificate_expiration_timestamp_seconds" && labels["name"] == host {
-				out[labels["certificate"]] = m.GetGauge().GetValue()
-			}
-		}
+	for _, s := range testmetrics.Gather(b.t, "capstan_certificate_expiration_timestamp_seconds", map[string]string{"name": host}) {
+		out[s.Labels["certificate"]] = s.Value
 	}
 	return out
 }

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -28,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the normal path of the contract, and deletion.
@@ -612,12 +612,10 @@ func TestPlacementIsWrittenLater_IM02(t *testing.T) {
 // counter returns the value of a counter of the manager with one label. Tests in parallel also increase it.
 func (b *box) counter(name, label string) float64 {
 	b.t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	b.Expect(err).NotTo(HaveOccurred())
-	for _, family := range families {
-		for _, m := range family.GetMetric() {
-			if family.GetName() == name && m.GetLabel()[0].GetValue() == label {
-				return m.GetCounter().GetValue()
+	for _, s := range testmetrics.Gather(b.t, name, nil) {
+		for _, value := range s.Labels {
+			if value == label {
+				return s.Value
 			}
 		}
 	}

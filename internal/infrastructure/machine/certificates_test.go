@@ -7,11 +7,11 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/util/conditions"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // TestShowCertificates: if a certificate of a machine is not renewed after two thirds of its life, a condition names it. Each
@@ -49,25 +49,9 @@ func TestShowCertificates(t *testing.T) {
 			if again.Round(time.Minute) != c.again {
 				t.Errorf("got the next check after %s, want %s", again, c.again)
 			}
-			if n := series(t); n != c.metrics {
+			if n := len(testmetrics.Gather(t, "capstan_certificate_expiration_timestamp_seconds", nil)); n != c.metrics {
 				t.Errorf("%d metrics, want %d", n, c.metrics)
 			}
 		})
 	}
-}
-
-// series returns the number of series of the metric.
-func series(t *testing.T) int {
-	t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, f := range families {
-		if f.GetName() == "capstan_certificate_expiration_timestamp_seconds" {
-			n += len(f.GetMetric())
-		}
-	}
-	return n
 }

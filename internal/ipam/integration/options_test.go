@@ -18,11 +18,10 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // wantUntouched checks that this manager did not change a claim of another manager. It has served a later claim already.
@@ -92,9 +91,9 @@ func wantSettled(t *testing.T, pool ipamv1.Pool) {
 		if _, err := get(pool); err != nil || len(pool.PoolStatus().Allocator.Pending) > 0 {
 			return errOr(err, "the record is %+v", pool.PoolStatus().Allocator)
 		}
-		before := testenv.Reconciles(t, pool.PoolKind())
+		before := testmetrics.Reconciles(t, pool.PoolKind())
 		time.Sleep(countWait) // The idle period is the measurement.
-		if n := testenv.Reconciles(t, pool.PoolKind()) - before; n > 0 {
+		if n := testmetrics.Reconciles(t, pool.PoolKind()) - before; n > 0 {
 			return fmt.Errorf("pools were reconciled %v times", n)
 		}
 		return nil
@@ -267,22 +266,9 @@ func TestTwoWatchFilters(t *testing.T) {
 // gauges returns the values of a pool's metric by state, or by "" if the metric has no state.
 func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 	t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
-	expect.NoError(t, err)
 	got := map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != metric {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			l := map[string]string{}
-			for _, pair := range m.GetLabel() {
-				l[pair.GetName()] = pair.GetValue()
-			}
-			if l["kind"] == pool.PoolKind() && l["namespace"] == pool.GetNamespace() && l["pool"] == pool.GetName() {
-				got[l["state"]+l["outcome"]] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-		}
+	for _, s := range testmetrics.Gather(t, metric, map[string]string{"kind": pool.PoolKind(), "namespace": pool.GetNamespace(), "pool": pool.GetName()}) {
+		got[s.Labels["state"]+s.Labels["outcome"]] = s.Value
 	}
 	return got
 }

@@ -20,8 +20,8 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
-	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // IPAM-01, IPAM-06: names and labels of the installed CRDs.
@@ -92,9 +92,9 @@ func TestExhaustion(t *testing.T) {
 func wantIdle(t *testing.T) {
 	t.Helper()
 	expect.Eventually(t, "a second without work", func() error {
-		before := testenv.Reconciles(t, "ipaddressclaim")
+		before := testmetrics.Reconciles(t, "ipaddressclaim")
 		time.Sleep(time.Second) // The idle period is the measurement.
-		if n := testenv.Reconciles(t, "ipaddressclaim") - before; n > 0 {
+		if n := testmetrics.Reconciles(t, "ipaddressclaim") - before; n > 0 {
 			return fmt.Errorf("%v claims were reconciled", n)
 		}
 		return nil
