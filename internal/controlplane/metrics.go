@@ -10,6 +10,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/expiry"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 var (
@@ -30,7 +31,7 @@ var (
 		Help: "Machines of a control plane that were updated in place.",
 	}, ofControlPlane)
 
-	etcdMembers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	etcdMembers = reconciling.NewObjectGauge(prometheus.GaugeOpts{
 		Name: "capstan_control_plane_etcd_members",
 		Help: "Members of a cluster's etcd by state: voting, healthy (of the voting), other (learners, not started).",
 	}, []string{"namespace", "name", "state"})
@@ -64,12 +65,9 @@ func measure(s *scope) {
 		return
 	}
 	v := f.Votes()
-	set := func(state string, n int) {
-		etcdMembers.WithLabelValues(s.Object.Namespace, s.Object.Name, state).Set(float64(n))
-	}
-	set("voting", v.Voting)
-	set("healthy", v.Healthy)
-	set("other", len(f.Members())-v.Voting)
+	etcdMembers.Show(map[string]float64{
+		"voting": float64(v.Voting), "healthy": float64(v.Healthy), "other": float64(len(f.Members()) - v.Voting),
+	}, s.Object.Namespace, s.Object.Name)
 	measureSizes(s)
 }
 
@@ -79,7 +77,7 @@ func measureQuorum(s *scope) {
 	cp := s.Object
 	c := conditions.Get(cp, controlplanev1.EtcdClusterHealthyCondition)
 	if s.Fleet().Unknown != "" && !s.Interrupted {
-		etcdMembers.DeletePartialMatch(prometheus.Labels{"namespace": cp.Namespace, "name": cp.Name})
+		etcdMembers.Forget(cp.Namespace, cp.Name)
 	}
 	switch {
 	case !s.Stacked() || c == nil || c.Status == metav1.ConditionUnknown:
@@ -97,8 +95,8 @@ func forgetMetrics(key client.ObjectKey) {
 	created.DeletePartialMatch(labels)
 	deleted.DeletePartialMatch(labels)
 	updated.DeletePartialMatch(labels)
-	etcdMembers.DeletePartialMatch(labels)
-	etcdQuorum.DeletePartialMatch(labels)
+	etcdMembers.Forget(key.Namespace, key.Name)
+	etcdQuorum.DeleteLabelValues(key.Namespace, key.Name)
 	forgetEtcd(key)
 	certexpiry.Forget(controlplanev1.ControlPlaneKind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)

@@ -5,9 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	dto "github.com/prometheus/client_model/go"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -16,7 +14,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 // TestSizesInMetrics: the metric contains the size of each member. It is removed with the member and with the control plane.
@@ -51,27 +49,12 @@ func TestSizesInMetrics(t *testing.T) {
 	}
 }
 
-// seriesOf returns the number of series of a namespace. The manager of the package measures the control planes of other tests.
-func seriesOf(t *testing.T, gauge *prometheus.GaugeVec, namespace string) (n int) {
-	t.Helper()
-	all := make(chan prometheus.Metric, 10_000)
-	gauge.Collect(all)
-	close(all)
-	for metric := range all {
-		var m dto.Metric
-		expect.NoError(t, metric.Write(&m))
-		for _, l := range m.GetLabel() {
-			if l.GetName() == "namespace" && l.GetValue() == namespace {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 // TestQuorumInMetrics: the metric of the majority follows the condition, also when the members cannot be read. Their numbers of the past
 // are removed then.
 func TestQuorumInMetrics(t *testing.T) {
+	series := func(metric string) int { // The manager of the package measures the control planes of other tests.
+		return len(testmetrics.Gather(t, metric, map[string]string{"namespace": "quorum"}))
+	}
 	silent := &model.Readiness{Err: errors.New("no answer")}
 	for name, tc := range map[string]struct {
 		answer                *model.Readiness
@@ -90,22 +73,21 @@ func TestQuorumInMetrics(t *testing.T) {
 		s.Object.Namespace, s.Object.Name = "quorum", name
 		conditions.Set(s.Object, metav1.Condition{Type: controlplanev1.EtcdClusterHealthyCondition, Status: metav1.ConditionTrue, Reason: controlplanev1.HealthyReason})
 		measureQuorum(&scope{ControlPlane: &model.ControlPlane{Object: s.Object, Workload: &model.Workload{}, Interrupted: true}})
-		etcdMembers.WithLabelValues("quorum", name, "voting").Set(3)
-		etcdMembers.WithLabelValues("quorum", name, "healthy").Set(3)
+		etcdMembers.Show(map[string]float64{"voting": 3, "healthy": 3}, "quorum", name)
 		if tc.external {
 			s.Object.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://198.18.0.9:2379"}
 		}
 		s.Readiness, s.Interrupted, s.Workload = tc.answer, tc.interrupted, &model.Workload{Err: errors.New("no answer")}
 		setHealth(s)
 		var quorum []float64
-		if seriesOf(t, etcdQuorum, "quorum") > 0 {
+		if series("capstan_control_plane_etcd_quorum") > 0 {
 			quorum = []float64{testutil.ToFloat64(etcdQuorum.WithLabelValues("quorum", name))}
 		}
-		if members := seriesOf(t, etcdMembers, "quorum"); !slices.Equal(quorum, tc.quorum) || members != tc.members {
+		if members := series("capstan_control_plane_etcd_members"); !slices.Equal(quorum, tc.quorum) || members != tc.members {
 			t.Errorf("%s: quorum %v and %d numbers of members, want %v and %d", name, quorum, members, tc.quorum, tc.members)
 		}
 		forgetMetrics(client.ObjectKeyFromObject(s.Object))
-		if n := seriesOf(t, etcdQuorum, "quorum") + seriesOf(t, etcdMembers, "quorum"); n != 0 {
+		if n := series("capstan_control_plane_etcd_quorum") + series("capstan_control_plane_etcd_members"); n != 0 {
 			t.Errorf("%s: %d series of a deleted control plane remain", name, n)
 		}
 	}
