@@ -46,9 +46,8 @@ the keys of their clusters are deleted.`,
 }
 
 // confirmDown asks before machines of other planes, and data that outlives machines, are removed, and before machines on other boxes lose
-// their plane. Only a running plane can separate
-// its own machines from others. While it does not run, each machine can belong to another plane, also if the host no longer listens
-// for one.
+// their plane. Only a running plane can separate its own machines from others. While it does not run, each machine can belong to another
+// plane, also if the host no longer listens for one.
 func (a *app) confirmDown(ctx context.Context) error {
 	if !embedded.Installed(a.layout()) {
 		return nil // Down removes nothing.

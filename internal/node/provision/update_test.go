@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
 	"time"
 
 	"github.com/google/go-cmp/cmp"
