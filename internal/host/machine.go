@@ -139,7 +139,7 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 	if !m.state.bootstrapped() {
 		m.status.Bootstrap = hostpb.MachineStatus_WAITING
 	}
-	if atomicfile.Exists(h.store.path(tombstonesDir, spec.Id)) {
+	if atomicfile.Exists(h.store.path(tombstonesDir, machineTombstone(spec.Id))) {
 		m.status.Phase = hostpb.MachineStatus_DELETING
 		m.delete()
 	}

@@ -128,7 +128,7 @@ func TestDeletedMachineDoesNotStart(t *testing.T) {
 	if run, _ := onDisk(t, h).toRun(); !run {
 		t.Error("a machine that exists does not start")
 	}
-	if err := h.store.bury(goodSpec().Id); err != nil {
+	if err := h.store.bury(machineTombstone(goodSpec().Id)); err != nil {
 		t.Fatal(err)
 	}
 	if run, pause := onDisk(t, h).toRun(); run || pause != forever {

@@ -145,7 +145,7 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	}
 	files, err := firstFiles(req, chosen)
 	if err == nil {
-		err = ms.store.unbury(req.Spec.Id)
+		err = ms.store.unbury(machineTombstone(req.Spec.Id))
 	}
 	if err == nil {
 		err = ms.store.create(machinesDir, req.Spec.Id, req.Spec, files)
@@ -181,7 +181,7 @@ func firstFiles(req *hostpb.EnsureMachineRequest, devices []string) (map[string]
 
 // admit decides whether a new machine may be created; mu is held.
 func (ms *machines) admit(spec *hostpb.MachineSpec) error {
-	if err := admission.NewMachine(spec, ms.info(), ms.store.buried(spec.Id, time.Now()), ms.specs()); err != nil {
+	if err := admission.NewMachine(spec, ms.info(), ms.store.machineDeleted(spec.Id, time.Now()), ms.specs()); err != nil {
 		return err
 	}
 	if err := ms.mounts(spec); err != nil {
@@ -350,8 +350,8 @@ func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) 
 		ms.store.buryOld(now)
 		ms.tombstonesRead = now
 	}
-	if !ms.store.buried(req.Id, now) {
-		if err := ms.store.bury(req.Id); err != nil {
+	if tombstone := machineTombstone(req.Id); !ms.store.buried(tombstone, now) {
+		if err := ms.store.bury(tombstone); err != nil {
 			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
 		}
 	}

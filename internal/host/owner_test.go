@@ -102,7 +102,7 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 			t.Errorf("%s: %v, want %s with %q", name, err, test.code, test.says)
 		}
 	}
-	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines.byID["m-1"].deleted.Err() != nil || h.balancers.byID["n-1"].deleted.Err() != nil {
+	if atomicfile.Exists(h.store.path(tombstonesDir, machineTombstone("m-1"))) || h.machines.byID["m-1"].deleted.Err() != nil || h.balancers.byID["n-1"].deleted.Err() != nil {
 		t.Error("a refused deletion began")
 	}
 	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {

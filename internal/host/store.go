@@ -40,8 +40,9 @@ import (
 //	runc/                             runc's own state
 //	volumes/<id>/spec.json            a volume that outlives machines
 //	volumes/<id>/{disk.img,content}   its file system, and where it is mounted
-//	tombstones/<id>                   machines deleted within the last day
+//	tombstones/machine.<id>           machines deleted within the last day
 //	tombstones/volume.<id>            volumes deleted within the last day
+//	tombstones/<id>                   either of them, from a former capstand
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
 //	images/                           images of machines, from the administrator; see Config.Images
 //	container-images/                 archives for the machines, from the administrator; see Config.ContainerImages
@@ -247,30 +248,45 @@ func (s store) emptyTrash(ctx context.Context) error {
 	return err
 }
 
-// bury writes the tombstone of an id. It is written before anything is removed, so an interrupted deletion continues.
-func (s store) bury(id string) error {
-	return atomicfile.WriteFile(s.path(tombstonesDir, id), nil, 0o600)
+// machineTombstone returns the name of the tombstone of a machine. It is no valid id: a former capstand left a tombstone with the name of the id
+// for deleted volumes too, whose ids each namespace can choose.
+func machineTombstone(id string) string { return "machine." + id }
+
+// volumeTombstone returns the name of the tombstone of a volume.
+func volumeTombstone(id string) string { return "volume." + id }
+
+// machineDeleted returns whether a machine with this id was deleted within the last day. The tombstone of a former capstand may be that of a
+// volume, so it deletes no machine, but it refuses a new one.
+func (s store) machineDeleted(id string, now time.Time) bool {
+	return s.buried(machineTombstone(id), now) || s.buried(id, now)
 }
 
-func (s store) buried(id string, now time.Time) bool {
-	info, err := os.Stat(s.path(tombstonesDir, id))
+// bury writes a tombstone. It is written before anything is removed, so an interrupted deletion continues.
+func (s store) bury(tombstone string) error {
+	return atomicfile.WriteFile(s.path(tombstonesDir, tombstone), nil, 0o600)
+}
+
+// buried returns whether a tombstone was written within the last day.
+func (s store) buried(tombstone string, now time.Time) bool {
+	info, err := os.Stat(s.path(tombstonesDir, tombstone))
 	return err == nil && now.Sub(info.ModTime()) < tombstoneLife
 }
 
-// unbury removes the expired tombstone of an id: a new machine with this id would be taken for a deleted one, also after a power failure.
-func (s store) unbury(id string) error {
-	err := os.Remove(s.path(tombstonesDir, id))
+// unbury removes an expired tombstone: a new machine with its id would be taken for a deleted one, also after a power failure.
+func (s store) unbury(tombstone string) error {
+	err := os.Remove(s.path(tombstonesDir, tombstone))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return errors.Join(err, atomicfile.SyncDir(s.path(tombstonesDir)))
 }
 
-// buryOld removes tombstones older than tombstoneLife.
+// buryOld removes tombstones older than tombstoneLife, but none of a machine whose deletion must continue.
 func (s store) buryOld(now time.Time) {
 	entries, _ := os.ReadDir(s.path(tombstonesDir))
 	for _, entry := range entries {
-		if !s.buried(entry.Name(), now) && !atomicfile.Exists(s.path(machinesDir, entry.Name())) {
+		id, ofMachine := strings.CutPrefix(entry.Name(), machineTombstone(""))
+		if !s.buried(entry.Name(), now) && !(ofMachine && atomicfile.Exists(s.path(machinesDir, id))) {
 			_ = os.Remove(s.path(tombstonesDir, entry.Name()))
 		}
 	}

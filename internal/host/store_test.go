@@ -156,11 +156,32 @@ func TestOldTombstonesAreReadOnce(t *testing.T) {
 func TestExpiredTombstone(t *testing.T) {
 	h := onBox(t)
 	old := time.Now().Add(-tombstoneLife - time.Minute)
-	expect.NoError(t, h.store.bury("m-1"))
-	expect.NoError(t, os.Chtimes(h.store.path(tombstonesDir, "m-1"), old, old))
+	tombstone := machineTombstone("m-1")
+	expect.NoError(t, h.store.bury(tombstone))
+	expect.NoError(t, os.Chtimes(h.store.path(tombstonesDir, tombstone), old, old))
 	expect.NoError(t, recordOnly(t, h, func() {}))
 	if m := newMachine(h.platform, goodSpec(), h.machines.forget); m.deleted.Err() != nil {
 		t.Error("the next capstand deletes the machine")
+	}
+}
+
+// The tombstone that a former capstand left may be that of a volume with the id of a machine. It refuses a new machine, and deletes none.
+func TestFormerTombstone(t *testing.T) {
+	h := onBox(t)
+	expect.NoError(t, h.store.bury("m-1"))
+	wantRefusal(t, h.machines.admit(goodSpec()), hostpb.Refusal_DELETED)
+	expect.NoError(t, h.store.create(machinesDir, "m-1", goodSpec(), nil))
+	if m := newMachine(h.platform, goodSpec(), h.machines.forget); m.deleted.Err() != nil {
+		t.Error("capstand deletes the machine")
+	}
+	// A deletion that this capstand begins continues, although its tombstone is old.
+	expect.NoError(t, h.store.bury(machineTombstone("m-1")))
+	h.store.buryOld(time.Now().Add(tombstoneLife + time.Minute))
+	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) {
+		t.Error("the tombstone of the former capstand is kept")
+	}
+	if m := newMachine(h.platform, goodSpec(), h.machines.forget); m.deleted.Err() == nil {
+		t.Error("the deletion does not continue")
 	}
 }
 

@@ -177,10 +177,6 @@ func (vs *volumes) makeVolume(ctx context.Context, v *hostpb.Volume) error {
 	return vs.store.publish(dir, volumesDir, v.Id)
 }
 
-// volumeTombstone returns the name of the tombstone of a volume. It is no valid id, so that it does not bury a machine: each namespace can
-// choose the id of its volume, also that of a machine of another namespace.
-func volumeTombstone(id string) string { return "volume." + id }
-
 // DeleteVolume deletes a volume with its data.
 func (vs *volumes) DeleteVolume(ctx context.Context, req *hostpb.DeleteVolumeRequest) (*hostpb.DeleteVolumeResponse, error) {
 	vs.changing.Lock()

@@ -175,8 +175,8 @@ func TestVolumeAfterCrash(t *testing.T) {
 	}
 	_, err := h.EnsureVolume(t.Context(), goodVolume())
 	wantRefusal(t, err, hostpb.Refusal_DELETED)
-	if h.store.buried("v-1", time.Now()) {
-		t.Error("the next capstand would take a machine with the id of the deleted volume for a deleted one")
+	if h.store.machineDeleted("v-1", time.Now()) {
+		t.Error("a machine with the id of the deleted volume is taken for a deleted one")
 	}
 }
 

@@ -234,7 +234,9 @@ func (s *soak) folders() (out []trace, err error) {
 		return nil, err
 	}
 	for _, entry := range entries {
-		s.seen(entry.Name(), "", "")
+		if id, ofMachine := strings.CutPrefix(entry.Name(), "machine."); ofMachine {
+			s.seen(id, "", "")
+		}
 	}
 	return out, nil
 }

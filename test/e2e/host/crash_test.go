@@ -161,7 +161,7 @@ func TestKilledWhileBusy(t *testing.T) {
 	for n := 10; n < 14; n++ {
 		id := blue.machine(n).Id
 		go func() { _, _ = c.HostClient.DeleteMachine(c.ctx(), deletion(blue.machine(n))) }()
-		eventually(t, "tombstone", func() error { _, err := os.Stat(filepath.Join(c.root, "tombstones", id)); return err })
+		eventually(t, "tombstone", func() error { _, err := os.Stat(filepath.Join(c.root, "tombstones", "machine."+id)); return err })
 		c.kill()
 		c.start()
 		eventually(t, "machine is removed", func() error {
