@@ -49,9 +49,11 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 	if problems := validation.IsDNS1123Subdomain(strings.ToLower(out.ServiceDomain)); len(problems) > 0 {
 		return out, fmt.Errorf("the Cluster's spec.clusterNetwork.serviceDomain is %q, expected the name of a domain: %s", out.ServiceDomain, strings.Join(problems, ", "))
 	}
-	// The API server starts with a larger one, but allocates no address from it.
-	if first := services[0]; first.Addr().Is6() && first.Bits() < 64 {
-		return out, fmt.Errorf("the Cluster's spec.clusterNetwork.services.cidrBlocks[0] is %s, expected an IPv6 network of /64 or smaller", first)
+	for i, s := range services {
+		// The API server starts with a larger one, but allocates no address from it.
+		if s.Addr().Is6() && s.Bits() < 64 {
+			return out, fmt.Errorf("the Cluster's spec.clusterNetwork.services.cidrBlocks[%d] is %s, expected an IPv6 network of /64 or smaller", i, s)
+		}
 	}
 	for _, p := range pods {
 		for _, s := range services {

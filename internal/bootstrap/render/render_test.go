@@ -377,6 +377,7 @@ func TestNetwork(t *testing.T) {
 		"two of one family": {[]string{"10.1.0.0/16", "10.3.0.0/16"}, nil, "", "one IPv4 and one IPv6"},
 		"three":             {[]string{"10.1.0.0/16", "10.3.0.0/16", "fd00::/64"}, nil, "", "3 networks"},
 		"large IPv6":        {[]string{"fd00:1::/56"}, []string{"fd00:2::/48"}, "", "/64 or smaller"},
+		"large second IPv6": {nil, []string{"10.96.0.0/16", "fd00:2::/48"}, "", "services.cidrBlocks[1] is fd00:2::/48"},
 		"largest IPv6":      {[]string{"fd00:1::/56"}, []string{"fd00:2::/64"}, "fd00:2::a", ""},
 		"too few for DNS":   {nil, []string{"10.2.0.0/29"}, "", "too small"},
 	} {
