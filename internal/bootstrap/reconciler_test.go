@@ -432,7 +432,7 @@ func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Cap
 	name := config.Status.DataSecretName
 	half := tokenIn(t, former)
 	before := half.DeepCopy()
-	half.Data["expiration"] = []byte(time.Now().Add(PoolTokenTTL / 2).UTC().Format(time.RFC3339))
+	half.Data["expiration"] = []byte(time.Now().Add(bootstrapv1.PoolTokenTTL / 2).UTC().Format(time.RFC3339))
 	if err := env.Client.Patch(context.Background(), half, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +451,7 @@ func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Cap
 	if ids != tokenID(token)+","+tokenID(former) || config.Status.DataSecretName != name {
 		t.Errorf("the data %s, formerly %s, names the tokens %s", config.Status.DataSecretName, name, ids)
 	}
-	if old == nil || remaining(old, time.Now()) > PoolTokenTTL/2 {
+	if old == nil || remaining(old, time.Now()) > bootstrapv1.PoolTokenTTL/2 {
 		t.Errorf("the former token is removed or renewed: %v", old)
 	}
 }

@@ -22,18 +22,13 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-const (
-	// TokenTTL is the validity of the bootstrap token of a Machine, after its creation and after each renewal.
-	TokenTTL = 15 * time.Minute
-	// PoolTokenTTL is the validity of the bootstrap token of a pool. After half of it the pool gets another token. A
-	// machine with the previous token has the other half to join.
-	PoolTokenTTL = 30 * time.Minute
-)
+// TokenTTL is the validity of the bootstrap token of a Machine, after its creation and after each renewal.
+const TokenTTL = 15 * time.Minute
 
 // tokenTTL returns the validity of the tokens of an owner.
 func (o *owner) tokenTTL() time.Duration {
 	if o.pool != nil {
-		return PoolTokenTTL
+		return bootstrapv1.PoolTokenTTL
 	}
 	return TokenTTL
 }

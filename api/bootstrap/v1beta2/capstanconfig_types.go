@@ -1,6 +1,8 @@
 package v1beta2
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,6 +31,10 @@ const EtcdCertificatesAnnotation = "bootstrap.capstan.dev/etcd-certificates"
 // join, separated by commas: first that of the token in the data, then those of former tokens that machines may still
 // have. An id is no secret.
 const TokenIDsAnnotation = "bootstrap.capstan.dev/token-ids"
+
+// PoolTokenTTL is the validity of the bootstrap token of a pool. After half of it the pool gets another token. A machine with the
+// previous token has the other half to join.
+const PoolTokenTTL = 30 * time.Minute
 
 // UpdateIDAnnotation on a Secret with update data has status.update.id of the CapstanConfig.
 const UpdateIDAnnotation = "bootstrap.capstan.dev/update-id"

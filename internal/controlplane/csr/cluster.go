@@ -31,7 +31,7 @@ type Cluster struct {
 func (c Cluster) join(token, node string) Decision {
 	if machine := c.machineFor(node, token); machine != nil {
 		d := approve("node %s is Machine %s, whose bootstrap data has the token %s", node, machine.Name, token)
-		if ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "") == "" {
+		if sharesToken(machine) {
 			d.NewNode = node
 		}
 		return d
@@ -56,6 +56,11 @@ func (c Cluster) machineFor(node, token string) *clusterv1.Machine {
 		}
 	}
 	return nil
+}
+
+// sharesToken reports whether a Machine joins with the token of its pool: it has no bootstrap data of its own.
+func sharesToken(m *clusterv1.Machine) bool {
+	return ptr.Deref(m.Spec.Bootstrap.DataSecretName, "") == ""
 }
 
 // stranger returns the reason why no Machine may use the name with the token.

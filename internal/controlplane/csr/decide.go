@@ -12,10 +12,12 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -42,8 +44,10 @@ const (
 type Decision struct {
 	Verdict Verdict
 	Message string
-	// NewNode is the name of a Node that must not exist when the request is approved. Empty: no such condition.
+	// NewNode is the name of a Node that must be new when the request is approved. Empty: no such condition.
 	NewNode string
+	// MaxAge is the greatest age of this Node at the time of the request. 0: it must not exist.
+	MaxAge time.Duration
 }
 
 func untouched(format string, args ...any) Decision {
@@ -128,8 +132,9 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 }
 
 // decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
-// token, the next ones with its kubelet's certificate. The node agents of older machines use their own certificate. The Node may exist, also
-// with the token of a pool: a machine requests these certificates while its kubelet starts.
+// token, the next ones with its kubelet's certificate. The node agents of older machines use their own certificate. The Node may exist,
+// because a machine requests these certificates while its kubelet starts. With the token of a pool, the Node must not be older than the
+// token: each machine of the pool could obtain the certificate of the others otherwise.
 func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
 	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
@@ -165,7 +170,11 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster
 	if machine == nil {
 		return untouched("%s", cluster.stranger(node, token))
 	}
-	return approve("%s is on Machine %s", user, machine.Name)
+	d := approve("%s is on Machine %s", user, machine.Name)
+	if token != "" && sharesToken(machine) {
+		d.NewNode, d.MaxAge = node, bootstrapv1.PoolTokenTTL
+	}
+	return d
 }
 
 // decideProxy: kube-proxy is the same user on all machines, so its certificate names none of them. It therefore does not renew

@@ -279,7 +279,7 @@ func TestDecideKubelet(t *testing.T) {
 		"a Machine that goes":            {kubelet("going", "gggggg"), Untouched, "", "going"},
 		"a pool's machine":               {kubelet("p1", "pppppp"), Approved, "p1", ""},
 		"with the pool's former token":   {kubelet("p1", "oooooo"), Approved, "p1", ""},
-		"a pool's node agent":            {with(agent(), func(a *asked) { a.user, a.cn = "system:bootstrap:pppppp", "capstan:node-agent:p1" }), Approved, "", ""},
+		"a pool's node agent":            {with(agent(), func(a *asked) { a.user, a.cn = "system:bootstrap:pppppp", "capstan:node-agent:p1" }), Approved, "p1", ""},
 		"another pool's machine":         {kubelet("q1", "pppppp"), Untouched, "", "q1"},
 		"a Machine, with a pool's token": {kubelet("w1", "pppppp"), Untouched, "", "w1"},
 		"a pool without Machines yet":    {kubelet("e1", "eeeeee"), Untouched, "", "no Machine"},

@@ -217,17 +217,11 @@ func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workl
 	if err := ctx.Err(); err != nil {
 		return err // The API server of the cluster chooses the number of requests.
 	}
-	decision := Decide(request, known)
-	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
-	if decision.NewNode != "" {
-		exists, err := r.nodeExists(ctx, cluster, decision.NewNode)
-		if err != nil {
-			return err
-		}
-		if exists {
-			decision = untouched("the node %s exists, and the token %s is not of one machine only", decision.NewNode, bootstrapToken(request))
-		}
+	decision, err := r.decide(ctx, cluster, request, known)
+	if err != nil {
+		return err
 	}
+	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
 	condition := certificatesv1.CertificateSigningRequestCondition{Status: corev1.ConditionTrue, Reason: reason, Message: decision.Message}
 	switch decision.Verdict {
 	case Approved:
@@ -249,14 +243,25 @@ func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workl
 	return nil
 }
 
-// nodeExists reads from the API server of the cluster, because a cache may be stale.
-func (r *Reconciler) nodeExists(ctx context.Context, cluster client.ObjectKey, name string) (bool, error) {
+// decide on a request, and look at the Node on which the decision depends. It reads the Node from the API server of the cluster, because a
+// cache may be stale. Both times are of this API server, so the clock of the manager does not matter.
+func (r *Reconciler) decide(ctx context.Context, cluster client.ObjectKey, request *certificatesv1.CertificateSigningRequest, known Cluster) (Decision, error) {
+	d := Decide(request, known)
+	if d.NewNode == "" {
+		return d, nil
+	}
 	workload, err := r.ClusterCache.GetUncachedClient(ctx, cluster)
 	if err != nil {
-		return false, err
+		return Decision{}, err
 	}
-	err = workload.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{})
-	return err == nil, client.IgnoreNotFound(err)
+	node := &corev1.Node{}
+	if err := workload.Get(ctx, client.ObjectKey{Name: d.NewNode}, node); err != nil {
+		return d, client.IgnoreNotFound(err)
+	}
+	if age := request.CreationTimestamp.Sub(node.CreationTimestamp.Time); d.MaxAge == 0 || age > d.MaxAge {
+		return untouched("the node %s has joined already, and the token %s is not of one machine only", d.NewNode, bootstrapToken(request)), nil
+	}
+	return d, nil
 }
 
 func decided(request *certificatesv1.CertificateSigningRequest) bool {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
@@ -16,7 +18,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -124,5 +128,53 @@ func TestAnswerEndsWithItsTime(t *testing.T) {
 	cancel()
 	if err := answer(); !errors.Is(err, context.Canceled) {
 		t.Errorf("found %v, expected the end of the context", err)
+	}
+}
+
+// workloadCache has one workload cluster.
+type workloadCache struct {
+	clustercache.ClusterCache
+	workload client.Client
+}
+
+// GetUncachedClient implements clustercache.ClusterCache.
+func (c workloadCache) GetUncachedClient(context.Context, client.ObjectKey) (client.Client, error) {
+	return c.workload, nil
+}
+
+// The token of a pool obtains no kubelet certificate of a Node, and the certificate of its node agent only while the machine joins.
+func TestTokenOfPoolAndNode(t *testing.T) {
+	known := Cluster{Machines: []clusterv1.Machine{machine("p1", ofPool("pool")), machine("w1", nil)}, Pools: []clusterv1.MachinePool{pool("pool", "CapstanMachinePool", "pool-1")}}
+	agentOf := func(node, token string) asked {
+		return with(agent(), func(a *asked) { a.user, a.cn = "system:bootstrap:"+token, nodeconfig.AgentUserPrefix+node })
+	}
+	now := time.Now()
+	for name, tc := range map[string]struct {
+		asked asked
+		age   time.Duration // 0: there is no Node.
+		want  Verdict
+	}{
+		"a kubelet without a Node":          {kubelet("p1", "pppppp"), 0, Approved},
+		"a kubelet with a new Node":         {kubelet("p1", "pppppp"), time.Second, Untouched},
+		"an agent without a Node":           {agentOf("p1", "pppppp"), 0, Approved},
+		"an agent before its Node":          {agentOf("p1", "pppppp"), -time.Minute, Approved},
+		"an agent while its machine joins":  {agentOf("p1", "pppppp"), bootstrapv1.PoolTokenTTL - time.Minute, Approved},
+		"an agent that joined long ago":     {agentOf("p1", "pppppp"), bootstrapv1.PoolTokenTTL + time.Minute, Untouched},
+		"a Machine with a token of its own": {agentOf("w1", "aaaaaa"), 24 * time.Hour, Approved},
+	} {
+		t.Run(name, func(t *testing.T) {
+			csr, known := request(t, tc.asked), known
+			csr.CreationTimestamp = metav1.NewTime(now)
+			known.Tokens = tokensOf([]corev1.Secret{data("pool-1", "pppppp"), data("w1", "aaaaaa")}, askedTokens([]certificatesv1.CertificateSigningRequest{*csr}))
+			workload := fake.NewClientBuilder()
+			if tc.age != 0 {
+				joined := metav1.NewTime(now.Add(-tc.age))
+				workload.WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "p1", CreationTimestamp: joined}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", CreationTimestamp: joined}})
+			}
+			r := &Reconciler{Options: reconciling.Options{ClusterCache: workloadCache{workload: workload.Build()}}}
+			if got, err := r.decide(t.Context(), client.ObjectKey{}, csr, known); err != nil || got.Verdict != tc.want {
+				t.Errorf("%v, %v, want %s", got, err, tc.want)
+			}
+		})
 	}
 }
