@@ -72,9 +72,11 @@ func (c *contacts) patience(managementCluster string, now time.Time) time.Durati
 	return max(0, c.timeout-now.Sub(c.started))
 }
 
-// follow records the contact with a manager until ctx ends.
+// follow records the contact with a manager until ctx ends. A disk that hangs delays the records, but not the times in them.
 func (c *contacts) follow(ctx context.Context, managementCluster string) {
-	if c.note(managementCluster) {
+	ended := make(chan time.Time, 1)
+	defer context.AfterFunc(ctx, func() { ended <- time.Now() })()
+	if c.note(managementCluster, time.Now()) {
 		c.connected(managementCluster)
 	}
 	// Half of the absence is often enough, and rarely writes to the disk.
@@ -82,21 +84,25 @@ func (c *contacts) follow(ctx context.Context, managementCluster string) {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-ctx.Done():
-			c.note(managementCluster)
+		case at := <-ended:
+			c.note(managementCluster, at)
 			return
 		case <-ticker.C:
-			c.note(managementCluster)
+			if ctx.Err() == nil {
+				c.note(managementCluster, time.Now())
+			}
 		}
 	}
 }
 
-// note records a contact now, and returns whether it is the first one of this capstand.
-func (c *contacts) note(managementCluster string) (first bool) {
+// note records a contact, and returns whether it is the first one of this capstand. Another manager can have had a later one.
+func (c *contacts) note(managementCluster string, at time.Time) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, known := c.last[managementCluster]
-	c.last[managementCluster] = time.Now()
+	last, known := c.last[managementCluster]
+	if at.After(last) {
+		c.last[managementCluster] = at
+	}
 	// A management cluster that is gone for good must not stay on the list forever.
 	all := map[string]time.Time{}
 	for id, last := range c.before {

@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // afterAbsence returns the record of a capstand whose last contact with the manager of the management cluster "plane" was at
@@ -56,6 +58,55 @@ func TestContactIsRecorded(t *testing.T) {
 	}
 }
 
+// A disk that hangs delays the record of a contact, which contains the time of the contact.
+func TestContactEndsBeforeItsRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := afterAbsence(t, time.Now().Add(-time.Hour), 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		c.connected = func(string) {
+			cancel()
+			time.Sleep(time.Hour) // As a write to a disk that hangs.
+		}
+		c.follow(ctx, "plane")
+		if age := time.Since(c.last["plane"]); age != time.Hour {
+			t.Errorf("the last contact was %s ago, want an hour", age)
+		}
+		if c.note("plane", time.Now().Add(-2*time.Hour)); time.Since(c.last["plane"]) != time.Hour {
+			t.Error("the end of an earlier contact replaces a later one")
+		}
+	})
+}
+
+// watcher is the stream of a manager.
+type watcher struct {
+	hostpb.Host_WatchServer
+	ctx context.Context
+}
+
+func (w watcher) Context() context.Context { return w.ctx }
+
+func (watcher) Send(*hostpb.Event) error { return nil }
+
+// The leases of machines end after the connection of the manager, although its record waits for a disk that hangs.
+func TestConnectionEndsWhileTheDiskHangs(t *testing.T) {
+	h := recorded(t)
+	openFence(t, h)
+	h.contacts = afterAbsence(t, time.Now(), 0)
+	h.contacts.mu.Lock() // As a record that is being written.
+	defer h.running.Wait()
+	defer h.contacts.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- h.Watch(&hostpb.WatchRequest{ManagementCluster: "plane"}, watcher{ctx: ctx})
+	}()
+	expect.True(t, "the manager is connected", h.fence.Watched)
+	cancel()
+	if err := <-ended; h.fence.Watched() {
+		t.Errorf("the manager is still connected after %v", err)
+	}
+}
+
 // A machine that may have been replaced waits for a manager, for a limited time if none connects.
 func TestUnconfirmedMachine(t *testing.T) {
 	made := func(t *testing.T, timeout time.Duration) (*Host, *machine) {
@@ -79,7 +130,7 @@ func TestUnconfirmedMachine(t *testing.T) {
 	})
 	t.Run("a manager connects and confirms", func(t *testing.T) {
 		h, m := made(t, time.Millisecond)
-		h.contacts.note("plane")
+		h.contacts.note("plane", time.Now())
 		if pause := m.awaitConfirmation(t.Context()); pause != forever {
 			t.Errorf("the machine waits %s", pause)
 		}
@@ -113,7 +164,7 @@ func TestUnconfirmedMachine(t *testing.T) {
 	})
 	t.Run("the manager of another management cluster connects", func(t *testing.T) {
 		h, m := made(t, time.Hour)
-		h.contacts.note("other")
+		h.contacts.note("other", time.Now())
 		if pause := m.awaitConfirmation(t.Context()); pause == forever || pause == 0 {
 			t.Errorf("the machine waits %s", pause)
 		}
@@ -141,7 +192,7 @@ func TestUnconfirmedAfterRestart(t *testing.T) {
 		return h.machines.byID["m-1"]
 	}
 	restart()
-	h.contacts.note("plane")
+	h.contacts.note("plane", time.Now())
 	m = restart()
 	if pause := m.awaitConfirmation(t.Context()); pause < 59*time.Minute || !m.status.Unconfirmed {
 		t.Errorf("after a restart the machine waits %s: %v", pause, m.status)

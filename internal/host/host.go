@@ -354,10 +354,9 @@ func (h *Host) Watch(req *hostpb.WatchRequest, stream hostpb.Host_WatchServer) e
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
 	if req.ManagementCluster != "" {
-		h.running.Go(func() {
-			defer h.fence.Connected(req.ManagementCluster)()
-			h.contacts.follow(ctx, req.ManagementCluster)
-		})
+		// The leases of machines end after the connection, also while the record of the contact waits for a disk that hangs.
+		defer h.fence.Connected(req.ManagementCluster)()
+		h.running.Go(func() { h.contacts.follow(ctx, req.ManagementCluster) })
 	}
 	for {
 		newest, err := w.Take(ctx)

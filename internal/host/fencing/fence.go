@@ -40,6 +40,8 @@ type Fence struct {
 	// settings is the path of the settings, path that of the memory.
 	settingsPath, path string
 	marks              Marks
+	// setting is held while the settings change. It is taken before mu, which is never held during a write to a disk.
+	setting sync.Mutex
 
 	mu       sync.Mutex
 	settings Settings
@@ -73,13 +75,13 @@ func Open(settings, memory, root, cgroup string, log *slog.Logger) (*Fence, erro
 
 // Set changes the setting of a management cluster and records it; 0 seconds end the fencing. It returns whether it has changed.
 func (f *Fence) Set(managementCluster string, seconds int32) (changed bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.memory.Managers[managementCluster] = boottime.Now()
-	if f.settings[managementCluster] == seconds {
+	f.contact(managementCluster)
+	f.setting.Lock()
+	defer f.setting.Unlock()
+	next := f.Settings()
+	if next[managementCluster] == seconds {
 		return false, nil
 	}
-	next := maps.Clone(f.settings)
 	next[managementCluster] = seconds
 	if seconds == 0 {
 		delete(next, managementCluster)
@@ -87,8 +89,17 @@ func (f *Fence) Set(managementCluster string, seconds int32) (changed bool, err 
 	if err := atomicfile.WriteJSON(f.settingsPath, next, 0o600); err != nil {
 		return false, err
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.settings = next
 	return true, nil
+}
+
+// contact records that a manager calls now.
+func (f *Fence) contact(managementCluster string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.memory.Managers[managementCluster] = boottime.Now()
 }
 
 // Stop stops a machine until a manager confirms it. kill ends its processes. unmarked is an error of the record: a capstand that starts can

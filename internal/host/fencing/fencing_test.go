@@ -249,6 +249,24 @@ func TestManagerRenewsTheLease(t *testing.T) {
 	}
 }
 
+// The settings are on a disk that can hang. Leases do not wait for it.
+func TestStepWhileSettingsAreWritten(t *testing.T) {
+	f := open(t, t.TempDir())
+	f.setting.Lock() // As a write.
+	set := make(chan error)
+	go func() { _, err := f.Set("plane", 60); set <- err }()
+	expect.True(t, "the manager is known", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.memory.Managers["plane"] > 0
+	})
+	f.Step(nil)
+	f.setting.Unlock()
+	if err := <-set; err != nil || f.Settings()["plane"] != 60 {
+		t.Errorf("the settings are %v, %v", f.Settings(), err)
+	}
+}
+
 // TestLeasesOnAFullDisk: the leases of a host that has contact are renewed for the guard although the folder with the memory is full.
 func TestLeasesOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
