@@ -162,10 +162,8 @@ func (h *Host) fenceStep(ctx context.Context) {
 	h.mu.Unlock()
 	h.fence.SetNetworks(h.networks.acrossHosts(overlays))
 	var all []fencing.Machine
-	for _, m := range byID {
-		if m.deleted.Err() == nil {
-			all = append(all, m.leased())
-		}
+	for _, m := range byID { // Also a machine that is being deleted: its pods can have a long time to stop.
+		all = append(all, m.leased())
 	}
 	for _, id := range h.fence.Step(all) {
 		h.running.Go(func() { byID[id].stopFenced(ctx) })

@@ -105,6 +105,34 @@ func TestFrozenMachineRuns(t *testing.T) {
 	}
 }
 
+// withOtherHost gives the network of the machine another host.
+func withOtherHost(t *testing.T, h *Host) {
+	t.Helper()
+	h.box = network.Box{Dir: t.TempDir()}
+	n := h.networks.byID[goodSpec().Network.Id]
+	n.Overlay = &hostpb.Overlay{Vni: 1, Address: "192.0.2.1", Mtu: 1400}
+	dir := filepath.Join(h.box.Dir, "networks", strings.TrimPrefix(network.BridgeName(n.Id), "cap"))
+	expect.NoError(t, os.MkdirAll(dir, 0o700))
+	write(t, filepath.Join(dir, "peers.json"), `{"hosts":["192.0.2.2"]}`)
+}
+
+// A machine has its lease until it is removed: its pods can have a long time to stop after the begin of its deletion.
+func TestDeletedMachineHasALease(t *testing.T) {
+	h := recorded(t)
+	openFence(t, h)
+	withOtherHost(t, h)
+	m := h.machines.byID["m-1"]
+	m.state.ManagementCluster = "plane"
+	if _, err := h.fence.Set("plane", 30); err != nil {
+		t.Fatal(err)
+	}
+	m.delete()
+	h.fenceStep(t.Context())
+	if memory, _ := fencing.ReadMemory(strings.TrimSuffix(h.fence.GuardLog(), ".log")); len(memory.Leases) != 1 || memory.Leases[0].Machine != "m-1" {
+		t.Errorf("the guard reads the leases %v", memory.Leases)
+	}
+}
+
 func TestSetFencing(t *testing.T) {
 	h := recorded(t)
 	openFence(t, h)
