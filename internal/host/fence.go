@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -136,17 +135,11 @@ func (l *lastErrors) keep(ids map[string]bool) {
 // keepFenced probes the other hosts, and stops the machines that have no contact any more, until ctx ends.
 func (h *Host) keepFenced(ctx context.Context) {
 	defer h.fence.Close()
-	program, err := os.Executable()
-	if err != nil {
-		h.log.Error("The guard of machines cannot be started", "error", err)
-	}
 	ticker := time.NewTicker(fencing.Pause)
 	defer ticker.Stop()
 	for {
 		h.fenceStep(ctx)
-		if program != "" {
-			h.fence.KeepGuard(program, h.config.Logging)
-		}
+		h.fence.KeepGuard(h.config.Logging)
 		select {
 		case <-ctx.Done():
 			return

@@ -276,7 +276,7 @@ const renewTime = 20 * time.Second
 // serves. The old process finishes its connections; it is in the same cgroup and is removed with it. If the new process does
 // not take over, the old one continues.
 func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changed <-chan struct{}) *proc.Handle {
-	if !lb.outdated(old) {
+	if !old.Outdated() {
 		return old
 	}
 	next, err := lb.start()
@@ -294,13 +294,6 @@ func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changed <-
 	lb.log.Info("Balancer process replaced", "pid", next.PID, "oldPID", old.PID)
 	_ = old.Close()
 	return next
-}
-
-// outdated returns whether a process runs another program than capstand.
-func (lb *loadBalancer) outdated(process *proc.Handle) bool {
-	theirs, err1 := os.Stat(fmt.Sprintf("/proc/%d/exe", process.PID))
-	own, err2 := os.Stat("/proc/self/exe")
-	return err1 == nil && err2 == nil && !os.SameFile(theirs, own)
 }
 
 // awaitFollowed returns when the process has written the status, or with an error when the process has ended.

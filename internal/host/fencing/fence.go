@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
 	"capstan.dev/capstan/internal/host/proc"
@@ -355,9 +357,9 @@ func (f *Fence) record() error {
 	return nil
 }
 
-// KeepGuard starts the guard if there are leases and none runs. program is that of capstand, and logging
-// contains the flags of its logs.
-func (f *Fence) KeepGuard(program string, logging []string) {
+// KeepGuard starts the guard if there are leases and none runs, or one of another version of capstand. logging contains the flags of its
+// logs.
+func (f *Fence) KeepGuard(logging []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.memory.Leases) == 0 {
@@ -369,19 +371,27 @@ func (f *Fence) KeepGuard(program string, logging []string) {
 			f.guard = ref
 		}
 	}
-	if f.guard != nil && f.guard.Alive() {
+	old := f.guard
+	if old != nil && old.Alive() && !old.Outdated() {
 		return
 	}
-	if err := f.startGuard(program, logging); err != nil {
+	if err := f.startGuard(logging); err != nil {
 		f.log.Error("Cannot start the guard, which stops machines when capstand does not run", "error", err)
+	}
+	if old == nil || f.guard == old { // Without a new guard, the old one continues.
+		return
+	}
+	if process, err := old.Open(); err == nil {
+		f.log.Info("Guard replaced", "pid", f.guard.PID, "oldPID", old.PID)
+		_, _ = process.Signal(unix.SIGKILL), process.Close()
 	}
 }
 
 // GuardLog is the path of the guard's log.
 func (f *Fence) GuardLog() string { return f.path + ".log" }
 
-func (f *Fence) startGuard(program string, logging []string) error {
-	cmd := exec.Command(program, append([]string{"guard", "--memory", f.path}, logging...)...)
+func (f *Fence) startGuard(logging []string) error {
+	cmd := exec.Command("/proc/self/exe", append([]string{"guard", "--memory", f.path}, logging...)...)
 	cmd.Args[0], cmd.Dir = "capstand", "/"
 	log, err := os.OpenFile(f.GuardLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

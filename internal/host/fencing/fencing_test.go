@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,9 +18,19 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
+	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
+
+// TestMain runs the guard, as capstand does: KeepGuard starts its own program.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == "guard" {
+		_ = Guard(context.Background(), os.Args[3], slog.New(slog.DiscardHandler))
+		return
+	}
+	os.Exit(m.Run())
+}
 
 func TestDeadline(t *testing.T) {
 	for _, tc := range []struct{ stopAfter, manager, host, want time.Duration }{
@@ -315,6 +326,27 @@ func TestGuard(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// After an upgrade of capstand, the guard of the earlier version is replaced. A capstand that starts again keeps the guard of its version.
+func TestGuardIsReplaced(t *testing.T) {
+	f := open(t, t.TempDir())
+	f.settings["plane"], f.hosts["n"] = 60, 1
+	f.Step([]Machine{{ID: "m", Network: "n", ManagementCluster: "plane"}})
+	old, err := proc.Start(exec.Command("sleep", "600"))
+	expect.NoError(t, err)
+	expect.NoError(t, atomicfile.WriteJSON(f.path+".guard", old, 0o600))
+	f.KeepGuard(nil)
+	guard := f.guard
+	process, err := guard.Open()
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, errors.Join(process.Signal(unix.SIGKILL), process.Close())) })
+	expect.True(t, "the old guard ends", func() bool { return !old.Alive() })
+	expect.True(t, "the new guard runs the program of capstand", func() bool { return guard.Alive() && !guard.Outdated() })
+	f.guard = nil // As in another capstand.
+	if f.KeepGuard(nil); *f.guard != *guard {
+		t.Errorf("the guard %v is replaced by %v", guard, f.guard)
 	}
 }
 

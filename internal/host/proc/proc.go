@@ -55,6 +55,13 @@ func (r Ref) Alive() bool {
 	return r.PID > 0 && err == nil && now == r
 }
 
+// Outdated returns whether the process runs another program than this process, as after an upgrade of capstand.
+func (r Ref) Outdated() bool {
+	theirs, err1 := os.Stat(fmt.Sprintf("/proc/%d/exe", r.PID))
+	own, err2 := os.Stat("/proc/self/exe")
+	return err1 == nil && err2 == nil && !os.SameFile(theirs, own)
+}
+
 // BootID of the running kernel.
 func BootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
