@@ -406,10 +406,8 @@ func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (networ
 	return redirect, err
 }
 
-// lan returns the LAN of a load balancer, or nil.
+// lan returns the LAN of a load balancer, or nil; mu is held.
 func (ns *networks) lan(spec *hostpb.LoadBalancer) *network.LAN {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
 	return boxLAN(ns.byID[spec.NetworkId].GetLan())
 }
 

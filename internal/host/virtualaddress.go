@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"time"
@@ -49,46 +50,57 @@ func (h *Host) holdVirtualAddresses(ctx context.Context) {
 	ticker := time.NewTicker(virtualPause)
 	defer ticker.Stop()
 	held := map[string]*virtualAddress{}
+	var wanted map[string]candidate
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		wanted := h.withVirtualAddress()
+		wanted = h.candidates(wanted)
 		for id, v := range held {
-			if lb := wanted[id]; lb != v.lb || v.address.String() != lb.currentSpec().VirtualAddress.GetAddress() {
+			if lb := wanted[id].lb; lb != v.lb || v.address.String() != lb.currentSpec().VirtualAddress.GetAddress() {
 				v.end(nil)
 				delete(held, id)
 			}
 		}
-		for id, lb := range wanted {
+		for id, c := range wanted {
 			if held[id] == nil {
-				address, _ := netip.ParseAddr(lb.currentSpec().VirtualAddress.GetAddress()) // admission.CheckLoadBalancer has checked it.
-				held[id] = &virtualAddress{lb: lb, address: address}
+				address, _ := netip.ParseAddr(c.lb.currentSpec().VirtualAddress.GetAddress()) // admission.CheckLoadBalancer has checked it.
+				held[id] = &virtualAddress{lb: c.lb, address: address}
 			}
-			held[id].step(ctx, h.electors(lb.currentSpec().NetworkId), h.networks.lan(lb.currentSpec()))
+			held[id].step(ctx, c.electors, c.lan)
 		}
 	}
 }
 
-// withVirtualAddress returns the load balancers that have one, by id.
-func (h *Host) withVirtualAddress() map[string]*loadBalancer {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := map[string]*loadBalancer{}
-	for id, lb := range h.balancers.byID {
-		if lb.deleted.Err() == nil && lb.spec.VirtualAddress != nil {
-			out[id] = lb
-		}
-	}
-	return out
+// candidate is a load balancer with a virtual address.
+type candidate struct {
+	lb *loadBalancer
+	// electors are the folders that the host shares with the control plane machines of the network.
+	electors []string
+	// lan is that of the network, or nil.
+	lan *network.LAN
 }
 
-// electors returns the folders that the host shares with the control plane machines of a network.
+// candidates returns the load balancers with a virtual address, by id. last are those of the last look: while a change of the host holds mu
+// and waits for its disk, they remain, because the host would lose an address whose lifetime it does not extend.
+func (h *Host) candidates(last map[string]candidate) map[string]candidate {
+	if h.mu.TryLock() {
+		defer h.mu.Unlock()
+		last = map[string]candidate{}
+		for id, lb := range h.balancers.byID {
+			if lb.spec.VirtualAddress != nil {
+				last[id] = candidate{lb, h.electors(lb.spec.NetworkId), h.networks.lan(lb.spec)}
+			}
+		}
+	}
+	maps.DeleteFunc(last, func(_ string, c candidate) bool { return c.lb.deleted.Err() != nil })
+	return last
+}
+
+// electors returns the folders that the host shares with the control plane machines of a network; mu is held.
 func (h *Host) electors(networkID string) (dirs []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	for _, m := range h.machines.byID {
 		if m.spec.ControlPlane && m.spec.Network.Id == networkID {
 			dirs = append(dirs, m.runDir())

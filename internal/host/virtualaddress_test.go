@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/machineapi"
 )
 
@@ -89,5 +90,26 @@ func TestTermOfAnotherBoot(t *testing.T) {
 		if err := h.forgetOtherBoot(); err != nil || termOf([]string{dir}, now) != 0 {
 			t.Errorf("%s: the term of another boot counts until %s: %v", name, termOf([]string{dir}, now), err)
 		}
+	}
+}
+
+// While a change of the host waits for a disk, the host keeps the virtual addresses of load balancers that are not deleted.
+func TestCandidatesWhileTheDiskHangs(t *testing.T) {
+	h := recorded(t)
+	lb := h.balancers.byID["n-1"]
+	lb.spec.VirtualAddress = &hostpb.VirtualAddress{Address: "192.0.2.1"}
+	h.machines.byID["m-1"].spec.ControlPlane = true
+	seen := h.candidates(nil)
+	if c := seen["n-1"]; len(seen) != 1 || c.lb != lb || len(c.electors) != 1 {
+		t.Fatalf("candidates: %v", seen)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if again := h.candidates(seen); again["n-1"].lb != lb {
+		t.Errorf("candidates while the lock is held: %v", again)
+	}
+	lb.delete()
+	if again := h.candidates(seen); len(again) != 0 {
+		t.Errorf("candidates after the deletion: %v", again)
 	}
 }
