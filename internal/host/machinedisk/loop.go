@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +42,9 @@ func newLoop(image string) (*os.File, error) {
 	return loop, err
 }
 
-// findLoop returns the loop device that has an image, nil when none has. The caller closes it.
+// findLoop returns the loop device that has an image, nil when none has. The caller closes it. It opens only devices whose file has the name of
+// the image: a device of another program can hang, for example on a network file system. Opened for writing, each device would cause an event
+// of udev.
 func findLoop(image string) (*os.File, error) {
 	var want unix.Stat_t
 	if err := unix.Stat(image, &want); err != nil {
@@ -50,12 +53,16 @@ func findLoop(image string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("%s: %w", image, err)
 	}
-	attached, err := filepath.Glob("/sys/block/loop*/loop")
+	attached, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return nil, err
 	}
 	for _, path := range attached {
-		loop, err := os.OpenFile(filepath.Join("/dev", filepath.Base(filepath.Dir(path))), os.O_RDWR, 0)
+		file, err := os.ReadFile(path)
+		if err != nil || shortName(strings.TrimSuffix(string(file), "\n")) != shortName(image) {
+			continue
+		}
+		loop, err := os.OpenFile(filepath.Join("/dev", filepath.Base(filepath.Dir(filepath.Dir(path)))), os.O_RDONLY, 0)
 		if err != nil {
 			continue // It is another's, and was released meanwhile.
 		}
@@ -66,4 +73,10 @@ func findLoop(image string) (*os.File, error) {
 		_ = loop.Close()
 	}
 	return nil, nil
+}
+
+// shortName returns the name of an image with that of its folder, which is the id of its machine or volume. The kernel's path can be another one
+// than that of capstand, for example because of a symbolic link.
+func shortName(image string) string {
+	return filepath.Join(filepath.Base(filepath.Dir(image)), filepath.Base(image))
 }

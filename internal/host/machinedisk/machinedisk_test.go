@@ -112,6 +112,12 @@ func TestRepeated(t *testing.T) {
 	}
 	loop, err := newLoop(d.Image) // A process was killed between the device and the mount. Its device still exists.
 	expect.NoError(t, err)
+	found, err := findLoop(d.Image)
+	expect.NoError(t, err)
+	flags, err := unix.FcntlInt(found.Fd(), unix.F_GETFL, 0)
+	if err = errors.Join(err, found.Close()); err != nil || found.Name() != loop.Name() || flags&unix.O_ACCMODE != unix.O_RDONLY {
+		t.Errorf("found %s with the flags %#o, %v; the device is %s, and each open for writing causes an event of udev", found.Name(), flags, err, loop.Name())
+	}
 	expect.NoError(t, d.Attach(ctx(t)))
 	if device, err := d.mounted(); err != nil || "/dev/"+device != loop.Name() {
 		t.Errorf("the disk is on %s, %v; its device is %s", device, err, loop.Name())
