@@ -18,6 +18,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/backoff"
 )
 
 // Version returns 2 on a host with only the unified hierarchy, otherwise 1.
@@ -118,7 +120,7 @@ func (g Group) Children() []string {
 // Remove kills all processes in the group and its subgroups, and removes the groups. It returns when they are gone, or with
 // ctx's error.
 func (g Group) Remove(ctx context.Context) error {
-	for {
+	for pauses := backoff.Doubling(5*time.Millisecond, 200*time.Millisecond); ; {
 		err := g.removeOnce()
 		if err == nil {
 			return nil
@@ -127,7 +129,7 @@ func (g Group) Remove(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("removing cgroup %s: %w (%w)", g, err, ctx.Err())
 		// A killed process leaves its cgroup when it has ended. cgroup v1 has no event for that.
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(pauses.Step()):
 		}
 	}
 }
