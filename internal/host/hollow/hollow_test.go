@@ -167,6 +167,31 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	becomes(t, h, "a", isRunning)
 }
 
+// Each namespace can choose the id of its volume, also that of a machine of another namespace. The deletion of one leaves the other.
+func TestVolumeWithTheIDOfAMachine(t *testing.T) {
+	root, ctx := t.TempDir(), t.Context()
+	h, stop := start(t, root, Behaviour{})
+	for id, name := range map[string]string{"a": "one", "b": "three"} {
+		if _, err := h.EnsureMachine(ctx, request(id, name)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.EnsureVolume(ctx, &hostpb.Volume{Id: id, Namespace: "thief", Name: "data-" + id, SizeBytes: 16 << 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := h.DeleteVolume(ctx, &hostpb.DeleteVolumeRequest{Id: "a", Namespace: "thief", Name: "data-a"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.DeleteMachine(ctx, deletion("b", "three")); err != nil {
+		t.Error(err)
+	}
+	stop()
+	h, _ = start(t, root, Behaviour{})
+	if h.machines["a"] == nil || h.machines["b"] != nil || h.volumes["a"] != nil || h.volumes["b"] == nil {
+		t.Errorf("the host has the machines %v and the volumes %v", h.machines, h.volumes)
+	}
+}
+
 func TestFailures(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {

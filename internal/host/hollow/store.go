@@ -20,7 +20,8 @@ import (
 //	machines/<id>/machine.json the spec and status of a machine
 //	machines/<id>/…            its bootstrap data until it is used, and its certificate
 //	volumes/<id>.json          a volume
-//	deleted/<id>               an id that is not used again
+//	deleted/<id>               the id of a machine, which is not used again
+//	deleted/volume.<id>        that of a volume
 type store struct{ root string }
 
 const (
@@ -62,12 +63,12 @@ func (s store) save(m *hostpb.Machine) error {
 	return record(filepath.Join(s.dir(m.GetSpec().GetId()), recordFile), m)
 }
 
-// bury removes a machine or a volume permanently.
+// bury removes a machine permanently.
 func (s store) bury(id string) error {
 	if err := write(s.tombstone(id), nil); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(s.dir(id)), os.RemoveAll(s.volumeFile(id)))
+	return os.RemoveAll(s.dir(id))
 }
 
 func (s store) buried(id string) bool {

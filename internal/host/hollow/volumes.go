@@ -24,7 +24,7 @@ func (h *Host) EnsureVolume(_ context.Context, v *hostpb.Volume) (*hostpb.Volume
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	have := h.volumes[v.GetId()]
-	if err := admission.Volume(v, have, h.info(), h.store.buried(v.GetId()), maps.Values(h.volumes)); err != nil || have != nil {
+	if err := admission.Volume(v, have, h.info(), h.store.buried(volumeTombstone(v.GetId())), maps.Values(h.volumes)); err != nil || have != nil {
 		return v, err
 	}
 	if err := h.store.saveVolume(v); err != nil {
@@ -49,7 +49,7 @@ func (h *Host) DeleteVolume(_ context.Context, r *hostpb.DeleteVolumeRequest) (*
 	if have == nil {
 		return &hostpb.DeleteVolumeResponse{}, nil
 	}
-	if err := h.store.bury(r.GetId()); err != nil {
+	if err := h.store.buryVolume(r.GetId()); err != nil {
 		return nil, status.Errorf(codes.Internal, "removing the volume: %v", err)
 	}
 	delete(h.volumes, r.GetId())
@@ -58,6 +58,17 @@ func (h *Host) DeleteVolume(_ context.Context, r *hostpb.DeleteVolumeRequest) (*
 }
 
 func (s store) volumeFile(id string) string { return filepath.Join(s.root, "volumes", id+".json") }
+
+// volumeTombstone returns the name of the tombstone of a volume. It is no valid id, so that it does not bury a machine.
+func volumeTombstone(id string) string { return "volume." + id }
+
+// buryVolume removes a volume permanently.
+func (s store) buryVolume(id string) error {
+	if err := write(s.tombstone(volumeTombstone(id)), nil); err != nil {
+		return err
+	}
+	return os.Remove(s.volumeFile(id))
+}
 
 func (s store) saveVolume(v *hostpb.Volume) error {
 	if err := os.MkdirAll(filepath.Join(s.root, "volumes"), 0o700); err != nil {
