@@ -322,6 +322,12 @@ func refuseRemoval(b *box) {
 	b.run("rm -r /var/lib/capstan/host/run/m1")
 	b.write("/var/lib/capstan/host/machines/m1/spec.json", `{"id":"m1", "kubernetesVersion":"v1.35.4"}`)
 	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
+	// An update in place has begun. After its end, the previous version is not in use.
+	b.write("/var/lib/capstan/host/machines/m1/spec.json", `{"id":"m1", "kubernetesVersion":"v1.36.3"}`)
+	b.write("/var/lib/capstan/host/machines/m1/update.json", `{"from": {"kubernetesVersion": "v1.36.3"}, "to": {"kubernetesVersion": "v1.35.4"}}`)
+	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
+	b.write("/var/lib/capstan/host/machines/m1/update.json", `{"completedAt": "2026-01-01T00:00:00Z", "from": {"kubernetesVersion": "v1.35.4"}}`)
+	b.run("/var/lib/dpkg/info/capstan-kubernetes-1.35.4.prerm remove")
 	b.run("rm -r /var/lib/capstan/host/machines/m1")
 	b.write("/var/lib/capstan/host/balancers/b1/spec.json", "{}")
 	b.refused("dpkg -r capstan", "this host has load balancers")
