@@ -3,6 +3,7 @@ package hostselection
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,14 +17,46 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
-// TestUsable_ALL18: a list of hosts, and the question for one host, have the same answer.
-func TestUsable_ALL18(t *testing.T) {
+func newScheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, infrav1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return scheme
+}
+
+// TestEndpointsOfOtherHosts: a host without virtual addresses gives no machine the endpoint of a cluster on another host of the LAN. Other LANs
+// can have the same addresses.
+func TestEndpointsOfOtherHosts(t *testing.T) {
+	host := func(name, lan string, virtual ...string) *infrav1.CapstanHost {
+		return &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{
+			VirtualAddresses: virtual, LANNetworks: []infrav1.LANNetwork{{Name: lan, CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.0/24"}, AllowedNamespaces: infrav1.AllowedNamespaces{Names: []string{"team"}}}},
+		}}
+	}
+	machines := host("machines", "lab")
+	c := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team"}}, machines, host("endpoints", "lab", "192.0.2.16/28"), host("elsewhere", "office", "192.0.2.32/28"),
+	).Build()
+	m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "team"}}
+	cluster := &infrav1.CapstanCluster{}
+	cluster.Spec.Network.LAN.Name = "lab"
+	permissions, err := Permissions(t.Context(), c, m, cluster, []infrav1.CapstanHost{*machines})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]string{"192.0.2.17": "keeps the address 192.0.2.17 for the endpoints of clusters", "192.0.2.33": ""} {
+		why := permissions["machines"].LANRefusal("team", placement.LAN{Name: "lab", CIDR: "192.0.2.0/24", Addresses: []string{address}})
+		if (why != "") != (want != "") || !strings.Contains(why, want) {
+			t.Errorf("%s: %q, want %q", address, why, want)
+		}
+	}
+}
+
+// TestUsable_ALL18: a list of hosts, and the question for one host, have the same answer.
+func TestUsable_ALL18(t *testing.T) {
 	host := func(name string, change func(*infrav1.CapstanHost)) client.Object {
 		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": "a"}}}
 		change(h)
@@ -32,7 +65,7 @@ func TestUsable_ALL18(t *testing.T) {
 	admits := func(a infrav1.AllowedNamespaces) func(*infrav1.CapstanHost) {
 		return func(h *infrav1.CapstanHost) { h.Spec.AllowedNamespaces = &a }
 	}
-	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+	c := fake.NewClientBuilder().WithScheme(newScheme(t)).WithObjects(
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "team", Labels: map[string]string{"team": "yes"}}},
 		host("z-open", func(*infrav1.CapstanHost) {}),
 		host("abandoned", func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""} }),

@@ -2,6 +2,7 @@ package hostselection
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -13,10 +14,34 @@ import (
 // Permissions returns the permissions of each host of a list for the machines of a namespace, by the name of the host. It is empty for a
 // machine without mounts and devices in a cluster with a network of its own.
 func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine, cluster *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {
-	if len(m.Spec.HostMounts)+len(m.Spec.Devices) == 0 && cluster.Spec.Network.LAN.Name == "" {
+	lan := cluster.Spec.Network.LAN.Name
+	if len(m.Spec.HostMounts)+len(m.Spec.Devices) == 0 && lan == "" {
 		return nil, nil
 	}
-	return permitted(ctx, c, m.Namespace, hosts)
+	permissions, err := permitted(ctx, c, m.Namespace, hosts)
+	if err != nil || lan == "" {
+		return permissions, err
+	}
+	virtual, err := virtualAddresses(ctx, c, lan)
+	for name, p := range permissions {
+		p.Virtual = virtual
+		permissions[name] = p
+	}
+	return permissions, err
+}
+
+// virtualAddresses returns the networks with the endpoints of clusters in a LAN. A host without virtual addresses has machines in the LAN, too.
+func virtualAddresses(ctx context.Context, c client.Reader, lan string) (all []string, err error) {
+	hosts := &infrav1.CapstanHostList{}
+	if err := c.List(ctx, hosts); err != nil {
+		return nil, err
+	}
+	for _, h := range hosts.Items {
+		if slices.ContainsFunc(h.Spec.LANNetworks, func(n infrav1.LANNetwork) bool { return n.Name == lan }) {
+			all = append(all, h.Spec.VirtualAddresses...)
+		}
+	}
+	return all, nil
 }
 
 func permitted(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) (map[string]placement.Permissions, error) {

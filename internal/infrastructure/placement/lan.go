@@ -68,7 +68,7 @@ func (p Permissions) LANRefusal(namespace string, lan LAN) string {
 			return fmt.Sprintf("does not allow machines of namespace %s to have the address %s in the LAN %s: use a pool of its addresses in spec.lanNetworks", namespace, address, lan.Name)
 		}
 		if slices.ContainsFunc(p.Virtual, func(text string) bool { return contains(text, address) }) {
-			return fmt.Sprintf("keeps the address %s for the endpoints of clusters (spec.virtualAddresses): exclude it from the pool", address)
+			return fmt.Sprintf("keeps the address %s for the endpoints of clusters (spec.virtualAddresses of a host in the LAN %s): exclude it from the pool", address, lan.Name)
 		}
 	}
 	return ""

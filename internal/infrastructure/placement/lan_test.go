@@ -13,7 +13,7 @@ import (
 // ALL-18: a machine is attached only to a LAN that its host offers to its namespace, with an address that it allows there.
 func TestLAN_ALL18(t *testing.T) {
 	team := infrav1.AllowedNamespaces{Names: []string{"team"}}
-	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"192.0.2.176/30", "2001:db8::1f0/124"}, LANNetworks: []infrav1.LANNetwork{
+	h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{LANNetworks: []infrav1.LANNetwork{
 		{Name: "lab", Bridge: "br-lab", CIDR: "192.0.2.0/24", Addresses: []string{"192.0.2.128/26", "192.0.2.10/32"}, AllowedNamespaces: team},
 		{Name: "office", Bridge: "br-office", CIDR: "198.51.100.0/24", Addresses: []string{"198.51.100.64/26"}, AllowedNamespaces: infrav1.AllowedNamespaces{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"lan": "office"}},
@@ -72,6 +72,7 @@ func TestLAN_ALL18(t *testing.T) {
 		"old capstand":             {lan: lab(), namespace: "team", old: true, why: "upgrade its capstand"},
 	} {
 		candidate := placement.Host{Name: "h", LANs: !tc.old, VLANs: !tc.oldVLANs, IPv6LANs: !tc.oldIPv6, Permissions: placement.Permitted(h, tc.namespace, tc.labels)}
+		candidate.Permissions.Virtual = []string{"192.0.2.176/30", "2001:db8::1f0/124"}
 		_, err := placement.Choose([]placement.Host{candidate}, placement.Request{Namespace: tc.namespace, LAN: tc.lan})
 		if (err != nil) != (tc.why != "") || err != nil && !strings.Contains(err.Error(), tc.why) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.why)

@@ -17,7 +17,7 @@ type Permissions struct {
 	// Devices are device nodes and kinds of CDI devices.
 	Devices []string
 	LANs    []infrav1.LANNetwork
-	// Virtual are the networks with the endpoints of clusters, which no machine can have.
+	// Virtual are the networks with the endpoints of clusters in the LAN, which no machine can have.
 	Virtual []string
 }
 
@@ -36,7 +36,6 @@ func Permitted(h *infrav1.CapstanHost, namespace string, namespaceLabels map[str
 			out.Devices = append(out.Devices, d.Name)
 		}
 	}
-	out.Virtual = h.Spec.VirtualAddresses
 	for _, n := range h.Spec.LANNetworks {
 		if allows(n.AllowedNamespaces) {
 			out.LANs = append(out.LANs, n)
