@@ -31,11 +31,14 @@ func TestHostPorts(t *testing.T) {
 			l := newLAN(t)
 			l.serveWho(l.box.ns, "box") // at the node port
 			l.answers("before", l.client, "tcp", "", port(of.box, 80), "")
+			before := port(of.client, 4001) // The kernel tracks what a client sends from one port as one connection.
+			l.answers("before, by UDP", l.client, "udp", before, port(of.box, 53), "")
 			if refused := l.publish(hostPorts(of.box, nil)); len(refused) > 0 {
 				t.Fatal(refused)
 			}
 			l.answers("a published port", l.client, "tcp", port(of.client, 0), port(of.box, 80), " "+of.client)
 			l.answers("a published UDP port", l.client, "udp", port(of.client, 0), port(of.box, 53), " "+of.client)
+			l.answers("a client that sent before", l.client, "udp", before, port(of.box, 53), " "+of.client)
 			l.answers("the UDP port by TCP", l.client, "tcp", "", port(of.box, 53), "")
 			l.answers("the TCP port by UDP", l.client, "udp", "", port(of.box, 80), "")
 			l.answers("a program of the box", l.client, "tcp", "", port(of.box, nodePort), "box ")

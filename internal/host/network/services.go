@@ -420,11 +420,12 @@ func (b Box) YieldServices(ctx context.Context, networkID string, services []Ser
 	return kept, lost, err
 }
 
-// endFlows ends the tracked connections that the Services do not allow any more. Otherwise a client that keeps sending from
-// one port would be served as long as it sends. TCP connections continue when their machine gets no new ones.
+// endFlows ends the tracked connections that the Services do not allow any more, and those from before a Service that no rule translates.
+// Otherwise a client that keeps sending from one port would be served, or not be served, as long as it sends. TCP connections continue when
+// their machine gets no new ones.
 func endFlows(have, want []Service) error {
 	families := map[int]bool{}
-	for _, s := range have {
+	for _, s := range slices.Concat(have, want) {
 		families[linkFamily(s.Address)] = true
 	}
 	for family := range families {
@@ -441,11 +442,10 @@ type unwantedFlows struct{ have, want []Service }
 func (u unwantedFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
 	at := func(s Service) bool { return s.covers(to.Unmap(), protocolOf(flow.Forward), flow.Forward.DstPort) }
-	if !slices.ContainsFunc(u.have, at) {
-		return false
+	if i := slices.IndexFunc(u.want, at); i >= 0 {
+		return !u.want[i].serves(flow.Forward, flow.Reverse.SrcIP)
 	}
-	i := slices.IndexFunc(u.want, at)
-	return i < 0 || !u.want[i].serves(flow.Forward, flow.Reverse.SrcIP)
+	return slices.ContainsFunc(u.have, at)
 }
 
 func protocolOf(flow netlink.IPTuple) string {
