@@ -18,8 +18,9 @@ import (
 
 // Limits of an overlay, besides those of package overhead.
 const (
-	maxMTU   = 9000
-	maxPeers = 2048
+	maxMTU = 9000
+	// maxPeers is the largest number of machines on other hosts, and maxHosts that of these hosts.
+	maxPeers, maxHosts = 10_000, 2048
 )
 
 // checkOverlay refuses an overlay that is invalid on every host.
@@ -139,8 +140,8 @@ func CheckFencing(req *hostpb.SetFencingRequest) error {
 }
 
 func checkPeers(req *hostpb.SetPeersRequest, n *hostpb.Network) error {
-	if len(req.Peers) > maxPeers || len(req.Hosts) > maxPeers {
-		return fmt.Errorf("%d peers and %d hosts: expected at most %d", len(req.Peers), len(req.Hosts), maxPeers)
+	if len(req.Peers) > maxPeers || len(req.Hosts) > maxHosts {
+		return fmt.Errorf("%d peers and %d hosts: expected at most %d and %d", len(req.Peers), len(req.Hosts), maxPeers, maxHosts)
 	}
 	subnets, err := subnetsOf(n)
 	if err != nil {

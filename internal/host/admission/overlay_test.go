@@ -24,17 +24,12 @@ func peer(host string, addresses ...string) *hostpb.Peer {
 }
 
 func TestPeers(t *testing.T) {
-	many := make([]*hostpb.Peer, maxPeers+1)
-	for i := range many {
-		many[i] = peer("192.0.2.2", fmt.Sprintf("10.1.%d.%d", i/256, i%256))
-	}
 	for name, test := range map[string]struct {
 		peers []*hostpb.Peer
 		says  string // empty if the peers are accepted
 	}{
 		"none":                 {nil, ""},
 		"two on one host":      {[]*hostpb.Peer{peer("192.0.2.2", "10.1.0.10", "fd00:1::a"), peer("192.0.2.2", "10.1.0.11")}, ""},
-		"too many":             {many, "expected at most 2048"},
 		"no address":           {[]*hostpb.Peer{peer("192.0.2.2")}, "expected 1 to 2"},
 		"three addresses":      {[]*hostpb.Peer{peer("192.0.2.2", "10.1.0.10", "fd00:1::a", "fd00:1::b")}, "expected 1 to 2"},
 		"IPv6 first":           {[]*hostpb.Peer{peer("192.0.2.2", "fd00:1::a", "10.1.0.10")}, "not in the machine network"},
@@ -62,6 +57,22 @@ func TestPeers(t *testing.T) {
 				t.Errorf("reason %s", refusal.Of(err).Reason)
 			}
 		})
+	}
+}
+
+// A cluster can have as many machines on other hosts as a machine pool.
+func TestPeersOfALargeCluster(t *testing.T) {
+	n := rackNetwork()
+	n.Cidr = "10.1.0.0/16"
+	var all []*hostpb.Peer
+	for i := range 10_001 {
+		all = append(all, peer("192.0.2.2", fmt.Sprintf("10.1.%d.%d", 1+i/256, i%256)))
+	}
+	for count, says := range map[int]string{10_000: "", 10_001: "expected at most 10000"} {
+		err := Peers(&hostpb.SetPeersRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Peers: all[:count]}, n, false)
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%d machines: got %v, want %q", count, err, says)
+		}
 	}
 }
 

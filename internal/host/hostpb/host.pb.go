@@ -1874,7 +1874,7 @@ type SetPeersRequest struct {
 	// namespace and name of the Cluster: both are needed.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// peers are all machines of the cluster on other boxes; at most 2048.
+	// peers are all machines of the cluster on other boxes; at most 10000.
 	Peers []*Peer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// hosts are the tunnel addresses of all other boxes that have the network, at most 2048. A box without a machine of the
 	// cluster belongs here too: its load balancer connects to the machines on other hosts. Hosts of peers need not be here.
