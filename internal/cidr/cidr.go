@@ -12,6 +12,14 @@ import (
 // DefaultPods is the pod network of Clusters that name none.
 const DefaultPods = "10.244.0.0/16"
 
+// The networks of addresses that capstand gives to hosts. They are not routed on other networks.
+var (
+	// Hosts contains the sources of connections from hosts to machines with IPv6 only.
+	Hosts = netip.MustParsePrefix("4000::/16")
+	// EncryptedLink contains the ends of encrypted tunnels.
+	EncryptedLink = netip.MustParsePrefix("fdca:9574::/32")
+)
+
 // special networks, which no machine can use, regardless of the host's routes.
 var special = []struct {
 	prefix netip.Prefix
@@ -25,6 +33,8 @@ var special = []struct {
 	{netip.MustParsePrefix("::/127"), "this host and loopback"},
 	{netip.MustParsePrefix("fe80::/10"), "link-local addresses"},
 	{netip.MustParsePrefix("ff00::/8"), "multicast"},
+	{Hosts, "hosts"},
+	{EncryptedLink, "encrypted tunnels between hosts"},
 }
 
 // metadata is the address at which clouds serve credentials of their machines over IPv6. 169.254.169.254 is link-local.

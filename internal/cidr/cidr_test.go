@@ -21,6 +21,8 @@ func TestUsable(t *testing.T) {
 		"::/64":          "loopback",
 		"fe80::/64":      "link-local",
 		"ff02::/64":      "multicast",
+		"4000:1::/64":    "for hosts",
+		"fdca::/16":      "encrypted tunnels",
 	} {
 		err := Usable(netip.MustParsePrefix(network))
 		switch {
@@ -41,7 +43,7 @@ func TestRemote(t *testing.T) {
 	}
 	for _, bad := range []string{
 		"0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255", "::", "::1", "::7f00:1", "::ffff:127.0.0.1",
-		"::ffff:169.254.169.254", "fe80::1", "fe80::1%eth0", "ff02::1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "fd00:ec2::254",
+		"::ffff:169.254.169.254", "fe80::1", "fe80::1%eth0", "ff02::1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "fd00:ec2::254", "4000::1", "fdca:9574::1",
 	} {
 		if err := Remote(netip.MustParseAddr(bad)); err == nil {
 			t.Errorf("%s is accepted", bad)

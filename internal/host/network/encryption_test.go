@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/testenv/testnetns"
@@ -422,7 +423,7 @@ func TestGuardLink(t *testing.T) {
 	r.must(in(r.router, func() (err error) { wire, err = listenRaw("port1"); return err }))
 	defer func() { _ = unix.Close(wire) }()
 	r.must(in(a.ns, func() error { // As on a host with IPv6.
-		return connect("uplink", netip.Prefix{}, wireguard.Addresses, netip.Addr{})
+		return connect("uplink", netip.Prefix{}, cidr.EncryptedLink, netip.Addr{})
 	}))
 	r.blocked("without the link", onA, "10.231.7.20:80")
 	r.silent(wire)

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/cidr"
 )
 
 // Overlay connects the network with the cluster's networks on other boxes.
@@ -72,7 +73,7 @@ func (n Network) hostAddress(tunnel netip.Addr) netip.Addr {
 }
 
 // hostAddresses contain every hostAddress.
-var hostAddresses = []netip.Prefix{netip.MustParsePrefix("240.0.0.0/5"), netip.MustParsePrefix("4000::/16")}
+var hostAddresses = []netip.Prefix{netip.MustParsePrefix("240.0.0.0/5"), cidr.Hosts}
 
 func isHostAddress(a netip.Addr) bool {
 	return slices.ContainsFunc(hostAddresses, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -24,6 +24,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"capstan.dev/capstan/internal/cidr"
 )
 
 const (
@@ -40,12 +42,9 @@ const (
 	headStart = 2 * time.Second
 )
 
-// Addresses contains the addresses of all boxes in the link.
-var Addresses = netip.MustParsePrefix("fdca:9574::/32")
-
-// Address returns the address of the box with a public key.
+// Address returns the address of the box with a public key, in cidr.EncryptedLink.
 func Address(public wgtypes.Key) netip.Addr {
-	address, sum := Addresses.Addr().As16(), sha256.Sum256(public[:])
+	address, sum := cidr.EncryptedLink.Addr().As16(), sha256.Sum256(public[:])
 	copy(address[4:], sum[:])
 	return netip.AddrFrom16(address)
 }
@@ -215,9 +214,9 @@ func (l *Link) connect(mtu int, keep bool) error {
 	if err != nil {
 		return fmt.Errorf("setting up %s: %w", Device, err)
 	}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(Addresses), Src: Address(l.Public).AsSlice()}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(cidr.EncryptedLink), Src: Address(l.Public).AsSlice()}
 	if err := netlink.RouteReplace(route); err != nil {
-		return fmt.Errorf("route to %s: %w", Addresses, err)
+		return fmt.Errorf("route to %s: %w", cidr.EncryptedLink, err)
 	}
 	return nil
 }

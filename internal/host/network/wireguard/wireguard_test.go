@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"capstan.dev/capstan/internal/cidr"
 )
 
 func key(b byte) (k wgtypes.Key) {
@@ -42,7 +44,7 @@ func TestEnsureKey(t *testing.T) {
 // The address follows from the key, so no box can have that of another one.
 func TestAddress(t *testing.T) {
 	one, two := Address(key(1)), Address(key(2))
-	if one == two || one != Address(key(1)) || !Addresses.Contains(one) || !Addresses.Contains(two) {
+	if one == two || one != Address(key(1)) || !cidr.EncryptedLink.Contains(one) || !cidr.EncryptedLink.Contains(two) {
 		t.Errorf("%s and %s", one, two)
 	}
 	if want := "fdca:9574:72cd:6e84:22c4:7fb:6d09:8690"; one.String() != want {
