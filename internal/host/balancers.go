@@ -230,7 +230,7 @@ func portFree(address string, have []string, roaming bool) error {
 	if slices.Contains(have, address) {
 		return nil
 	}
-	listener, err := balancer.Listen(net.ListenConfig{}, address, roaming)
+	listener, err := balancer.Listen(address, roaming)
 	if errors.Is(err, unix.EADDRNOTAVAIL) {
 		return fmt.Errorf("%s is an address of neither this host nor the cluster's machine network; choose another", address)
 	}

@@ -249,12 +249,12 @@ func (b *Balancer) open(address string, roaming bool) (net.Listener, error) {
 		delete(b.inherited, address)
 		return listener, nil
 	}
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	return Listen(config, address, roaming)
+	return Listen(address, roaming)
 }
 
 // Listen opens a socket. The host need not have a roaming address.
-func Listen(config net.ListenConfig, address string, roaming bool) (net.Listener, error) {
+func Listen(address string, roaming bool) (net.Listener, error) {
+	var config net.ListenConfig
 	if roaming {
 		config.Control = func(_, _ string, conn syscall.RawConn) (err error) {
 			if e := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) }); e != nil {
@@ -295,7 +295,7 @@ func (b *Balancer) report() {
 
 func (b *Balancer) accept(listener net.Listener) {
 	for {
-		conn, err := listener.Accept()
+		conn, err := acceptFrom(listener)
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
@@ -315,11 +315,25 @@ func (b *Balancer) accept(listener net.Listener) {
 		go func() {
 			defer leave()
 			defer func() { _ = conn.Close() }()
-			if result, err := b.serve(conn.(*net.TCPConn)); err != nil {
+			if result, err := b.serve(conn); err != nil {
 				b.complain(conn, result, err)
 			}
 		}()
 	}
+}
+
+// acceptFrom accepts a connection with keepAlive. The listener may be one of the previous balancer, which has no settings for its connections.
+func acceptFrom(listener net.Listener) (*net.TCPConn, error) {
+	accepted, err := listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	conn := accepted.(*net.TCPConn)
+	if err := conn.SetKeepAliveConfig(keepAlive); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 var errShare = errors.New("the source has reached its share of the connections")

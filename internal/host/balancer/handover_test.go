@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
@@ -104,6 +106,36 @@ func TestHandover(t *testing.T) {
 	}
 	if name, err := f.get(); err != nil || name != "a" {
 		t.Errorf("%q, %v", name, err)
+	}
+}
+
+// Connections through a listener of the previous balancer have the keepalive of all connections.
+func TestKeepAliveAfterHandover(t *testing.T) {
+	first, err := Listen("127.0.0.1:0", false)
+	expect.NoError(t, err)
+	defer func() { _ = first.Close() }()
+	file, err := first.(*net.TCPListener).File()
+	expect.NoError(t, err)
+	defer func() { _ = file.Close() }()
+	inherited, err := net.FileListener(file)
+	expect.NoError(t, err)
+	defer func() { _ = inherited.Close() }()
+	for name, listener := range map[string]net.Listener{"own": first, "inherited": inherited} {
+		client, err := net.Dial("tcp", listener.Addr().String())
+		expect.NoError(t, err)
+		defer func() { _ = client.Close() }()
+		conn, err := acceptFrom(listener)
+		expect.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		raw, err := conn.SyscallConn()
+		expect.NoError(t, err)
+		for option, want := range map[int]int{unix.TCP_KEEPIDLE: 30, unix.TCP_KEEPINTVL: 10, unix.TCP_KEEPCNT: 3} {
+			var got int
+			expect.NoError(t, raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option) }))
+			if err != nil || got != want {
+				t.Errorf("%s listener: option %d is %d, %v, want %d", name, option, got, err, want)
+			}
+		}
 	}
 }
 
