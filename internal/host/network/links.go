@@ -24,7 +24,7 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) 
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, mtu
+		attrs.Name, attrs.HardwareAddr = name, mac
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("creating bridge %s: %w", name, err)
 		}
@@ -32,6 +32,9 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) 
 	}
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", name, err)
+	}
+	if err := setBridgeMTU(link, mtu); err != nil {
+		return err
 	}
 	if err := setBridgeIPv6(procIPv6, name, hasIPv6(subnets)); err != nil {
 		return err
@@ -43,6 +46,25 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) 
 		}
 	}
 	return netlink.LinkSetUp(link)
+}
+
+// setBridgeMTU sets the MTU of a bridge without ports, which the cables of machines get. Machines keep theirs. The kernel follows the ports of a
+// bridge, also when the last one leaves, until a call sets another MTU than it has: the MTU at creation does not count.
+func setBridgeMTU(bridge netlink.Link, mtu int) error {
+	if bridge.Attrs().MTU == mtu {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex == bridge.Attrs().Index }) {
+		return nil
+	}
+	if err := netlink.LinkSetMTU(bridge, mtu); err != nil {
+		return fmt.Errorf("setting the MTU of bridge %s: %w", bridge.Attrs().Name, err)
+	}
+	return nil
 }
 
 // isUp reports whether a link exists, is up and has the addresses.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
@@ -79,6 +80,36 @@ func TestRouteThroughSeveralLinks(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// A bridge has the MTU of the network after its last machine left, and gets it again if it was lost. The next machine has the same one.
+func TestBridgeKeepsMTU(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	r, b := &rack{T: t}, spines(t, 1400)
+	n := Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/n"}
+	r.must(in(b.ns, func() error {
+		return connect("up0", netip.Prefix{}, netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{})
+	}))
+	mtu := func(when string, ns netns.NsHandle, link string) {
+		t.Helper()
+		r.must(in(ns, func() error {
+			link, err := netlink.LinkByName(link)
+			if err == nil && link.Attrs().MTU != 1400 {
+				t.Errorf("%s, %s has an MTU of %d, want 1400", when, link.Attrs().Name, link.Attrs().MTU)
+			}
+			return err
+		}))
+	}
+	r.ensure(n, b)
+	mtu("without machines", b.ns, BridgeName(n.ID))
+	mtu("with its first machine", r.machine(b, n, "m-1", "10.231.7.10"), Interface)
+	r.must(in(b.ns, func() error { return b.Unplug("m-1") }))
+	mtu("after its last machine", b.ns, BridgeName(n.ID))
+	r.must(in(b.ns, func() error { return setMTU(BridgeName(n.ID), 1500) }))
+	r.ensure(n, b)
+	mtu("after a repair", r.machine(b, n, "m-2", "10.231.7.11"), Interface)
 }
 
 // The default routes of both families can have different interfaces. A network fits those of its own families.
