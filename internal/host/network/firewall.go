@@ -85,7 +85,7 @@ func (f firewall) rules() map[string][]string {
 		"forward": slices.Concat(clampSegments(bridge), f.closeLink(), []string{
 			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
 			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, tunnelPort),
-		}, f.keepProbes(), []string{
+		}, f.ownSources(), f.keepProbes(), []string{
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
 			fmt.Sprintf("oifname %s ct state established,related accept", bridge),
 		}, f.admitServices(), []string{
@@ -103,6 +103,22 @@ func clampSegments(bridge string) (rules []string) {
 		rules = append(rules, fmt.Sprintf(direction+" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", bridge, bridge))
 	}
 	return rules
+}
+
+// ownSources drops packets to the outside with other sources than machines have. The source of a pod becomes that of its machine before, so these
+// packets are forged, or nobody can answer them. The box would send them with the source that a pod has chosen.
+func (f firewall) ownSources() (rules []string) {
+	outside := fmt.Sprintf("iifname %s oifname != %[1]s ", BridgeName(f.networkID))
+	for _, subnet := range f.subnets {
+		rules = append(rules, fmt.Sprintf("%s%s saddr != %s drop", outside, family(subnet.Prefix.Addr()), subnet.Prefix))
+	}
+	switch {
+	case len(f.subnets) > 1:
+		return rules
+	case hasIPv6(f.subnets):
+		return append(rules, outside+"meta nfproto ipv4 drop")
+	}
+	return append(rules, outside+"meta nfproto ipv6 drop")
 }
 
 // admitTunnel drops VXLAN packets from machines with any source address, and packets with the network's VNI from

@@ -67,6 +67,57 @@ func TestConnectionOutlivesOtherNetwork(t *testing.T) {
 	}
 }
 
+// A machine, and a pod whose packets it forwards, send to the outside with an address of the machine's network only.
+func TestForgedSources(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	for forged, of := range map[string]stack{"198.51.100.66": ipv4, "2001:db8:66::66": ipv6} {
+		var receiver net.PacketConn
+		l.must(in(l.client, func() (err error) { receiver, err = net.ListenPacket("udp", port(of.client, 9)); return err }))
+		address := netip.MustParseAddr(forged)
+		l.must(in(l.machines[0], func() error { return up("lo", netip.PrefixFrom(address, address.BitLen()).String()) }))
+		for _, source := range []string{forged, of.machines[0]} {
+			l.must(in(l.machines[0], func() error {
+				dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(port(source, 0)))}
+				conn, err := dialer.DialContext(t.Context(), "udp", port(of.client, 9))
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				_, err = conn.Write([]byte(source))
+				return err
+			}))
+		}
+		l.must(receiver.SetReadDeadline(time.Now().Add(15 * time.Second)))
+		packet := make([]byte, 64)
+		n, from, err := receiver.ReadFrom(packet)
+		if err != nil || string(packet[:n]) != of.machines[0] || netip.MustParseAddrPort(from.String()).Addr().String() != of.box {
+			t.Errorf("the first packet from source %s comes from %v, %v, want one of %s from %s", packet[:n], from, err, of.machines[0], of.box)
+		}
+		_ = receiver.Close()
+	}
+}
+
+// Packets of a family that a network does not have are forged too.
+func TestOwnSources(t *testing.T) {
+	for cidr, test := range map[string]struct{ ipv6, want string }{
+		"10.231.7.0/24": {"", "ip saddr != 10.231.7.0/24 drop, meta nfproto ipv6 drop"},
+		"10.231.8.0/24": {"fd00:7::/64", "ip saddr != 10.231.8.0/24 drop, ip6 saddr != fd00:7::/64 drop"},
+		"fd00:7::/64":   {"", "ip6 saddr != fd00:7::/64 drop, meta nfproto ipv4 drop"},
+	} {
+		subnets, err := Subnets(cidr, test.ipv6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outside := "iifname " + BridgeName("n") + " oifname != " + BridgeName("n") + " "
+		if got := strings.ReplaceAll(strings.Join(firewall{networkID: "n", subnets: subnets}.ownSources(), ", "), outside, ""); got != test.want {
+			t.Errorf("%s: %q, want %q", cidr, got, test.want)
+		}
+	}
+}
+
 // Both directions of the traffic with the outside are clamped before any other rule of the chain can accept a packet.
 func TestClampSegments(t *testing.T) {
 	const rest = " tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"
