@@ -289,7 +289,7 @@ func (h *Host) loadAll() error {
 // error is logged: each machine repairs its network again before it starts.
 func (h *Host) recoverNetwork(n *hostpb.Network) {
 	log := h.log.With("network", n.Namespace+"/"+n.Name, "id", n.Id)
-	_ = h.networks.fitsRoutes(n) // It is known: the overlap is logged.
+	_ = h.networks.fitsRoutes(h.ctx, n) // It is known: the overlap is logged.
 	if err := h.box.Ensure(h.ctx, boxNetwork(n)); err != nil {
 		log.Error("Network was not repaired", "error", err)
 		return

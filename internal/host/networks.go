@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -111,7 +112,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	if err := ns.hasTunnelAddress(n); err != nil {
 		return err
 	}
-	if err := ns.fitsRoutes(n); err != nil {
+	if err := ns.fitsRoutes(ctx, n); err != nil {
 		return networkError(err)
 	}
 	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
@@ -151,15 +152,29 @@ func (ns *networks) abandon(ctx context.Context, id string) error {
 	return ns.box.Release(ctx, id)
 }
 
-// fitsRoutes refuses a new network that overlaps a route of the host; mu is held. For one that exists, also through another capstand of the
-// box, an overlap is logged: its machines have the addresses, and a wider route, for example of a VPN, does not affect them.
-func (ns *networks) fitsRoutes(n *hostpb.Network) error {
-	err := ns.box.FitsRoutes(boxNetwork(n))
-	if _, onBox := ns.box.Network(n.Id); !onBox && ns.byID[n.Id] == nil {
-		return err
+// fitsRoutes refuses a new network that overlaps a route of the host, or that contains an address which the host reaches by its default route
+// and needs; mu is held. For one that exists, also through another capstand of the box, an overlap is logged: its machines have the addresses,
+// and a wider route, for example of a VPN, does not affect them. The manager can be one of its machines.
+func (ns *networks) fitsRoutes(ctx context.Context, n *hostpb.Network) error {
+	var needed []network.UsedRange
+	for _, server := range nameServers(resolvConf(hostResolvConf)) {
+		needed = append(needed, network.Used(server, "the host's name server"))
 	}
-	if ns.routeErrors.news(n.Id, err) {
-		ns.log.Warn("A route of the host overlaps a network of machines, and packets for some of them may take it", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "error", err)
+	if _, onBox := ns.box.Network(n.Id); !onBox && ns.byID[n.Id] == nil {
+		return ns.box.FitsRoutes(boxNetwork(n), append(needed, callerOf(ctx)...)...)
+	}
+	if err := ns.box.FitsRoutes(boxNetwork(n), needed...); ns.routeErrors.news(n.Id, err) {
+		ns.log.Warn("The host reaches a part of a network of machines elsewhere, and packets may take the wrong way", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "error", err)
+	}
+	return nil
+}
+
+// callerOf returns the address of the manager that calls through a network.
+func callerOf(ctx context.Context) []network.UsedRange {
+	if caller, ok := peer.FromContext(ctx); ok {
+		if at, err := netip.ParseAddrPort(caller.Addr.String()); err == nil {
+			return []network.UsedRange{network.Used(at.Addr(), "the manager")}
+		}
 	}
 	return nil
 }

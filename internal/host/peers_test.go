@@ -2,7 +2,10 @@ package host
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/conformance"
@@ -177,6 +181,39 @@ func TestRouteAppearsLater(t *testing.T) {
 	h.recoverNetwork(h.networks.byID[n.Id])
 	if _, err := netlink.LinkByName(network.BridgeName(n.Id)); err != nil {
 		t.Errorf("after a reboot: %v", err)
+	}
+}
+
+// A network with the address of the manager that requests it, or of a name server, would cut the host off. A network that exists has the
+// manager as one of its machines.
+func TestNetworkWithNeededAddresses(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	var log bytes.Buffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	conf := filepath.Join(t.TempDir(), "resolv.conf")
+	write(t, conf, "nameserver 127.0.0.53\nnameserver 10.8.0.53\n")
+	hostResolvConf = []string{conf}
+	from := func(manager string) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(manager))})
+	}
+	for range 2 {
+		_, err := h.EnsureNetwork(from("192.0.2.9:1"), n)
+		expect.NoError(t, err)
+	}
+	_, err := h.EnsureNetwork(from("10.1.0.20:1"), n)
+	expect.NoError(t, err)
+	if strings.Contains(log.String(), "elsewhere") {
+		t.Errorf("a manager in a network that exists is reported: %s", log.String())
+	}
+	for cidr, want := range map[string]string{"10.8.0.0/24": "10.8.0.53/32 of the host's name server", "10.9.0.0/24": "10.9.0.7/32 of the manager"} {
+		other := &hostpb.Network{Id: "n-2", Namespace: n.Namespace, Name: "other", Cidr: cidr}
+		_, err := h.EnsureNetwork(from("[::ffff:10.9.0.7]:1"), other)
+		if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != cidr || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", cidr, err, want)
+		}
 	}
 }
 

@@ -95,21 +95,25 @@ var hostResolvConf = []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.c
 // resolver on the host's loopback address.
 func resolvConf(files []string) []byte {
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(data)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 || fields[0] != "nameserver" {
-				continue
-			}
-			if ip, err := netip.ParseAddr(fields[1]); err == nil && !ip.IsLoopback() {
-				return data
-			}
+		if data, err := os.ReadFile(file); err == nil && len(nameServers(data)) > 0 {
+			return data
 		}
 	}
 	return nil
+}
+
+// nameServers returns the servers of a resolver configuration, except those on the host's loopback address.
+func nameServers(conf []byte) (all []netip.Addr) {
+	for line := range strings.Lines(string(conf)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || fields[0] != "nameserver" {
+			continue
+		}
+		if ip, err := netip.ParseAddr(fields[1]); err == nil && !ip.IsLoopback() {
+			all = append(all, ip)
+		}
+	}
+	return all
 }
 
 // tables returns the files of the host or of an image that programs in /usr expect: the certificates of public authorities, for

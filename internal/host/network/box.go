@@ -112,8 +112,9 @@ func (b Box) locked(f func() error) error {
 	return f()
 }
 
-// FitsRoutes returns a ConflictError if a route of the box, except through bridges of networks, leads to a part of the network.
-func (b Box) FitsRoutes(n Network) error {
+// FitsRoutes returns a ConflictError if a route of the box, except through bridges of networks, leads to a part of the network, or if the network
+// contains the gateway of such a route, the tunnel address of another box, or a part of used.
+func (b Box) FitsRoutes(n Network, used ...UsedRange) error {
 	if n.LAN != nil {
 		return nil // The box has no route to it.
 	}
@@ -129,17 +130,21 @@ func (b Box) FitsRoutes(n Network) error {
 		bridges := []string{BridgeName(n.ID)}
 		for _, other := range networks {
 			bridges = append(bridges, BridgeName(other.ID))
+			peers, _ := b.peers(other.ID) // A damaged record must not keep all new networks away.
+			for _, host := range peers.hosts() {
+				used = append(used, Used(host, "a tunnel to another host"))
+			}
 		}
 		routes, err := hostRoutes(bridges)
 		if err != nil {
 			return err
 		}
-		return disjoint(subnets, routes)
+		return disjoint(subnets, append(routes, used...))
 	})
 }
 
 // disjoint returns a ConflictError if a subnet overlaps a used range.
-func disjoint(subnets []Subnet, used []usedRange) error {
+func disjoint(subnets []Subnet, used []UsedRange) error {
 	for _, subnet := range subnets {
 		if err := overlap(subnet.Prefix, used); err != nil {
 			return ConflictError{Subject: subnet.Prefix.String(), message: err.Error()}
@@ -243,7 +248,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	if err != nil {
 		return err
 	}
-	var used []usedRange
+	var used []UsedRange
 	for _, other := range networks {
 		switch {
 		case other.ID == n.ID:
@@ -284,13 +289,13 @@ func admitSame(n, recorded Network, subnets []Subnet) error {
 
 // routed returns the subnets of a network that the box has routes to. It has none to a LAN. Users of other namespaces read a refusal, so it
 // does not name the cluster.
-func routed(n Network) (used []usedRange) {
+func routed(n Network) (used []UsedRange) {
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil || n.LAN != nil { // Damaged, or not written by a capstand.
 		return nil
 	}
 	for _, subnet := range subnets {
-		used = append(used, usedRange{subnet.Prefix, "another cluster"})
+		used = append(used, UsedRange{subnet.Prefix, "another cluster"})
 	}
 	return used
 }

@@ -322,24 +322,41 @@ func configure(inside *netlink.Handle, eth0 netlink.Link, addresses []Address) e
 	return nil
 }
 
-// hostRoutes lists the networks that the box has routes to, except through the named bridges.
-func hostRoutes(except []string) ([]usedRange, error) {
+// hostRoutes lists the networks that the box has routes to, except through the named bridges, and the gateways of all these routes. A gateway
+// need not be in a network with a route.
+func hostRoutes(except []string) ([]UsedRange, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}
-	var used []usedRange
+	var used []UsedRange
 	for _, route := range routes {
 		name := linkOf(route, except)
-		if route.Dst == nil || name == "" {
+		if name == "" {
+			continue
+		}
+		for _, gateway := range gateways(route) {
+			used = append(used, Used(gateway, "the host's gateway through "+name))
+		}
+		if route.Dst == nil {
 			continue
 		}
 		if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
 			bits, _ := route.Dst.Mask.Size()
-			used = append(used, usedRange{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + name})
+			used = append(used, UsedRange{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + name})
 		}
 	}
 	return used, nil
+}
+
+// gateways returns the next hops of a route.
+func gateways(route netlink.Route) (all []netip.Addr) {
+	for _, path := range append(route.MultiPath, &netlink.NexthopInfo{Gw: route.Gw}) {
+		if addr, ok := netip.AddrFromSlice(path.Gw); ok {
+			all = append(all, addr)
+		}
+	}
+	return all
 }
 
 // linkOf returns the name of the first link of a route that is not in except. Routes with several paths have one link for each.

@@ -2,7 +2,9 @@ package network
 
 import (
 	"errors"
+	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -80,6 +82,44 @@ func TestRouteThroughSeveralLinks(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// A network does not contain addresses that the box needs and reaches by its default route, for which it has no other route.
+func TestNetworkWithNeededAddresses(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	r, b := &rack{T: t}, spines(t, 1500)
+	other := Network{ID: "other", CIDR: "10.230.0.0/24", Cluster: "default/other", Overlay: &Overlay{VNI: 5000, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1")}}
+	r.must(in(b.ns, func() error {
+		link, err := netlink.LinkByName("up0")
+		if err != nil {
+			return err
+		}
+		for _, gateway := range []string{"10.231.7.254", "fd00:7::fe"} {
+			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(gateway), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+				return err
+			}
+		}
+		if err := b.Ensure(t.Context(), other); err != nil {
+			return err
+		}
+		return b.SetPeers(t.Context(), other.ID, Peers{Hosts: []netip.Addr{netip.MustParseAddr("10.231.9.2")}})
+	}))
+	server := Used(netip.MustParseAddr("::ffff:10.231.8.53"), "the host's name server")
+	for cidr, want := range map[string]string{
+		"10.231.7.0/24": "10.231.7.254/32 of the host's gateway through up0", "fd00:7::/64": "fd00:7::fe/128 of the host's gateway through up0",
+		"10.231.8.0/24": "10.231.8.53/32 of the host's name server", "10.231.9.0/24": "10.231.9.2/32 of a tunnel to another host", "10.231.10.0/24": "",
+	} {
+		r.must(in(b.ns, func() error {
+			err := b.FitsRoutes(Network{ID: "n", CIDR: cidr}, server)
+			var conflict ConflictError
+			if errors.As(err, &conflict) != (want != "") || want != "" && (conflict.Subject != cidr || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: %v, want %q", cidr, err, want)
+			}
+			return nil
+		}))
+	}
 }
 
 // A bridge has the MTU of the network after its last machine left, and gets it again if it was lost. The next machine has the same one.

@@ -146,14 +146,20 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// usedRange is a range of addresses that is in use.
-type usedRange struct {
+// UsedRange is a range of addresses that is in use.
+type UsedRange struct {
 	Prefix netip.Prefix
 	By     string
 }
 
+// Used returns the range of one address.
+func Used(a netip.Addr, by string) UsedRange {
+	a = a.Unmap().WithZone("")
+	return UsedRange{netip.PrefixFrom(a, a.BitLen()), by}
+}
+
 // overlap returns an error if a CIDR overlaps a used range.
-func overlap(cidr netip.Prefix, used []usedRange) error {
+func overlap(cidr netip.Prefix, used []UsedRange) error {
 	for _, u := range used {
 		if u.Prefix.Bits() > 0 && u.Prefix.Overlaps(cidr) { // A default route overlaps every network.
 			return fmt.Errorf("network %s overlaps %s of %s: choose another network for the machines", cidr, u.Prefix, u.By)

@@ -78,7 +78,7 @@ func TestCheckAddress(t *testing.T) {
 }
 
 func TestOverlap(t *testing.T) {
-	used := []usedRange{
+	used := []UsedRange{
 		{netip.MustParsePrefix("0.0.0.0/0"), "the default route"},
 		{netip.MustParsePrefix("10.1.0.0/16"), "cluster default/demo"},
 		{netip.MustParsePrefix("192.168.7.0/24"), "the host's route through eth0"},
