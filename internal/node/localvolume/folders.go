@@ -42,6 +42,46 @@ func (f Folders) Disk() (Disk, error) {
 	return Disk{Total: int64(fs.Blocks) * fs.Bsize, Free: int64(fs.Bavail) * fs.Bsize}, nil
 }
 
+// Unwritten returns the bytes that the volumes can still fill, so that no other volume may have them. Volumes without enforced sizes have
+// none. The volume own is about to be made, perhaps again: the space that it has already counts as free.
+func (f Folders) Unwritten(own string, block bool) (sum int64, err error) {
+	entries, err := os.ReadDir(f.Dir)
+	for _, entry := range entries {
+		if checkName(entry.Name()) != nil {
+			continue
+		}
+		size, written, err := f.use(entry.Name(), block)
+		switch {
+		case errors.Is(err, os.ErrNotExist): // It was removed meanwhile, or is not complete.
+		case err != nil:
+			return 0, err
+		case entry.Name() == own:
+			sum -= written
+		default:
+			sum += max(0, size-written)
+		}
+	}
+	return sum, atomicfile.IgnoreMissing(err)
+}
+
+// use returns the size of a volume and the part of it that occupies the disk.
+func (f Folders) use(name string, block bool) (size, written int64, err error) {
+	path := filepath.Join(f.Dir, name)
+	if block {
+		var image unix.Stat_t
+		err := unix.Lstat(filepath.Join(path, imageName), &image)
+		return image.Size, image.Blocks * 512, err
+	}
+	var disk, volume unix.Statfs_t
+	if err := errors.Join(unix.Statfs(f.Dir, &disk), unix.Statfs(path, &volume)); err != nil {
+		return 0, 0, err
+	}
+	if volume.Blocks == disk.Blocks { // The folder has no limits.
+		return 0, 0, nil
+	}
+	return int64(volume.Blocks) * volume.Bsize, int64(volume.Blocks-volume.Bfree) * volume.Bsize, nil
+}
+
 // Create creates the folder of a volume. Pods of every user can write to it.
 func (f Folders) Create(name string) error {
 	root, err := f.open(name)

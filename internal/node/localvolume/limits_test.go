@@ -164,6 +164,9 @@ func TestLimits(t *testing.T) {
 	}
 	sizeOf(first, volumeSize)
 	sizeOf(second, 2*volumeSize)
+	if unwritten, err := f.Unwritten(nameOf(2), false); err != nil || unwritten > volumeSize || unwritten < volumeSize*9/10 {
+		t.Errorf("%d bytes of the first volume are not written: %v", unwritten, err)
+	}
 	for _, user := range []int{1000, 0} {
 		folder := filepath.Join(first, fmt.Sprint("of-", user))
 		file, neighbour := filepath.Join(folder, "file"), filepath.Join(second, fmt.Sprint("of-", user))

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/node/machine"
 )
 
 const (
@@ -54,8 +56,12 @@ func Wants(claim *corev1.PersistentVolumeClaim, node string) bool {
 		claim.Annotations[StorageProvisioner] == Provisioner && claim.Annotations[SelectedNode] == node
 }
 
-// Disk is the file system that contains the volumes of a machine, in bytes.
-type Disk struct{ Total, Free int64 }
+// Disk is the file system that contains the volumes of a machine, in bytes. Unwritten is the part of Free that volumes can still fill.
+type Disk struct{ Total, Free, Unwritten int64 }
+
+// reserve is the space that volumes leave for etcd, images and the logs of services. The kubelet evicts pods at half of it: volumes alone
+// must not lead to that.
+func (d Disk) reserve() int64 { return 2 * machine.EvictionSpace(d.Total) }
 
 // Check returns an error unless the node can provide the volume of a claim. Promised is the sum of the sizes of the volumes that
 // the node has.
@@ -82,10 +88,11 @@ func checkSize(request int64, disk Disk, promised int64) error {
 	if request <= 0 {
 		return fmt.Errorf("expected a size larger than 0, found %d; set spec.resources.requests.storage", request)
 	}
-	if available := max(0, min(disk.Free, disk.Total-promised)); request > available {
-		return fmt.Errorf("expected at most %s, found a request for %s: the disk of the machine has %s, of which %s are free and %s are promised to other volumes; "+
+	if available := max(0, min(disk.Free-disk.Unwritten, disk.Total-promised)-disk.reserve()); request > available {
+		return fmt.Errorf("expected at most %s, found a request for %s: the disk of the machine has %s, of which %s are free, %s are promised to other volumes "+
+			"(%s not written yet), and %s are reserved for the services of the machine; "+
 			"delete the pod and the claim, and request less or free space on the machine",
-			bytes(available), bytes(request), bytes(disk.Total), bytes(disk.Free), bytes(promised))
+			bytes(available), bytes(request), bytes(disk.Total), bytes(disk.Free), bytes(promised), bytes(max(0, disk.Unwritten)), bytes(disk.reserve()))
 	}
 	return nil
 }

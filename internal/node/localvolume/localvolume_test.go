@@ -58,22 +58,23 @@ func TestWants(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	block := corev1.PersistentVolumeBlock
-	disk := Disk{Total: 10 << 30, Free: 6 << 30}
 	for _, c := range []struct {
 		name     string
 		claim    *corev1.PersistentVolumeClaim
 		promised int64
 		want     string
 	}{
-		{"all that is free", claim("6Gi", nil), 4 << 30, ""},
-		{"more than is free", claim("6145Mi", nil), 0, "expected at most 6Gi, found a request for 6145Mi"},
-		{"more than is not promised", claim("2Gi", nil), 9 << 30, "expected at most 1Gi, found a request for 2Gi"},
+		{"all that is free", claim("4Gi", nil), 4 << 30, ""},
+		{"more than is free", claim("4097Mi", nil), 0, "expected at most 4Gi, found a request for 4097Mi"},
+		{"the reserve of the machine", claim("6Gi", nil), 0, "2Gi are reserved for the services of the machine"},
+		{"what another volume has not written", claim("4Gi", nil), 1 << 30, "expected at most 3Gi, found a request for 4Gi"},
+		{"more than is not promised", claim("2Gi", nil), 7 << 30, "expected at most 1Gi, found a request for 2Gi"},
 		{"more is promised than the disk has", claim("1", nil), 11 << 30, "expected at most 0, found a request for 1"},
-		{"more than a number holds", claim("10E", nil), 0, "expected at most 6Gi"},
+		{"more than a number holds", claim("10E", nil), 0, "expected at most 4Gi"},
 		{"nothing", claim("0", nil), 0, "larger than 0"},
 		{"a path as UID", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.UID = "../../../../etc" }), 0, "pvc-UID"},
 		{"block", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, ""},
-		{"large block", claim("7Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, "expected at most 6Gi"},
+		{"large block", claim("5Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, "expected at most 4Gi"},
 		{"shared", claim("1Gi", func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		}), 0, "ReadWriteMany"},
@@ -85,6 +86,10 @@ func TestCheck(t *testing.T) {
 			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x"}
 		}), 0, "spec.dataSource"},
 	} {
+		disk := Disk{Total: 10 << 30, Free: 6 << 30}
+		if c.name == "what another volume has not written" {
+			disk.Unwritten = 1 << 30
+		}
 		err := Check(c.claim, disk, c.promised)
 		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
@@ -334,4 +339,27 @@ func TestImages(t *testing.T) {
 	if data, err := os.ReadFile(precious); err != nil || string(data) != "data" {
 		t.Errorf("a file outside has %q, %v", data, err)
 	}
+}
+
+// TestUnwritten: what a block volume has discarded stays its space. A volume that is made again does not need its space twice.
+func TestUnwritten(t *testing.T) {
+	f := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}
+	expectUnwritten := func(block bool, own string, want int64) {
+		t.Helper()
+		if got, err := f.Unwritten(own, block); err != nil || got != want {
+			t.Errorf("%d bytes are not written, want %d: %v", got, want, err)
+		}
+	}
+	expectUnwritten(true, "", 0)
+	full, discarded := "pvc-"+uid, "pvc-"+strings.Repeat("0", 8)+uid[8:]
+	for _, name := range []string{full, discarded} {
+		expect.NoError(t, f.CreateImage(name, 1<<20))
+	}
+	image, err := f.OpenImage(discarded)
+	expect.NoError(t, err)
+	expect.NoError(t, errors.Join(unix.Fallocate(int(image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 256<<10), image.Close()))
+	expectUnwritten(true, "", 256<<10)
+	expectUnwritten(true, full, -768<<10)
+	expectUnwritten(true, discarded, -768<<10)
+	expectUnwritten(false, "", 0)
 }

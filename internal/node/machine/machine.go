@@ -57,3 +57,13 @@ func LoadOptional(path string) (Metadata, error) {
 	}
 	return m, err
 }
+
+// EvictionSpace is the free space of the machine's disk, in bytes, below which the kubelet evicts pods: a tenth, and 1 GiB at most. It
+// remains for etcd and the logs of services. A machine on the disk of its host (0) evicts at 1 GiB.
+func EvictionSpace(diskBytes int64) int64 {
+	const mebi, most = 1 << 20, 1 << 30
+	if space := diskBytes / 10; space > 0 && space < most {
+		return space / mebi * mebi
+	}
+	return most
+}

@@ -22,6 +22,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/images"
+	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
@@ -135,6 +136,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		}
 		taints = append(taints, taint)
 	}
+	eviction := resource.NewQuantity(machine.EvictionSpace(n.machine.DiskBytes), resource.BinarySI).String()
 	defaults := &kubeletv1beta1.KubeletConfiguration{
 		TypeMeta: metav1.TypeMeta{APIVersion: kubeletv1beta1.SchemeGroupVersion.String(), Kind: "KubeletConfiguration"},
 		Authentication: kubeletv1beta1.KubeletAuthentication{
@@ -161,7 +163,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		TLSMinVersion:            tlsMinVersion,
 		VolumePluginDir:          volumePluginDir,
 		EvictionHard: map[string]string{
-			"memory.available": "100Mi", "nodefs.available": evictionSpace(n.machine.DiskBytes), "imagefs.available": evictionSpace(n.machine.DiskBytes),
+			"memory.available": "100Mi", "nodefs.available": eviction, "imagefs.available": eviction,
 			"nodefs.inodesFree": "1%", "imagefs.inodesFree": "1%",
 		},
 		ImageGCHighThresholdPercent: ptr.To(imageGCThreshold(n.machine.DiskBytes)),
@@ -189,16 +191,6 @@ func imageGCThreshold(diskBytes int64) int32 {
 		return 95
 	}
 	return 85
-}
-
-// evictionSpace is the free space of the machine's disk below which the kubelet evicts pods: a tenth, and 1 GiB at most. It
-// remains for etcd and the logs of services. A machine on the disk of its host (0) evicts at 1 GiB.
-func evictionSpace(diskBytes int64) string {
-	const most = 1 << 30
-	if space := diskBytes / 10; space > 0 && space < most {
-		return resource.NewQuantity(space>>20<<20, resource.BinarySI).String()
-	}
-	return resource.NewQuantity(most, resource.BinarySI).String()
 }
 
 // podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. An old

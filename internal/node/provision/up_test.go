@@ -305,15 +305,6 @@ func TestKubeletConfig(t *testing.T) {
 	}
 }
 
-// The kubelet's eviction threshold follows the size of the machine's disk.
-func TestEvictionSpace(t *testing.T) {
-	for disk, want := range map[int64]string{0: "1Gi", 2 << 30: "204Mi", 10 << 30: "1Gi", 64 << 40: "1Gi"} {
-		if got := evictionSpace(disk); got != want {
-			t.Errorf("a machine with a disk of %d bytes evicts at %s, want %s", disk, got, want)
-		}
-	}
-}
-
 func TestCorefile(t *testing.T) {
 	n := testNode(nodeconfig.RoleInit, nil)
 	for _, forward := range []bool{true, false} {
