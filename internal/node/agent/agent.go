@@ -207,6 +207,11 @@ func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector str
 
 // follow keeps the objects of a resource in a store and calls changed after each change. It returns when the store has all objects.
 func follow(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string, strip cache.TransformFunc, changed func()) (cache.Store, error) {
+	return followGone(ctx, client, resource, fieldSelector, strip, changed, func(any) { changed() })
+}
+
+// followGone is follow with another function for the objects that are gone.
+func followGone(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string, strip cache.TransformFunc, changed func(), gone func(any)) (cache.Store, error) {
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: kube.ListWatch(ctx, client, resource, fieldSelector),
 		ObjectType:    &unstructured.Unstructured{},
@@ -214,7 +219,7 @@ func follow(ctx context.Context, client dynamic.Interface, resource schema.Group
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { changed() },
 			UpdateFunc: func(any, any) { changed() },
-			DeleteFunc: func(any) { changed() },
+			DeleteFunc: gone,
 		},
 	})
 	go controller.RunWithContext(ctx)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,8 @@ type events struct {
 	client dynamic.Interface
 	log    *slog.Logger
 	node   string
+
+	mu sync.Mutex
 	// reported has the last event of each object and reason.
 	reported map[string]reportedEvent
 }
@@ -44,9 +47,11 @@ func newEvents(a *agent, client dynamic.Interface) *events {
 // report writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
 // written is in the log, and the next report writes it. report returns whether the API server has all events.
 func (e *events) report(ctx context.Context, object corev1.ObjectReference, reason, message string) bool {
-	maps.DeleteFunc(e.reported, func(_ string, r reportedEvent) bool { return time.Since(r.at) > 2*eventRepeat })
 	key := string(object.UID) + reason
+	e.mu.Lock()
+	maps.DeleteFunc(e.reported, func(_ string, r reportedEvent) bool { return time.Since(r.at) > 2*eventRepeat })
 	last := e.reported[key]
+	e.mu.Unlock()
 	if last.message == message && time.Since(last.at) < eventRepeat {
 		return true
 	}
@@ -63,6 +68,8 @@ func (e *events) report(ctx context.Context, object corev1.ObjectReference, reas
 		e.log.Error("Cannot write an event", "reason", reason, "error", err)
 		return false
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.reported[key] = reportedEvent{message: message, at: time.Now()}
 	return true
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 
-	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
@@ -43,6 +46,11 @@ type volumes struct {
 	controlPlane           bool
 	claims, known, members cache.Store
 	events                 *events
+
+	// providing is held while a claim gets its volume: all volumes share the space of the disk.
+	providing sync.Mutex
+	// made has the sizes of the volumes that known can still lack.
+	made map[string]int64
 }
 
 // provideVolumes creates and deletes local volumes of this node from the moment that the cluster has the StorageClass for them.
@@ -60,7 +68,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	wake := wakeup.New()
 	v := &volumes{
 		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
-		events: newEvents(a, client), controlPlane: a.config.Role != nodeconfig.RoleWorker,
+		events: newEvents(a, client), controlPlane: a.config.Role != nodeconfig.RoleWorker, made: map[string]int64{},
 	}
 	if err := v.folders.Enforced(); err != nil {
 		a.log.Info("The sizes of local volumes are not enforced", "reason", err)
@@ -68,26 +76,15 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	if err := v.follow(ctx, wake.Send); err != nil {
 		return err
 	}
-	// One timer: a refused claim can stay for days, and each change would add another one.
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	for failures := 0; ; failures++ {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-wake:
-			failures = 0
-		case <-retry.C:
-		}
-		if err := v.sync(ctx); err != nil {
-			a.log.Error("Local volumes are not up to date; trying again", "error", err)
-			retry.Reset(backoff.After(failures, volumeRetry, longestVolumeRetry))
-		}
-	}
+	return v.run(ctx, wake)
 }
 
 func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
-	if v.known, err = follow(ctx, v.client, kube.PersistentVolumes, "", typed[corev1.PersistentVolume](nil), changed); err != nil {
+	gone := func(object any) {
+		v.recordGone(object)
+		changed()
+	}
+	if v.known, err = followGone(ctx, v.client, kube.PersistentVolumes, "", typed[corev1.PersistentVolume](nil), changed, gone); err != nil {
 		return err
 	}
 	if v.controlPlane {
@@ -99,49 +96,141 @@ func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
 	return err
 }
 
-// sync takes the next step of all claims and volumes. An error of one does not hold up others.
-func (v *volumes) sync(ctx context.Context) error {
-	var errs []error
+// run takes the next steps of all namespaces until ctx ends. Each namespace has its own goroutine and its own pauses: a removal can last a
+// minute, and a user can make many claims that are refused.
+func (v *volumes) run(ctx context.Context, changed <-chan struct{}) error {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](volumeRetry, longestVolumeRetry))
+	defer queue.ShutDown()
+	go func() {
+		for namespace, stopped := queue.Get(); !stopped; namespace, stopped = queue.Get() {
+			go v.step(ctx, queue, namespace)
+		}
+	}()
+	for {
+		for namespace := range v.namespaces() {
+			queue.Forget(namespace)
+			queue.Add(namespace)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// step takes the next step of a namespace. The queue gives the namespace to no other goroutine meanwhile.
+func (v *volumes) step(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], namespace string) {
+	defer queue.Done(namespace)
+	if err := v.sync(ctx, namespace); err != nil {
+		v.log.Error("Local volumes are not up to date; trying again", "namespace", namespace, "error", err)
+		queue.AddRateLimited(namespace)
+		return
+	}
+	queue.Forget(namespace)
+}
+
+// noNamespace stands for the data of volumes without a claim.
+const noNamespace = ""
+
+// namespaces returns the namespaces with a step.
+func (v *volumes) namespaces() map[string]bool {
+	found := map[string]bool{noNamespace: true}
+	for _, claim := range v.wanted() {
+		found[claim.Namespace] = true
+	}
 	known := listed[corev1.PersistentVolume](v.known)
+	for _, volume := range known {
+		if localvolume.Node(volume) == v.name && localvolume.Released(volume) {
+			found[namespaceOf(volume)] = true
+		}
+	}
+	if v.controlPlane {
+		for _, volume := range localvolume.Lost(known, v.members.ListKeys()) {
+			found[namespaceOf(volume)] = true
+		}
+	}
+	return found
+}
+
+// namespaceOf returns the namespace of the claim of a volume.
+func namespaceOf(volume *corev1.PersistentVolume) string {
+	if claim := volume.Spec.ClaimRef; claim != nil {
+		return claim.Namespace
+	}
+	return noNamespace
+}
+
+// sync takes the next step of the claims and volumes of a namespace. An error of one does not hold up others.
+func (v *volumes) sync(ctx context.Context, namespace string) error {
+	var errs []error
+	known := slices.DeleteFunc(listed[corev1.PersistentVolume](v.known), func(volume *corev1.PersistentVolume) bool { return namespaceOf(volume) != namespace })
 	for _, volume := range known {
 		if localvolume.Node(volume) == v.name && localvolume.Released(volume) {
 			errs = append(errs, v.remove(ctx, volume))
 		}
 	}
-	promised := localvolume.Promised(known, v.name)
-	wanted := map[string]bool{}
-	for _, claim := range listed[corev1.PersistentVolumeClaim](v.claims) {
-		if !localvolume.Wants(claim, v.name) || v.has(claim) {
+	for _, claim := range v.wanted() {
+		if claim.Namespace != namespace {
 			continue
 		}
-		wanted[localvolume.Name(claim)] = true
-		if err := v.provide(ctx, claim, promised); err != nil {
+		if err := v.provide(ctx, claim); err != nil {
 			v.events.report(ctx, reference(claim), "ProvisioningFailed", err.Error())
 			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
-			continue
 		}
-		promised += localvolume.Size(claim)
 	}
-	errs = append(errs, v.removeUnfinished(ctx, false, wanted), v.removeUnfinished(ctx, true, wanted))
+	if namespace == noNamespace {
+		errs = append(errs, v.removeUnfinished(ctx, false), v.removeUnfinished(ctx, true))
+	}
 	if v.controlPlane {
 		errs = append(errs, v.removeLost(ctx, known))
 	}
 	return errors.Join(errs...)
 }
 
-// has returns whether the volume of a claim exists, and only Kubernetes has not bound it yet.
-func (v *volumes) has(claim *corev1.PersistentVolumeClaim) bool {
-	_, found, _ := v.known.GetByKey(localvolume.Name(claim))
-	return found
+// wanted returns the claims without a volume, by the name of the volume. A claim whose volume only Kubernetes has not bound yet has one.
+func (v *volumes) wanted() map[string]*corev1.PersistentVolumeClaim {
+	wanted := map[string]*corev1.PersistentVolumeClaim{}
+	for _, claim := range listed[corev1.PersistentVolumeClaim](v.claims) {
+		name := localvolume.Name(claim)
+		if _, has, _ := v.known.GetByKey(name); !has && localvolume.Wants(claim, v.name) {
+			wanted[name] = claim
+		}
+	}
+	return wanted
 }
 
-// provide creates the folder or the device first: a volume without it would make its pods fail.
-func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeClaim, promised int64) error {
+// check returns an error unless the disk has space for the volume of a claim; providing is held.
+func (v *volumes) check(claim *corev1.PersistentVolumeClaim) error {
+	name, wanted := localvolume.Name(claim), v.wanted()
+	maps.DeleteFunc(v.made, func(made string, _ int64) bool { return made == name || wanted[made] == nil })
+	promised := localvolume.Promised(listed[corev1.PersistentVolume](v.known), v.name)
+	for _, size := range v.made {
+		promised += size
+	}
 	disk, err := v.folders.Disk()
 	if err != nil {
 		return err
 	}
-	if err := localvolume.Check(claim, disk, promised); err != nil {
+	for _, block := range []bool{false, true} {
+		unwritten, err := v.foldersOf(block).Unwritten(name, block)
+		if err != nil {
+			return err
+		}
+		disk.Unwritten += unwritten
+	}
+	return localvolume.Check(claim, disk, promised)
+}
+
+// provide creates the folder or the device first: a volume without it would make its pods fail. It does nothing for a claim that was
+// deleted meanwhile, because removeUnfinished may have removed its data.
+func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	v.providing.Lock()
+	defer v.providing.Unlock()
+	if v.wanted()[localvolume.Name(claim)] == nil {
+		return nil
+	}
+	if err := v.check(claim); err != nil {
 		return err
 	}
 	block, create := localvolume.Block(claim.Spec.VolumeMode), v.create
@@ -163,18 +252,22 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
+	v.made[localvolume.Name(claim)] = localvolume.Size(claim)
 	v.log.Info("Local volume created", "volume", localvolume.Name(claim), "namespace", claim.Namespace, "claim", claim.Name)
 	return folders.End(localvolume.Name(claim))
 }
 
 // removeUnfinished removes the data of volumes that no claim wants any more before they had a PersistentVolume. It asks the API server:
 // the answer to a creation can have been lost, also by the death of an earlier agent.
-func (v *volumes) removeUnfinished(ctx context.Context, block bool, wanted map[string]bool) error {
+func (v *volumes) removeUnfinished(ctx context.Context, block bool) error {
 	folders := v.foldersOf(block)
+	v.providing.Lock()
 	names, err := folders.Unfinished()
+	wanted := v.wanted()
+	v.providing.Unlock()
 	errs := []error{err}
 	for _, name := range names {
-		if wanted[name] {
+		if wanted[name] != nil {
 			continue
 		}
 		found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -263,6 +356,19 @@ func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) e
 	}
 	v.log.Info("Local volume removed", "volume", volume.Name)
 	return nil
+}
+
+// recordGone records that the data of a volume goes, whose claim is gone. Somebody else can have deleted the PersistentVolume: agents of
+// control plane machines do so while this machine has no Node.
+func (v *volumes) recordGone(object any) {
+	// A PersistentVolume that the watch has missed (cache.DeletedFinalStateUnknown) may have got another reclaim policy.
+	volume, ok := object.(*corev1.PersistentVolume)
+	if !ok || localvolume.Node(volume) != v.name || !localvolume.Released(volume) {
+		return
+	}
+	if err := v.foldersOf(localvolume.Block(volume.Spec.VolumeMode)).Begin(volume.Name); err != nil {
+		v.log.Error("The data of a local volume remains; remove its folder", "volume", volume.Name, "error", err)
+	}
 }
 
 func (v *volumes) deleteVolume(ctx context.Context, volume *corev1.PersistentVolume) error {

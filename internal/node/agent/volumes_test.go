@@ -2,24 +2,32 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 // TestUnfinishedVolume: the data of a claim that goes before it has a PersistentVolume goes too, and only then. A new agent does it if the
@@ -36,7 +44,7 @@ func TestUnfinishedVolume(t *testing.T) {
 			claim := testClaim()
 			folder := filepath.Join(v.folders.Dir, localvolume.Name(claim))
 			expect.NoError(t, v.claims.Add(claim))
-			if err := v.sync(t.Context()); err == nil {
+			if err := v.sync(t.Context(), claim.Namespace); err == nil {
 				t.Error("the creation has an answer")
 			}
 			if _, err := os.Stat(folder); err != nil {
@@ -46,7 +54,7 @@ func TestUnfinishedVolume(t *testing.T) {
 				v = &volumes{agent: v.agent, client: v.client, events: v.events, folders: v.folders, blocks: v.blocks, known: v.known, claims: v.claims}
 			}
 			expect.NoError(t, v.claims.Delete(claim))
-			expect.NoError(t, v.sync(t.Context()))
+			expect.NoError(t, v.sync(t.Context(), noNamespace))
 			if _, err := os.Stat(folder); (err == nil) != test.lost {
 				t.Errorf("the folder, whose PersistentVolume exists %v: %v", test.lost, err)
 			}
@@ -61,14 +69,98 @@ func TestUnfinishedVolume(t *testing.T) {
 // stays.
 func TestFinishedVolume(t *testing.T) {
 	v, claim := testVolumes(t, false), testClaim()
-	v.client.(*dynamicfake.FakeDynamicClient).ReactionChain = v.client.(*dynamicfake.FakeDynamicClient).ReactionChain[1:]
+	answer(v)
 	expect.NoError(t, v.claims.Add(claim))
-	expect.NoError(t, v.sync(t.Context()))
+	expect.NoError(t, v.sync(t.Context(), claim.Namespace))
 	expect.NoError(t, v.claims.Delete(claim))
 	expect.NoError(t, v.client.Resource(kube.PersistentVolumes).Delete(t.Context(), localvolume.Name(claim), metav1.DeleteOptions{}))
-	expect.NoError(t, v.sync(t.Context()))
+	expect.NoError(t, v.sync(t.Context(), noNamespace))
 	if _, err := os.Stat(filepath.Join(v.folders.Dir, localvolume.Name(claim))); err != nil {
 		t.Error(err)
+	}
+}
+
+// The removal of a volume of one namespace can last long. The claims of another namespace get their volumes meanwhile.
+func TestNamespacesDoNotWait(t *testing.T) {
+	v := testVolumes(t, false)
+	v.log = slog.New(slog.DiscardHandler) // The removal can outlive the test.
+	answer(v)
+	socket, asked, withdrawn := filepath.Join(t.TempDir(), "init.sock"), make(chan struct{}), make(chan struct{})
+	listener, err := net.Listen("unix", socket)
+	expect.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(asked)
+		<-withdrawn
+	})}
+	go func() { _ = server.Serve(listener) }()
+	defer func() { _ = server.Close() }()
+	defer close(withdrawn)
+	v.init = initapi.NewClient(socket)
+	slow, claim := testClaim(), testClaim()
+	slow.Namespace, slow.UID, slow.Spec.VolumeMode = "slow", "00000000-0000-4000-8000-00000000000b", ptr.To(corev1.PersistentVolumeBlock)
+	volume := localvolume.Volume(slow, "n")
+	volume.Status.Phase = corev1.VolumeReleased
+	expect.NoError(t, v.known.Add(volume))
+	wake := wakeup.New()
+	go func() { _ = v.run(t.Context(), wake) }()
+	<-asked
+	expect.NoError(t, v.claims.Add(claim))
+	wake.Send()
+	expect.Eventually(t, "the volume of the other namespace", func() error {
+		_, err := v.client.Resource(kube.PersistentVolumes).Get(t.Context(), localvolume.Name(claim), metav1.GetOptions{})
+		return err
+	})
+}
+
+// While a machine has no Node, agents of control plane machines delete the PersistentVolumes of claims that are gone. The data goes too.
+// That of other volumes stays.
+func TestVolumeThatOthersDelete(t *testing.T) {
+	v := testVolumes(t, false)
+	v.log = slog.New(slog.DiscardHandler) // A step can outlive the test.
+	answer(v)
+	api := v.client.Resource(kube.PersistentVolumes)
+	names := map[corev1.PersistentVolumePhase]string{}
+	for n, phase := range []corev1.PersistentVolumePhase{corev1.VolumeBound, corev1.VolumeReleased} {
+		claim := testClaim()
+		claim.UID = types.UID(fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", n))
+		volume := localvolume.Volume(claim, "n")
+		volume.Status.Phase = phase
+		names[phase] = volume.Name
+		expect.NoError(t, v.folders.Create(volume.Name))
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(volume)
+		expect.NoError(t, err)
+		_, err = api.Create(t.Context(), &unstructured.Unstructured{Object: fields}, metav1.CreateOptions{})
+		expect.NoError(t, err)
+	}
+	wake := wakeup.New()
+	expect.NoError(t, v.follow(t.Context(), wake.Send))
+	for _, phase := range []corev1.PersistentVolumePhase{corev1.VolumeBound, corev1.VolumeReleased} {
+		expect.NoError(t, api.Delete(t.Context(), names[phase], metav1.DeleteOptions{}))
+	}
+	expect.True(t, "the watch shows the deletions", func() bool { return len(v.known.ListKeys()) == 0 })
+	go func() { _ = v.run(t.Context(), wake) }()
+	expect.True(t, "the data of the released volume goes", func() bool {
+		_, err := os.Stat(filepath.Join(v.folders.Dir, names[corev1.VolumeReleased]))
+		return os.IsNotExist(err)
+	})
+	if _, err := os.Stat(filepath.Join(v.folders.Dir, names[corev1.VolumeBound])); err != nil {
+		t.Error(err)
+	}
+}
+
+// A claim does not get the space that another volume has, but has not written yet.
+func TestSpaceOfOthers(t *testing.T) {
+	v := testVolumes(t, false)
+	expect.NoError(t, v.check(testClaim()))
+	const other = "pvc-00000000-0000-4000-8000-00000000000b"
+	expect.NoError(t, v.blocks.Create(other))
+	image := filepath.Join(v.blocks.Dir, other, "disk")
+	expect.NoError(t, os.WriteFile(image, nil, 0o600))
+	disk, err := v.blocks.Disk()
+	expect.NoError(t, err)
+	expect.NoError(t, os.Truncate(image, disk.Free))
+	if err := v.check(testClaim()); err == nil || !strings.Contains(err.Error(), "expected at most 0") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -78,7 +170,7 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 	t.Helper()
 	dir := t.TempDir()
 	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		kube.PersistentVolumes: "PersistentVolumeList", kube.Events: "EventList",
+		kube.PersistentVolumes: "PersistentVolumeList", kube.PersistentVolumeClaims: "PersistentVolumeClaimList", kube.Events: "EventList",
 	})
 	client.PrependReactor("create", "persistentvolumes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if lost {
@@ -91,8 +183,14 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 		agent: a, client: client, events: newEvents(a, client),
 		folders: localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
 		blocks:  localvolume.Folders{Dir: filepath.Join(dir, "blocks"), Top: dir},
-		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc),
+		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc), made: map[string]int64{},
 	}
+}
+
+// answer makes the API server answer again.
+func answer(v *volumes) {
+	client := v.client.(*dynamicfake.FakeDynamicClient)
+	client.ReactionChain = client.ReactionChain[1:]
 }
 
 // testClaim returns a claim that wants a volume on the node n.
