@@ -5,6 +5,7 @@ package thread
 
 import (
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,4 +32,47 @@ func away(f func()) {
 		return
 	}
 	f()
+}
+
+// Kept is a thread for functions that change it. It stays for the next function.
+type Kept struct{ functions chan func() }
+
+// NewKept returns a thread that stays as long as the process.
+func NewKept() Kept {
+	k := Kept{make(chan func())}
+	go Throwaway(func() {
+		for f := range k.functions {
+			f()
+		}
+	})
+	return k
+}
+
+// Run runs f on the thread, and returns when f returns.
+func (k Kept) Run(f func()) {
+	done := make(chan struct{})
+	k.functions <- func() {
+		defer close(done)
+		f()
+	}
+	<-done
+}
+
+// Reserve makes the process have n threads, which the runtime uses before it creates others. The runtime ends a process for which the kernel
+// creates no thread.
+func Reserve(n int) {
+	var locked, ended sync.WaitGroup
+	end := make(chan struct{})
+	locked.Add(n)
+	for range n {
+		ended.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread() // The thread stays.
+			locked.Done()
+			<-end
+		})
+	}
+	locked.Wait()
+	close(end)
+	ended.Wait()
 }

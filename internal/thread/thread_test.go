@@ -56,3 +56,21 @@ func uts(t *testing.T) string {
 	}
 	return link
 }
+
+func TestKeptThread(t *testing.T) {
+	kept := NewKept()
+	var before, after int
+	kept.Run(func() { before = unix.Gettid() })
+	Throwaway(func() { kept.Run(func() { after = unix.Gettid() }) })
+	if before != after || before == unix.Getpid() {
+		t.Errorf("ran on the threads %d and %d of process %d", before, after, unix.Getpid())
+	}
+}
+
+func TestReserve(t *testing.T) {
+	const n = 40
+	Reserve(n)
+	if threads, err := os.ReadDir("/proc/self/task"); err != nil || len(threads) < n {
+		t.Errorf("%d threads, want at least %d: %v", len(threads), n, err)
+	}
+}

@@ -29,6 +29,7 @@ import (
 	"capstan.dev/capstan/internal/node/process"
 	"capstan.dev/capstan/internal/node/supervisor"
 	"capstan.dev/capstan/internal/node/update"
+	"capstan.dev/capstan/internal/thread"
 )
 
 const (
@@ -36,6 +37,8 @@ const (
 	shutdownTimeout = 20 * time.Second
 	// killTimeout is the time between SIGTERM and SIGKILL for all processes that are not services.
 	killTimeout = 2 * time.Second
+	// threads of PID 1, more than it uses at a time. The kernel can refuse it others later, while pods use up the processes of the machine.
+	threads = 32
 )
 
 // poweroff is SIGRTMIN+3, which container managers send to an init to request a power-off.
@@ -49,6 +52,7 @@ func Run(log *slog.Logger) {
 	// A closed log must not end PID 1.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
 
+	thread.Reserve(threads)
 	complain(log, "protection of PID 1 from the out-of-memory killer", process.ProtectInit())
 	reaper := process.NewReaper()
 	metadata, err := machine.LoadOptional(machine.MetadataPath)

@@ -7,6 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -41,8 +44,30 @@ func (s Service) validateRights() error {
 	return errors.Join(errs...)
 }
 
-// start starts the command with the rights of the service. A thread cannot regain dropped rights, so start uses a thread
-// that ends afterwards.
+// threads are those that have dropped rights, by the capabilities that they keep. A thread cannot regain rights. It stays for the next start:
+// if it ended, PID 1 would soon need another thread, and the kernel refuses one while pods use up the processes of the machine.
+var threads struct {
+	sync.Mutex
+	kept map[string]thread.Kept
+}
+
+// threadOf returns the thread that keeps the capabilities.
+func threadOf(capabilities []string) thread.Kept {
+	key := strings.Join(slices.Sorted(slices.Values(capabilities)), ",")
+	threads.Lock()
+	defer threads.Unlock()
+	kept, found := threads.kept[key]
+	if !found {
+		if threads.kept == nil {
+			threads.kept = map[string]thread.Kept{}
+		}
+		kept = thread.NewKept()
+		threads.kept[key] = kept
+	}
+	return kept
+}
+
+// start starts the command with the rights of the service.
 func (s Service) start(starter process.Starter, cmd *exec.Cmd) (done <-chan process.Exit, err error) {
 	if !s.confined() {
 		return starter.Start(cmd)
@@ -57,7 +82,7 @@ func (s Service) start(starter process.Starter, cmd *exec.Cmd) (done <-chan proc
 	if s.User != "" {
 		s.becomeUser(cmd.SysProcAttr, keep)
 	}
-	thread.Throwaway(func() {
+	threadOf(s.Capabilities).Run(func() {
 		if err = limit(keep); err == nil {
 			done, err = starter.Start(cmd)
 		}

@@ -2,14 +2,19 @@ package supervisor
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/process"
+	"capstan.dev/capstan/internal/node/process/processtest"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -79,6 +84,33 @@ func TestConfinedRoot(t *testing.T) {
 			t.Errorf("%s: no %q in\n%s", name, want, status)
 		}
 		expect.NoError(t, f.Apply(nil))
+	}
+}
+
+// refusing is a Starter that fails at first, as it does while the machine has no further process, and notes the threads of its calls.
+type refusing struct {
+	processtest.Starter
+	threads chan int
+}
+
+func (r refusing) Start(cmd *exec.Cmd) (<-chan process.Exit, error) {
+	if r.threads <- unix.Gettid(); len(r.threads) == 1 {
+		return nil, syscall.EAGAIN
+	}
+	return r.Starter.Start(cmd)
+}
+
+// A start that the kernel refuses is repeated on the same thread: PID 1 would end if it had to replace the thread.
+func TestRefusedStart(t *testing.T) {
+	f := newFixture(t)
+	starter := refusing{threads: make(chan int, 2)}
+	f.starter = starter
+	s := shell("a", "exec sleep 1000")
+	s.Capabilities = []string{"NET_ADMIN"}
+	f.apply(s)
+	f.untilState("a", initapi.StateReady)
+	if first, second := <-starter.threads, <-starter.threads; first != second {
+		t.Errorf("the starts ran on the threads %d and %d", first, second)
 	}
 }
 
