@@ -143,11 +143,12 @@ func (m *manager) setStalled(reason string) {
 	m.changed = make(chan struct{})
 }
 
+// reload makes the services those of their files. A service that runs stays as it is while its file cannot be used.
 func (m *manager) reload() error {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()
-	services, err := supervisor.Load(supervisor.Dir)
-	return errors.Join(err, m.supervisor.Apply(services))
+	services, unusable, err := supervisor.Load(supervisor.Dir)
+	return errors.Join(err, m.supervisor.Apply(services, unusable...))
 }
 
 // serve listens on the socket. Only root can connect.

@@ -122,7 +122,7 @@ func etcdEndpoints(members []etcdv1.EtcdMember) []string {
 // recordedInitialCluster returns the initial cluster of the previous start. etcd ignores it once it has data, and a change
 // would restart etcd.
 func recordedInitialCluster() string {
-	services, _ := supervisor.Load(supervisor.Dir)
+	services, _, _ := supervisor.Load(supervisor.Dir)
 	for _, s := range services {
 		if s.Name == "etcd" {
 			return valueOf(s.Command, "initial-cluster")

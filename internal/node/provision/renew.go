@@ -67,7 +67,7 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 		return time.Time{}, err
 	}
 	// root creates a lost key again.
-	services, err := supervisor.Load(supervisor.Dir)
+	services, _, err := supervisor.Load(supervisor.Dir)
 	for _, service := range services {
 		err = errors.Join(err, service.HandOver())
 	}

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -109,25 +110,31 @@ func (s Service) Write(dir string) error {
 	return atomicfile.WriteFile(filepath.Join(dir, s.Name+".yaml"), data, 0o600)
 }
 
-// Load reads all service files of dir. An unusable file gives an error and does not keep the other services from starting. A
-// missing folder is empty.
-func Load(dir string) ([]Service, error) {
+// Load reads all service files of dir. An unusable file gives an error and does not keep the other services from starting: unusable has the
+// name of its service. A missing folder is empty.
+func Load(dir string) (services []Service, unusable []string, err error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var services []Service
 	var errs []error
 	for _, path := range paths {
 		service, err := load(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // It was removed meanwhile.
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			unusable = append(unusable, serviceOf(path))
 			continue
 		}
 		services = append(services, service)
 	}
-	return services, errors.Join(errs...)
+	return services, unusable, errors.Join(errs...)
 }
+
+// serviceOf returns the name of the service with a file.
+func serviceOf(path string) string { return strings.TrimSuffix(filepath.Base(path), ".yaml") }
 
 func load(path string) (Service, error) {
 	data, err := os.ReadFile(path)
@@ -135,7 +142,7 @@ func load(path string) (Service, error) {
 		return Service{}, err
 	}
 	service, err := Parse(data)
-	if want := strings.TrimSuffix(filepath.Base(path), ".yaml"); err == nil && service.Name != want {
+	if want := serviceOf(path); err == nil && service.Name != want {
 		err = fmt.Errorf("name is %q, expected the name of the file: %q", service.Name, want)
 	}
 	return service, err

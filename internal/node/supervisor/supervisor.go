@@ -66,9 +66,16 @@ func New(starter process.Starter, logs string, log *slog.Logger) *Supervisor {
 }
 
 // Apply replaces the set of services: it starts new ones, restarts changed ones and those that require them, and stops removed
-// ones. Its calls must not overlap.
-func (s *Supervisor) Apply(services []Service) error {
+// ones. The services in keep stay as they are. Its calls must not overlap.
+func (s *Supervisor) Apply(services []Service, keep ...string) error {
 	wanted := map[string]Service{}
+	s.mu.Lock()
+	for _, name := range keep {
+		if u := s.units[name]; u != nil {
+			wanted[name] = u.Service
+		}
+	}
+	s.mu.Unlock()
 	for _, service := range services {
 		wanted[service.Name] = service
 	}
@@ -91,10 +98,10 @@ func (s *Supervisor) Apply(services []Service) error {
 	for _, name := range stop {
 		delete(s.units, name)
 	}
-	for _, service := range services {
-		if s.units[service.Name] == nil {
-			s.units[service.Name] = &unit{Service: service}
-			s.start(s.units[service.Name])
+	for name, service := range wanted {
+		if s.units[name] == nil {
+			s.units[name] = &unit{Service: service}
+			s.start(s.units[name])
 		}
 	}
 	s.notify()

@@ -170,6 +170,30 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
+// A service whose file cannot be used stays as it is. It restarts with a service that it requires.
+func TestApplyKeeps(t *testing.T) {
+	f := newFixture(t)
+	a, b, c := shell("a", "exec sleep 1000"), shell("b", "exec sleep 1000"), shell("c", "exec sleep 1000")
+	c.Requires = []string{"b"}
+	f.apply(a, b, c)
+	old := map[string]int32{}
+	for _, name := range []string{"a", "b", "c"} {
+		old[name] = f.untilState(name, initapi.StateReady).PID
+	}
+	b.Revision = "2"
+	if err := f.Apply([]Service{b}, "a", "c", "none"); err != nil {
+		t.Fatal(err)
+	}
+	for name, restarts := range map[string]bool{"a": false, "b": true, "c": true} {
+		if now := f.untilState(name, initapi.StateReady).PID; (now != old[name]) != restarts {
+			t.Errorf("%s had process %d and has %d", name, old[name], now)
+		}
+	}
+	if states, _ := f.Services(); len(states) != 3 {
+		t.Errorf("services: %+v", states)
+	}
+}
+
 // A start or restart while Apply stops the services does not start the old service again: Apply would not find its process any more.
 func TestNoStartDuringApply(t *testing.T) {
 	f := newFixture(t)
@@ -440,7 +464,10 @@ func TestServiceFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	services, err := Load(dir)
+	services, unusable, err := Load(dir)
+	if slices.Sort(unusable); !slices.Equal(unusable, []string{"name", "path", "probe", "signal", "unknown"}) {
+		t.Errorf("unusable: %v", unusable)
+	}
 	if len(services) != 1 || services[0].Name != "a" || services[0].Ready.TCP != want.Ready.TCP {
 		t.Errorf("services: %+v", services)
 	}
@@ -449,7 +476,7 @@ func TestServiceFiles(t *testing.T) {
 			t.Errorf("%s is not in: %v", name, err)
 		}
 	}
-	if services, err := Load(filepath.Join(dir, "none")); len(services) != 0 || err != nil {
+	if services, _, err := Load(filepath.Join(dir, "none")); len(services) != 0 || err != nil {
 		t.Errorf("a folder that does not exist: %v, %v", services, err)
 	}
 }
