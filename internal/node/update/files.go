@@ -33,7 +33,9 @@ type saved struct {
 	UID  int         `json:"uid"`
 	GID  int         `json:"gid"`
 	// Copy is the name of the copy in the snapshot.
-	Copy string `json:"copy"`
+	Copy string `json:"copy,omitempty"`
+	// Link is the target of a symbolic link, which has no copy.
+	Link string `json:"link,omitempty"`
 }
 
 // manifest lists the files of a snapshot.
@@ -45,7 +47,7 @@ type manifest struct {
 
 func (s snapshot) manifestPath() string { return filepath.Join(s.dir, "manifest.json") }
 
-// take replaces the snapshot by one of the paths. A folder is saved with all regular files in it.
+// take replaces the snapshot by one of the paths. A folder is saved with all regular files and symbolic links in it.
 func (s snapshot) take(paths []string) error {
 	unfinished := s.dir + ".new"
 	if err := errors.Join(os.RemoveAll(unfinished), os.RemoveAll(s.dir), os.MkdirAll(unfinished, 0o700)); err != nil {
@@ -58,12 +60,9 @@ func (s snapshot) take(paths []string) error {
 			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 				file.UID, file.GID = int(stat.Uid), int(stat.Gid)
 			}
-			data, err := os.ReadFile(filepath.Join(s.root, name))
-			if err != nil {
-				return err
-			}
+			err := s.copyTo(unfinished, &file, info.Mode())
 			m.Files = append(m.Files, file)
-			return atomicfile.WriteFile(filepath.Join(unfinished, file.Copy), data, 0o600)
+			return err
 		})
 		if err != nil {
 			return fmt.Errorf("saving %s: %w", path, err)
@@ -75,13 +74,28 @@ func (s snapshot) take(paths []string) error {
 	return atomicfile.Rename(unfinished, s.dir)
 }
 
-// files calls f with each regular file at or below path. A missing path has none.
+// copyTo copies a file to dir, or notes the target of a link.
+func (s snapshot) copyTo(dir string, file *saved, mode fs.FileMode) error {
+	path := filepath.Join(s.root, file.Path)
+	if mode.Type() == fs.ModeSymlink {
+		target, err := os.Readlink(path)
+		file.Copy, file.Link = "", target
+		return err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(filepath.Join(dir, file.Copy), data, 0o600)
+}
+
+// files calls f with each regular file and symbolic link at or below path. A missing path has none.
 func (s snapshot) files(path string, f func(name string, info fs.FileInfo) error) error {
 	return filepath.WalkDir(filepath.Join(s.root, path), func(full string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		if err != nil || !entry.Type().IsRegular() {
+		if err != nil || !entry.Type().IsRegular() && entry.Type() != fs.ModeSymlink {
 			return err
 		}
 		info, err := entry.Info()
@@ -125,6 +139,9 @@ func (s snapshot) restore() error {
 }
 
 func (s snapshot) restoreFile(file saved) error {
+	if file.Link != "" {
+		return s.restoreLink(file)
+	}
 	data, err := os.ReadFile(filepath.Join(s.dir, file.Copy))
 	if err != nil {
 		return err
@@ -140,6 +157,21 @@ func (s snapshot) restoreFile(file saved) error {
 	}
 	// The update can have changed only the rights, and an earlier attempt can have ended before these steps.
 	return errors.Join(os.Chown(path, file.UID, file.GID), os.Chmod(path, file.Mode))
+}
+
+func (s snapshot) restoreLink(file saved) error {
+	path := filepath.Join(s.root, file.Path)
+	if now, err := os.Readlink(path); err == nil && now == file.Link {
+		return nil
+	}
+	temporary := path + ".capstan-link"
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), atomicfile.Remove(temporary)); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Symlink(file.Link, temporary), os.Lchown(temporary, file.UID, file.GID)); err != nil {
+		return err
+	}
+	return atomicfile.Rename(temporary, path)
 }
 
 // read returns the saved content of a file.

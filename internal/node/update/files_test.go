@@ -10,6 +10,40 @@ import (
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
+// A snapshot restores links, also one that a file has replaced, and removes new ones.
+func TestSnapshotOfLinks(t *testing.T) {
+	root := t.TempDir()
+	at := func(name string) string { return filepath.Join(root, name) }
+	for _, name := range []string{"replaced", "moved", "dir/removed", "same"} {
+		expect.NoError(t, os.MkdirAll(filepath.Dir(at(name)), 0o755))
+		expect.NoError(t, os.Symlink("target", at(name)))
+	}
+	expect.NoError(t, os.WriteFile(at("target"), []byte("precious"), 0o600))
+	s := snapshot{root: root, dir: at("copies")}
+	expect.NoError(t, s.take([]string{"/replaced", "/moved", "/dir", "/same", "/new"}))
+	for _, name := range []string{"replaced", "moved", "dir/removed"} {
+		expect.NoError(t, os.Remove(at(name)))
+	}
+	expect.NoError(t, os.WriteFile(at("replaced"), []byte("new"), 0o600))
+	expect.NoError(t, os.Symlink("/etc", at("moved")))
+	expect.NoError(t, os.Symlink("/etc", at("new")))
+	expect.NoError(t, os.Symlink("/etc", at("replaced.capstan-link"))) // left by a process that was killed
+	for range 2 {
+		expect.NoError(t, s.restore())
+	}
+	for _, name := range []string{"replaced", "moved", "dir/removed", "same"} {
+		if target, err := os.Readlink(at(name)); err != nil || target != "target" {
+			t.Errorf("%s leads to %q: %v", name, target, err)
+		}
+	}
+	if _, err := os.Lstat(at("new")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the new link remains: %v", err)
+	}
+	if data, err := os.ReadFile(at("target")); err != nil || string(data) != "precious" {
+		t.Errorf("the target has %q: %v", data, err)
+	}
+}
+
 // A snapshot restores content, modes and missing files, and removes new ones.
 func TestSnapshot(t *testing.T) {
 	root := t.TempDir()

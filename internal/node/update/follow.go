@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/backoff"
@@ -111,7 +114,7 @@ func (f *Follower) start(ctx context.Context) {
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(f.Engine[0], f.Engine[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	done, err := f.Starter.Start(cmd)
 	if err != nil {
 		f.Log.Error("Cannot start the update", "error", err)
@@ -121,10 +124,35 @@ func (f *Follower) start(ctx context.Context) {
 	case exit := <-done:
 		if err := exit.Err(); err != nil {
 			f.Log.Error("The update was interrupted", "error", err)
+			endSession(cmd.Process.Pid)
 		}
 	case <-ctx.Done():
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	}
+}
+
+// endSession kills the commands of an engine that was killed: the next engine repeats them. They have process groups of their own, but
+// the session of the engine. A process that has left the session stays. The kernel has no event for the end of a session.
+func endSession(session int) {
+	for end := time.Now().Add(killDelay); killSession(session) && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// killSession returns whether the session had a process.
+func killSession(session int) (found bool) {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, path := range processes {
+		pid, err := strconv.Atoi(filepath.Base(path))
+		if err != nil {
+			continue
+		}
+		if of, err := unix.Getsid(pid); err == nil && of == session {
+			found = true
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	return found
 }
 
 // reportJournal reports the journal at once and after each change.

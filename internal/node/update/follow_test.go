@@ -3,9 +3,12 @@ package update
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,6 +59,30 @@ esac`
 	follow(succeeded) // the next PID 1
 	if got := lines(t, filepath.Join(dir, "starts")); got != 3 {
 		t.Errorf("the engine was started %d times, want 3", got)
+	}
+}
+
+// The commands of an engine that was killed end before the next engine repeats them.
+func TestCommandsOfKilledEngine(t *testing.T) {
+	dir := t.TempDir()
+	wire := filepath.Join(dir, "wire")
+	expect.NoError(t, syscall.Mkfifo(wire, 0o600))
+	reader, err := os.OpenFile(wire, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	expect.NoError(t, err)
+	defer func() { _ = reader.Close() }()
+	f := follower(dir, `if [ ! -e `+dir+`/runs ]; then
+	(touch `+dir+`/runs; exec sleep 1000) > `+wire+` &
+	while [ ! -e `+dir+`/runs ]; do :; done
+	kill -9 $$
+fi
+printf '{"id":"u","phase":"Succeeded"}' > $1.new && mv $1.new $1`)
+	expect.NoError(t, atomicfile.WriteJSON(f.Request, machineapi.UpdateRequest{ID: "u"}, 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
+	defer cancel()
+	f.Run(ctx, func(*machineapi.Update) { cancel() })
+	expect.NoError(t, reader.SetReadDeadline(time.Now().Add(time.Second)))
+	if _, err := reader.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the command still runs: %v", err)
 	}
 }
 

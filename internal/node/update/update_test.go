@@ -35,7 +35,7 @@ func TestCommandsThatDoNotEnd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "command 0: expected the commands to end within 300ms") {
 		t.Errorf("%v", err)
 	}
-	expect.NoError(t, reader.SetReadDeadline(time.Now().Add(20*time.Second)))
+	expect.NoError(t, reader.SetReadDeadline(time.Now().Add(expect.Patience)))
 	if _, err := reader.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
 		t.Errorf("a process of the command still runs: %v", err)
 	}
