@@ -176,8 +176,8 @@ func (n *node) size() string {
 	return size
 }
 
-// agentRevision returns a hash of the configuration that the node agent reads at its start. The arguments of other services do not
-// belong to it. The version does on control plane machines: the agent checks backups with the etcdutl of this version, and the
+// agentRevision returns a hash of the configuration that the node agent reads at its start. The arguments and files of other services, and
+// the StorageClass, do not belong to it (package inplace tells users which services restart). The version does on control plane machines: the agent checks backups with the etcdutl of this version, and the
 // version before may be removed from the host.
 func (n *node) agentRevision() string {
 	config := *n.NodeConfiguration
@@ -188,8 +188,12 @@ func (n *node) agentRevision() string {
 		config.KubernetesVersion = ""
 	} else {
 		c := *config.ControlPlane
-		c.CoreDNS = nil
-		c.APIServer, c.ControllerManager, c.Scheduler = nodeconfig.Component{}, nodeconfig.Component{}, nodeconfig.Component{}
+		c.CoreDNS, c.LocalVolumes = nil, ""
+		c.APIServer, c.ControllerManager, c.Scheduler, c.Etcd = nodeconfig.Component{}, nodeconfig.Component{}, nodeconfig.Component{}, nodeconfig.Component{}
+		c.AuditPolicy, c.Authentication, c.Encryption = false, false, false
+		if c.ExternalEtcd != nil {
+			c.ExternalEtcd = &nodeconfig.ExternalEtcd{}
+		}
 		config.ControlPlane = &c
 	}
 	data, err := json.Marshal(config)

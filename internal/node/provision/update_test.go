@@ -105,7 +105,9 @@ func TestRestartOrder(t *testing.T) {
 // An update restarts the node agent for settings that the agent reads, and not for the arguments of other services or the version of
 // a worker.
 func TestAgentRevision(t *testing.T) {
-	base := nodeconfig.NodeConfiguration{KubernetesVersion: "v1.36.3", Endpoint: "10.0.0.1:6443", ControlPlane: &nodeconfig.ControlPlane{}}
+	base := nodeconfig.NodeConfiguration{KubernetesVersion: "v1.36.3", Endpoint: "10.0.0.1:6443", ControlPlane: &nodeconfig.ControlPlane{
+		ExternalEtcd: &nodeconfig.ExternalEtcd{Endpoints: []string{"a"}},
+	}}
 	revisionOf := func(change func(*nodeconfig.NodeConfiguration)) string {
 		data, err := json.Marshal(base)
 		if err != nil {
@@ -129,7 +131,14 @@ func TestAgentRevision(t *testing.T) {
 		"API server":        {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.APIServer.ExtraArgs = arg }, false},
 		"kubelet":           {func(c *nodeconfig.NodeConfiguration) { c.Kubelet.ExtraArgs = arg }, false},
 		"names of the cert": {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.CertSANs = []string{"a"} }, true},
-		"etcd":              {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.Etcd.ExtraArgs = arg }, true},
+		"etcd":              {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.Etcd.ExtraArgs = arg }, false},
+		"external etcd":     {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.ExternalEtcd.Endpoints = []string{"b"} }, false},
+		"encryption":        {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.Encryption = true }, false},
+		"audit":             {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.AuditPolicy = true }, false},
+		"authentication":    {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.Authentication = true }, false},
+		"local volumes":     {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.LocalVolumes = "StorageClass" }, false},
+		"validity":          {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.CertificateValidityDays = 30 }, true},
+		"metrics":           {func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.MetricsServer = true }, true},
 		"endpoint":          {func(c *nodeconfig.NodeConfiguration) { c.Endpoint = "10.0.0.2:6443" }, true},
 	} {
 		if restart := revisionOf(test.change) != revisionOf(func(*nodeconfig.NodeConfiguration) {}); restart != test.restart {
