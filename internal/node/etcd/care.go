@@ -230,11 +230,8 @@ func (c *Care) probe(ctx context.Context, members []Member) {
 func (c *Care) publish(ctx context.Context, v view) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	if v.now.Sub(c.renewed) >= etcdv1.CareLeaseRenewal {
-		if err := c.Objects.RenewLease(ctx, c.Name, v.now); err != nil {
-			return fmt.Errorf("renewing the Lease %s/%s: %w", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, err)
-		}
-		c.renewed = v.now
+	if err := c.renew(ctx, v.now); err != nil {
+		return err
 	}
 	for _, m := range v.members {
 		if _, found := v.object(m); found || !m.Started() || len(m.PeerURLs) == 0 || len(m.ClientURLs) == 0 {
@@ -257,6 +254,39 @@ func (c *Care) publish(ctx context.Context, v view) error {
 		note(c.approved, name, apimeta.IsStatusConditionTrue(want.Conditions, etcdv1.LeavingCondition), v.now)
 	}
 	return nil
+}
+
+// renew renews the Lease if it is time.
+func (c *Care) renew(ctx context.Context, now time.Time) error {
+	if now.Sub(c.renewed) < etcdv1.CareLeaseRenewal {
+		return nil
+	}
+	if err := c.Objects.RenewLease(ctx, c.Name, now); err != nil {
+		return fmt.Errorf("renewing the Lease %s/%s: %w", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, err)
+	}
+	c.renewed = now
+	return nil
+}
+
+// renewWhile renews the Lease until f returns. f changes a member for minutes, and without the Lease etcd would count as unmanaged. The
+// states of the members stay: the member does not serve meanwhile, and it is not ill.
+func (c *Care) renewWhile(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	tick := time.NewTicker(etcdv1.CareLeaseRenewal)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case now := <-tick.C:
+			call, cancel := context.WithTimeout(ctx, publishTimeout)
+			if err := c.renew(call, now); err != nil {
+				c.Log.Warn("Cannot report that the agent manages etcd; the agent tries again", "error", err)
+			}
+			cancel()
+		}
+	}
 }
 
 // do performs the action, if the local member still leads.
@@ -292,7 +322,11 @@ func (c *Care) do(ctx context.Context, v view, a action) error {
 		}
 	case actDefragment:
 		c.defragments[a.member.ID] = v.now
-		_, err = c.remote[a.member.ClientURLs[0]].Defragment(ctx, a.member.ClientURLs[0])
+		url := a.member.ClientURLs[0]
+		err = c.renewWhile(ctx, func() error {
+			_, err := c.remote[url].Defragment(ctx, url)
+			return err
+		})
 		if err != nil { // The next compaction repeats a defragmentation for space.
 			c.compactedRevision = 0
 		}
