@@ -47,7 +47,7 @@ func TestGuardWithHangingDisk(t *testing.T) {
 	go func() { _ = Guard(t.Context(), path, slog.New(slog.DiscardHandler)) }()
 	select {
 	case <-ended:
-	case <-time.After(20 * time.Second): // The guard waits 30 s for the processes of one machine.
+	case <-time.After(killTimeout - time.Second): // The guard waits that long for the processes of one machine.
 		t.Error("the second machine still runs")
 	}
 	marks := marks(root, path)
