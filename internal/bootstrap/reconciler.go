@@ -308,7 +308,7 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 		return ctrl.Result{}, r.dropToken(ctx, s, token)
 	}
 	workload, err := r.workloadClient(ctx, s)
-	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
+	if _, refused := errors.AsType[*kubeconfig.RefusedError](err); refused {
 		reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "%s", err)
 		return ctrl.Result{}, nil // No requeue: a change of the Secret is an event.
 	}
@@ -352,6 +352,9 @@ func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) erro
 		return nil
 	}
 	workload, err := r.workloadClient(ctx, s)
+	if _, refused := errors.AsType[*kubeconfig.RefusedError](err); refused {
+		return nil // No requeue: a change of the Secret is an event.
+	}
 	if err != nil || workload == nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 	}
 	found, err := secret.Get(ctx, r.SecretCachingClient, key, secret.Kubeconfig)
 	if err != nil {
-		return nil, err
+		return nil, client.IgnoreNotFound(err) // A new kubeconfig is an event too.
 	}
 	return kubeconfig.NewClient(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint, workloadTimeout,
 		client.Options{Scheme: r.Client.Scheme(), Mapper: onlySecrets()})

@@ -22,6 +22,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // TestRequestsForToken: a token costs the API server of the workload cluster one request for its Secret, and none for the list of kinds.
@@ -52,6 +53,26 @@ func TestRequestsForToken(t *testing.T) {
 	const path = "/api/v1/namespaces/kube-system/secrets/bootstrap-token-abcdef"
 	if want := []string{"GET " + path, "DELETE " + path}; !slices.Equal(requests, want) {
 		t.Errorf("requests: got %q, want %q", requests, want)
+	}
+}
+
+// TestDropTokenWithoutKubeconfig: the removal of a token is not repeated without an event while the kubeconfig is refused or missing.
+func TestDropTokenWithoutKubeconfig(t *testing.T) {
+	for name, spoil := range map[string]func(*Reconciler, *corev1.Secret) error{
+		"refused": func(r *Reconciler, s *corev1.Secret) error { s.Data = nil; return r.Client.Update(t.Context(), s) },
+		"missing": func(r *Reconciler, s *corev1.Secret) error { return r.Client.Delete(t.Context(), s) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewTLSServer(http.NotFoundHandler())
+			t.Cleanup(server.Close)
+			r, s := directly(t, server)
+			expect.NoError(t, spoil(r, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-kubeconfig"}}))
+			s.config = &bootstrapv1.CapstanConfig{}
+			reconciling.SetCondition(s.config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, bootstrapv1.BootstrapTokenAvailableReason, "")
+			if err := r.dropToken(t.Context(), s, "abcdef.0123456789abcdef"); err != nil || tokenRemoved(s.config) {
+				t.Errorf("error %v, the token is reported as removed: %v", err, tokenRemoved(s.config))
+			}
+		})
 	}
 }
 
