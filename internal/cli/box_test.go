@@ -240,19 +240,32 @@ func TestDownAsksForOtherBoxes(t *testing.T) {
 	if !slices.Equal(got, []string{"a/on-rack-1", "a/on-rack-2"}) {
 		t.Errorf("got %v", got)
 	}
-	for state, code := range map[string]int{
-		`{"hosts": ["local"]}`: exitOK,
-		`{"hosts": []}`:        exitUsage,
-		`{"hosts": ["local"], "apiAddress": "192.0.2.1:6444"}`: exitUsage,
-		`{"hosts": ["local"], "hostListenAddress": ":7444"}`:   exitUsage,
+	for name, test := range map[string]struct {
+		state   string // "" for none
+		objects bool   // etcd has data
+		code    int
+	}{
+		"only this box":         {`{"hosts": ["local"]}`, true, exitOK},
+		"no host on this box":   {`{"hosts": []}`, true, exitUsage},
+		"an address of the API": {`{"hosts": ["local"], "apiAddress": "192.0.2.1:6444"}`, true, exitUsage},
+		"hosts that dial":       {`{"hosts": ["local"], "hostListenAddress": ":7444"}`, true, exitUsage},
+		"a damaged state":       {`{"hosts": ["local"]`, true, exitUsage},
+		"a lost state":          {"", true, exitUsage},
+		"never started":         {"", false, exitOK},
 	} {
 		a := &app{root: t.TempDir(), errOut: io.Discard}
-		err := errors.Join(os.WriteFile(a.layout().State(), []byte(state), 0o600), os.WriteFile(filepath.Join(a.root, ".capstan"), nil, 0o600))
+		err := os.WriteFile(filepath.Join(a.root, ".capstan"), nil, 0o600)
+		if test.state != "" {
+			err = errors.Join(err, os.WriteFile(a.layout().State(), []byte(test.state), 0o600))
+		}
+		if test.objects {
+			err = errors.Join(err, os.Mkdir(a.layout().Etcd(), 0o700))
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := a.confirmDown(t.Context()); err == nil != (code == exitOK) || err != nil && exitCode(err) != code {
-			t.Errorf("%s: %v, want exit code %d", state, err, code)
+		if err := a.confirmDown(t.Context()); err == nil != (test.code == exitOK) || err != nil && exitCode(err) != test.code {
+			t.Errorf("%s: %v, want exit code %d", name, err, test.code)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
 )
 
@@ -59,14 +60,19 @@ func (a *app) confirmDown(ctx context.Context) error {
 		return err
 	}
 	state, err := embedded.LoadState(a.layout()) // Down does not need it.
+	if errors.Is(err, fs.ErrPermission) {
+		return embedded.ErrNotRoot
+	}
+	noObjects := errors.Is(err, fs.ErrNotExist) && !atomicfile.Exists(a.layout().Etcd())
 	machines, clusters := "", ""
 	if err == nil {
-		if machines, clusters, err = a.planeRemoves(ctx, state.Hosts); err != nil {
-			clusters = removesPlane(state.Settings)
-		}
+		machines, clusters, err = a.planeRemoves(ctx, state.Hosts)
 	}
 	if err != nil {
 		machines = removesAny(state.Listen, a.stored(hosts, "machines", "machine"))
+	}
+	if err != nil && !noObjects {
+		clusters = removesPlane(state.Settings)
 	}
 	if err != nil && machines != "" {
 		machines += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
@@ -113,7 +119,8 @@ func removesPlaneOf(elsewhere []string) string {
 	return fmt.Sprintf("the management plane and the cluster keys of %d machines on other boxes: %s", len(elsewhere), strings.Join(elsewhere, ", "))
 }
 
-// removesPlane describes the removal of a plane that does not answer; "" if no other box can have its machines.
+// removesPlane describes the removal of a plane that does not answer; "" if no other box can have its machines. Settings that cannot be
+// read are empty: any box can have them.
 func removesPlane(s embedded.Settings) string {
 	if s.APIAddress == "" && s.HostListenAddress == "" && len(s.Hosts) > 0 {
 		return ""

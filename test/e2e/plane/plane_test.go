@@ -550,13 +550,16 @@ func testSideBySide(t *testing.T, first *installation) {
 		t.Errorf("the second plane contains the cluster of the first one: %s", out)
 	}
 	second.logsAreJSON("plane", "manager", "capstand", "capstand-2")
-	// A damaged state does not prevent the removal. The folder of capstand.service stays.
+	// A damaged state does not prevent the removal, but the command cannot know the other boxes. The folder of capstand.service stays.
 	l := embedded.Layout{Root: second.root}
 	volume := filepath.Join(l.JoinedHost(), "volumes/v/disk.img")
 	if err := errors.Join(os.WriteFile(l.State(), []byte("{"), 0o600), os.MkdirAll(filepath.Dir(volume), 0o711), os.WriteFile(volume, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	second.capstan("down")
+	if _, err := second.try("down"); err == nil || !strings.Contains(err.Error(), "machines on other boxes") {
+		t.Errorf("down without --yes: %v", err)
+	}
+	second.capstan("down", "--yes")
 	if entries, err := os.ReadDir(second.root); err != nil || len(entries) != 1 {
 		t.Errorf("%s contains %v, %v", second.root, entries, err)
 	}
