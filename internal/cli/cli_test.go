@@ -424,6 +424,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status"}, exitNotFound},
 		{[]string{"get", "clusters"}, exitNotFound},
 		{[]string{"down"}, exitOK},
+		{[]string{"up", "--tracing-insecure"}, exitUsage},
+		{[]string{"up", "--tracing-endpoint", "none", "--tracing-ca-file", "ca.crt"}, exitUsage},
 		{[]string{"status", "--nonsense"}, exitUsage},
 		{[]string{"status", "-o", "xml"}, exitUsage},
 		{[]string{"status", "too", "many"}, exitUsage},

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os/signal"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"capstan.dev/capstan/internal/cli/diagnosis"
 	"capstan.dev/capstan/internal/embedded"
@@ -31,7 +33,10 @@ func (a *app) upCommand() *cobra.Command {
 			if noHosts {
 				o.Hosts = -1
 			}
-			if err := o.Backup.Absolute(); err != nil {
+			if err := checkTracing(c.Flags(), o.Tracing.Endpoint); err != nil {
+				return err
+			}
+			if err := errors.Join(o.Backup.Absolute(), absolute(&o.Tracing.CAFile), absolute(&o.Tracing.CertFile), absolute(&o.Tracing.KeyFile)); err != nil {
 				return err
 			}
 			if o.KubernetesVersion != "" {
@@ -71,6 +76,16 @@ func (a *app) upCommand() *cobra.Command {
 	scheduleFlags(c.Flags(), &o.Backup)
 	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time without progress of a component; 0 for no limit. The start continues after it")
 	return c
+}
+
+// checkTracing refuses flags of a collector without its address. They would have no effect: all flags of a collector are set together.
+func checkTracing(f *pflag.FlagSet, endpoint string) (err error) {
+	f.Visit(func(given *pflag.Flag) {
+		if (endpoint == "" || endpoint == "none") && given.Name != "tracing-endpoint" && strings.HasPrefix(given.Name, "tracing-") {
+			err = coded{fmt.Errorf("expected --tracing-endpoint HOST:PORT with --%s: the flags of a collector are set together", given.Name), exitUsage}
+		}
+	})
+	return err
 }
 
 // usage gives an error about options the exit code of an invalid command line.

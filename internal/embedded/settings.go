@@ -180,6 +180,22 @@ func tracingOf(have *collector.Flags, given collector.Flags) *collector.Flags {
 	return &given
 }
 
+// checkCollector returns an error if the manager, which is an unprivileged process, cannot use the files for the collector: it would end at
+// each start.
+func checkCollector(f *collector.Flags) error {
+	if f == nil || f.CAFile+f.CertFile+f.KeyFile == "" {
+		return nil
+	}
+	owner, err := ensureUser()
+	if err != nil {
+		return err
+	}
+	if err := owner.do(func() error { _, err := f.TLS(); return err }); err != nil {
+		return fmt.Errorf("expected files for the collector that the system user %s can read: %w", SystemUser, err)
+	}
+	return nil
+}
+
 // checkListen returns an error if the address for remote managers is invalid.
 func checkListen(s Settings) error {
 	if s.Listen == "" {

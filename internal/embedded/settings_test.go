@@ -4,13 +4,17 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
@@ -89,6 +93,37 @@ func TestSettings(t *testing.T) {
 	if all := differences(Settings{}, full); len(tried) != len(all) || len(all) != reflect.TypeFor[Settings]().NumField() {
 		t.Errorf("expected a value and an option for each setting, found values of %v and options for %v", all, tried)
 	}
+}
+
+// TestCheckCollector: the manager runs as the system user, and would end at each start without its files.
+func TestCheckCollector(t *testing.T) {
+	dir := newRoot(t)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	owner, err := ensureUser()
+	expect.NoError(t, errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(file("empty.crt"), nil, 0o644)))
+	for _, name := range []string{"own", "of root"} {
+		expect.NoError(t, makeAuthority(file(name+".crt"), file(name+".key"), name))
+	}
+	expect.NoError(t, errors.Join(os.Chown(file("own.key"), owner.uid, owner.gid), os.Chown(file("of root.key"), 0, 0), os.Chmod(file("of root.key"), 0o640)))
+	for name, test := range map[string]struct {
+		flags *collector.Flags
+		wrong string
+	}{
+		"none":                   {nil, ""},
+		"no files":               {&collector.Flags{Endpoint: "c:1"}, ""},
+		"readable files":         {&collector.Flags{CAFile: file("of root.crt"), CertFile: file("own.crt"), KeyFile: file("own.key")}, ""},
+		"a key of root":          {&collector.Flags{CertFile: file("of root.crt"), KeyFile: file("of root.key")}, "permission denied"},
+		"a missing authority":    {&collector.Flags{CAFile: file("missing.crt")}, "no such file"},
+		"an empty authority":     {&collector.Flags{CAFile: file("empty.crt")}, "expected a certificate"},
+		"no key":                 {&collector.Flags{CertFile: file("own.crt")}, "--tracing-key-file"},
+		"the key of another one": {&collector.Flags{CertFile: file("of root.crt"), KeyFile: file("own.key")}, "does not match"},
+	} {
+		err := checkCollector(test.flags)
+		if (err == nil) != (test.wrong == "") || err != nil && !strings.Contains(err.Error(), test.wrong) {
+			t.Errorf("%s: %v, want %q", name, err, test.wrong)
+		}
+	}
+	expect.NoError(t, os.WriteFile(file("after"), nil, 0o600)) // with the rights of the process
 }
 
 // differences returns the names of the settings that differ.

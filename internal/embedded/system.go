@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/thread"
 )
 
 // ensureUser returns the system user, and creates it if it does not exist.
@@ -39,6 +40,21 @@ func ensureUser() (user, error) {
 	}
 	gid, err := strconv.Atoi(found.Gid)
 	return user{uid, gid}, err
+}
+
+// do calls a function with the rights of the user and none of the groups of this process, as a component has them.
+func (u user) do(f func() error) (err error) {
+	thread.Throwaway(func() {
+		// System calls without a wrapper of Go change only this thread.
+		for _, set := range []struct{ call, id uintptr }{{unix.SYS_SETGROUPS, 0}, {unix.SYS_SETFSGID, uintptr(u.gid)}, {unix.SYS_SETFSUID, uintptr(u.uid)}} {
+			if _, _, code := unix.RawSyscall(set.call, set.id, 0, 0); code != 0 {
+				err = code
+				return
+			}
+		}
+		err = f()
+	})
+	return err
 }
 
 // lockPlane takes the lock of a root folder and writes the process id into it. The kernel releases it when the process ends.

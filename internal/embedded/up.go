@@ -76,7 +76,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if err := errors.Join(checkAPIPort(ctx, state, status.Server, portFree), checkListens(ctx, state.Settings, status.Settings)); err != nil {
+	if err := errors.Join(checkAPIPort(ctx, state, status.Server, portFree), checkListens(ctx, state.Settings, status.Settings), checkCollector(state.Tracing)); err != nil {
 		return Status{}, err
 	}
 	if notRunning == nil {

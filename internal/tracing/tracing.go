@@ -6,10 +6,7 @@ package tracing
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -45,9 +42,11 @@ func Start(ctx context.Context, f collector.Flags, service, version string, repo
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
-	transport, err := transport(f)
-	if err != nil {
+	transport := otlptracegrpc.WithInsecure()
+	if config, err := f.TLS(); err != nil {
 		return nil, err
+	} else if config != nil {
+		transport = otlptracegrpc.WithTLSCredentials(credentials.NewTLS(config))
 	}
 	// The exporter does not wait for the collector. It gives up a batch after exportTimeout, and the next one takes its place.
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpoint(f.Endpoint), transport, otlptracegrpc.WithTimeout(exportTimeout),
@@ -70,33 +69,6 @@ func Start(ctx context.Context, f collector.Flags, service, version string, repo
 			report(fmt.Errorf("the last spans were not sent: %w", err))
 		}
 	}, nil
-}
-
-// transport returns the TLS settings of the flags.
-func transport(f collector.Flags) (otlptracegrpc.Option, error) {
-	if f.Insecure {
-		return otlptracegrpc.WithInsecure(), nil
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.CAFile != "" {
-		ca, err := os.ReadFile(f.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("--tracing-ca-file: %w", err)
-		}
-		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(ca) {
-			return nil, fmt.Errorf("--tracing-ca-file: expected a certificate in %s, found none", f.CAFile)
-		}
-	}
-	if f.CertFile != "" || f.KeyFile != "" {
-		if _, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile); err != nil {
-			return nil, fmt.Errorf("--tracing-cert-file and --tracing-key-file: %w", err)
-		}
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // follows a renewal
-			pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
-			return &pair, err
-		}
-	}
-	return otlptracegrpc.WithTLSCredentials(credentials.NewTLS(config)), nil
 }
 
 // traced leaves out calls that last as long as a connection, and those that are sent all the time.

@@ -5,9 +5,12 @@
 package collector
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -69,4 +72,31 @@ func (f *Flags) Check() error {
 		return errors.New("--tracing-insecure: expected no --tracing-ca-file, --tracing-cert-file and --tracing-key-file: a connection without TLS uses no certificates")
 	}
 	return nil
+}
+
+// TLS reads the files of the flags and returns the settings of a connection; nil for a connection without TLS.
+func (f *Flags) TLS() (*tls.Config, error) {
+	if f.Insecure {
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.CAFile != "" {
+		ca, err := os.ReadFile(f.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("--tracing-ca-file: %w", err)
+		}
+		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(ca) {
+			return nil, fmt.Errorf("--tracing-ca-file: expected a certificate in %s, found none", f.CAFile)
+		}
+	}
+	if f.CertFile != "" || f.KeyFile != "" {
+		if _, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile); err != nil {
+			return nil, fmt.Errorf("--tracing-cert-file and --tracing-key-file: %w", err)
+		}
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // follows a renewal
+			pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
+			return &pair, err
+		}
+	}
+	return config, nil
 }
