@@ -28,6 +28,7 @@ type metricGroup struct{ prefix, title string }
 // metricGroups: the longest prefix of a metric decides.
 var metricGroups = []metricGroup{
 	{"capstan_", "Hosts and machines"},
+	{"capstan_manager_", "Managers"},
 	{"capstan_control_plane_", "Control planes"},
 	{"capstan_ipam_", "Address pools"},
 	{"capstan_balancer_", "Load balancers"},

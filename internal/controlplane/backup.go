@@ -47,11 +47,11 @@ func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 // backUp starts the backups that are due and reports the existing ones. It sets s.UpgradeHeld to the reason why no other
 // version can be rolled out yet.
 func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, err error) {
-	spec := s.Object.Spec.Backup
+	spec, w := s.Object.Spec.Backup, model.BackupTarget{Since: s.Object.CreationTimestamp.Time}
+	defer func() { measureBackups(s.Object, w) }()
 	if !spec.IsDefined() || !s.Stacked() {
 		return r.forgetBackups(ctx, s)
 	}
-	w := model.BackupTarget{Since: s.Object.CreationTimestamp.Time}
 	var problem string
 	w.OnDemand, problem = model.OnDemandRequest(s.Object)
 	if w.Schedule, err = model.ParseSchedule(spec.Schedule); err != nil {
@@ -142,7 +142,6 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 			r.event(s, corev1.EventTypeNormal, "BackupSucceeded", "Backup", "Backup %s (%s) is at %s", b.Name, b.Trigger, b.Location)
 		}
 	}
-	measureBackups(s.Object)
 	if found == nil {
 		found = []etcdv1.EtcdBackup{}
 	}

@@ -45,16 +45,27 @@ var (
 		Name: "capstan_control_plane_backup_last_success_timestamp_seconds",
 		Help: "When the newest backup of a cluster's etcd was complete, in seconds since 1970.",
 	}, ofControlPlane)
+
+	backupDue = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "capstan_control_plane_backup_due_timestamp_seconds",
+		Help: "When the schedule demands the first backup after the newest complete one, in seconds since 1970. There is no series without a schedule.",
+	}, ofControlPlane)
 )
 
 func init() {
-	ctrlmetrics.Registry.MustRegister(created, deleted, updated, etcdMembers, etcdQuorum, backupTime)
+	ctrlmetrics.Registry.MustRegister(created, deleted, updated, etcdMembers, etcdQuorum, backupTime, backupDue)
 }
 
-// measureBackups sets the gauge of a control plane that has backups.
-func measureBackups(cp *controlplanev1.CapstanControlPlane) {
-	if at := model.LastBackup(cp); !at.IsZero() {
-		backupTime.WithLabelValues(cp.Namespace, cp.Name).Set(float64(at.Unix()))
+// measureBackups sets the gauges of the backups of a control plane.
+func measureBackups(cp *controlplanev1.CapstanControlPlane, w model.BackupTarget) {
+	last := model.LastBackup(cp)
+	if !last.IsZero() {
+		backupTime.WithLabelValues(cp.Namespace, cp.Name).Set(float64(last.Unix()))
+	}
+	if due := w.DueAfter(last); due.IsZero() {
+		backupDue.DeleteLabelValues(cp.Namespace, cp.Name)
+	} else {
+		backupDue.WithLabelValues(cp.Namespace, cp.Name).Set(float64(due.Unix()))
 	}
 }
 
@@ -100,4 +111,5 @@ func forgetMetrics(key client.ObjectKey) {
 	forgetEtcd(key)
 	certexpiry.Forget(controlplanev1.ControlPlaneKind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)
+	backupDue.DeletePartialMatch(labels)
 }

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/robfig/cron/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -91,4 +93,48 @@ func TestQuorumInMetrics(t *testing.T) {
 			t.Errorf("%s: %d series of a deleted control plane remain", name, n)
 		}
 	}
+}
+
+// TestBackupsInMetrics: a backup is due after the newest one, or after the control plane was made, and only with a schedule.
+func TestBackupsInMetrics(t *testing.T) {
+	made := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	later := made.Add(36 * time.Hour)
+	for name, test := range map[string]struct {
+		schedule string
+		backups  []controlplanev1.BackupStatus
+		due      []float64
+	}{
+		"no schedule":                     {},
+		"no schedule, and backups":        {backups: []controlplanev1.BackupStatus{{Time: metav1.NewTime(later)}}},
+		"no backup":                       {schedule: "@daily", due: []float64{float64(made.Add(12 * time.Hour).Unix())}},
+		"a backup":                        {schedule: "@daily", backups: []controlplanev1.BackupStatus{{Time: metav1.NewTime(later)}}, due: []float64{float64(later.Add(24 * time.Hour).Unix())}},
+		"a backup of an earlier object":   {schedule: "@daily", backups: []controlplanev1.BackupStatus{{Time: metav1.NewTime(made.Add(-time.Hour))}}, due: []float64{float64(made.Add(12 * time.Hour).Unix())}},
+		"a schedule that is never served": {schedule: "0 0 30 2 *"},
+	} {
+		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "backups", Name: name}}
+		measureBackups(cp, model.BackupTarget{Since: made, Schedule: schedule(t, "@hourly")}) // the former schedule
+		cp.Status.Backups = test.backups
+		measureBackups(cp, model.BackupTarget{Since: made, Schedule: schedule(t, test.schedule)})
+		labels := map[string]string{"namespace": "backups", "name": name}
+		var due []float64
+		for _, series := range testmetrics.Gather(t, "capstan_control_plane_backup_due_timestamp_seconds", labels) {
+			due = append(due, series.Value)
+		}
+		if !slices.Equal(due, test.due) {
+			t.Errorf("%s: due at %v, want %v", name, due, test.due)
+		}
+		forgetMetrics(client.ObjectKeyFromObject(cp))
+		if left := testmetrics.Gather(t, "capstan_control_plane_backup_due_timestamp_seconds", labels); len(left) > 0 {
+			t.Errorf("%s: metrics of a deleted control plane: %v", name, left)
+		}
+	}
+}
+
+func schedule(t *testing.T, text string) cron.Schedule {
+	t.Helper()
+	s, err := model.ParseSchedule(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

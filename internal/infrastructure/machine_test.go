@@ -609,6 +609,13 @@ func TestPlacementIsWrittenLater_IM02(t *testing.T) {
 	}).Should(Equal(b.host.Name))
 }
 
+// The alert CapstanManagerDown needs a series of each provider.
+func TestManagerInfo(t *testing.T) {
+	if got := testmetrics.Sum(t, "capstan_manager_info", map[string]string{"provider": "infrastructure"}); got != 1 {
+		t.Errorf("capstan_manager_info is %v", got)
+	}
+}
+
 // counter returns the value of a counter of the manager with one label. Tests in parallel also increase it.
 func (b *box) counter(name, label string) float64 {
 	b.t.Helper()

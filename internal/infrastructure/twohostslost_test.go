@@ -107,7 +107,7 @@ func TestDeletionCallsNoOtherHost_IC12(t *testing.T) {
 	t.Parallel()
 	b := newBox(t).provisioned()
 	_, hostile := newNamespace(t).addHost(nil)
-	_, idle := b.addHost(nil) // The cluster could use it.
+	_, idle := b.addHost(nil)      // The cluster could use it.
 	hostile.AddTenant(b.namespace) // It counts and refuses the calls for this namespace.
 	for _, other := range []*fakehost.Host{hostile, idle} {
 		for _, method := range []string{"DeleteLoadBalancer", "DeleteNetwork"} {

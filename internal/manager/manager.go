@@ -36,6 +36,7 @@ import (
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/nodedrain"
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/version"
 )
 
 // Scheme contains the types of Kubernetes, Cluster API and the providers.
@@ -135,6 +136,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, flag
 		if err := p.Setup(ctx, mgr, opts); err != nil {
 			return fmt.Errorf("%s provider: %w", p.Name, err)
 		}
+		info.WithLabelValues(p.Name, version.Version).Set(1)
 		if flags.WebhookPort == 0 || p.SetupWebhooks == nil {
 			continue
 		}

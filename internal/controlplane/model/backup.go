@@ -61,6 +61,18 @@ type BackupTarget struct {
 	Begun               bool
 }
 
+// DueAfter returns when a backup is due by the schedule after the newest complete one, whose time is zero without any. The result is zero
+// without a schedule.
+func (w BackupTarget) DueAfter(last time.Time) time.Time {
+	if w.Schedule == nil {
+		return time.Time{}
+	}
+	if last.Before(w.Since) {
+		last = w.Since
+	}
+	return w.Schedule.Next(last.UTC())
+}
+
 // OnDemandRequest returns the value of the annotation that requests a backup. A value that no EtcdBackup can have is ignored, because a
 // backup on demand precedes all others.
 func OnDemandRequest(controlPlane *controlplanev1.CapstanControlPlane) (request, problem string) {

@@ -1,0 +1,14 @@
+package manager
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+// info has a series in each scrape of a manager, so that its absence means that no manager of a provider answers.
+var info = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	Name: "capstan_manager_info",
+	Help: "Version of a provider that runs in the manager; always 1.",
+}, []string{"provider", "version"})
+
+func init() { ctrlmetrics.Registry.MustRegister(info) }
