@@ -116,7 +116,7 @@ Never run the original plane and the restored plane at the same time: both would
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
-			o.Root, o.Assets = a.root, a.assets
+			o.Root, o.Assets, o.Wait = a.root, a.assets, a.waits
 			o.Archive.To, o.Archive.Exact = args[0], true
 			if err := o.Archive.Absolute(); err != nil {
 				return err

@@ -48,6 +48,9 @@ func (a *app) boxCommands() []*cobra.Command {
 
 func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
 
+// waits reports that the command waits for another one.
+func (a *app) waits(holder string) { a.step("wait for %s, which works on %s", holder, a.root) }
+
 // rootFlag returns the flag that selects the installation; "" for the default.
 func (a *app) rootFlag() string {
 	if a.root == "" || a.isDefaultRoot() {

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -397,6 +398,41 @@ func TestDownOfLink(t *testing.T) {
 	}
 	if _, err := os.Lstat(link); err != nil {
 		t.Error(err)
+	}
+}
+
+// endOnOutput ends a command at its first output, and keeps the output.
+type endOnOutput struct {
+	bytes.Buffer
+	end func()
+}
+
+// Write implements io.Writer.
+func (e *endOnOutput) Write(p []byte) (int, error) {
+	e.end()
+	return e.Buffer.Write(p)
+}
+
+// TestWaitForAnotherCommand: a command that waits for another one shows it.
+func TestWaitForAnotherCommand(t *testing.T) {
+	root, archive := t.TempDir(), filepath.Join(t.TempDir(), "archive")
+	held, err := os.Create(filepath.Join(root, ".capstan"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := errors.Join(unix.Flock(int(held.Fd()), unix.LOCK_EX), os.WriteFile(archive, nil, 0o600), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"up"}, {"down"}, {"down", "--keep-state"}, {"restore", archive}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		out := &endOnOutput{end: cancel}
+		a := &app{out: io.Discard, errOut: out}
+		code := a.run(ctx, append([]string{"--root", root, "--assets", t.TempDir()}, command...))
+		if want := "wait for another command, which works on " + root; code != exitFailed || !strings.Contains(out.String(), want) {
+			t.Errorf("%v: exit code %d, %q, want %q", command, code, out.String(), want)
+		}
+		cancel()
 	}
 }
 

@@ -98,7 +98,7 @@ func usage(err error) error {
 
 // up starts the plane and shows the progress of each component. It gives up after the limit without progress; 0 is no limit.
 func (a *app) up(ctx context.Context, o embedded.Options, limit time.Duration) (embedded.Status, error) {
-	o.Root, o.Assets, o.Logging = a.root, a.assets, a.logs.Args()
+	o.Root, o.Assets, o.Logging, o.Wait = a.root, a.assets, a.logs.Args(), a.waits
 	p := a.newProgress()
 	defer p.close()
 	ctx, advance, cancel := stall.Context(ctx, limit)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -694,6 +695,23 @@ func TestKilledRestore(t *testing.T) {
 	there.start()
 	if value := there.get("/registry/a"); value != "before" {
 		t.Errorf("etcd has %q", value)
+	}
+}
+
+// TestRestoreKeepsItsLock: etcdutl outlives a killed restore, and keeps the lock of the commands. Otherwise the next restore would remove the
+// folder while etcdutl writes to it.
+func TestRestoreKeepsItsLock(t *testing.T) {
+	l, from, to := Layout{Root: newRoot(t)}, Layout{Root: t.TempDir()}, Layout{Root: t.TempDir()}
+	assets, seen := testAssets(t, "v1.36.3"), filepath.Join(from.Root, "seen")
+	lock, err := lockRoot(t.Context(), l, ignored)
+	expect.NoError(t, err)
+	defer lock.Close()
+	script := fmt.Sprintf("#!/bin/sh\nreadlink /proc/self/fd/3 >%s\nmkdir %s\n", seen, to.Etcd())
+	expect.NoError(t, errors.Join(State{}.save(from), os.WriteFile(filepath.Join(assets, "kubernetes/v1.36.3/etcdutl"), []byte(script), 0o755)))
+	manifest := archive.Manifest{KubernetesVersion: "v1.36.3"}
+	expect.NoError(t, unpackData(t.Context(), from, to, assets, manifest, user{os.Getuid(), os.Getgid()}, lock))
+	if file, err := os.ReadFile(seen); strings.TrimSpace(string(file)) != l.commandLock() {
+		t.Errorf("etcdutl has the file %q, %v", file, err)
 	}
 }
 

@@ -43,7 +43,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		step("nothing to do: there is no installation in " + l.Root)
 		return nil
 	}
-	unlock, err := lockCommand(ctx, l)
+	lock, err := lockCommand(ctx, l, o.wait)
 	if errors.Is(err, fs.ErrNotExist) {
 		step("nothing to do: another command has removed the installation in " + l.Root)
 		return nil
@@ -51,7 +51,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer lock.Close()
 	step("stop the management plane")
 	if err := stopPlane(ctx, l); err != nil {
 		return err

@@ -48,19 +48,19 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	unlock, err := lockRoot(ctx, l)
+	lock, err := lockRoot(ctx, l, o.wait)
 	if err != nil {
 		return Restored{}, err
 	}
-	defer unlock()
-	lock, err := lockPlane(l)
+	defer lock.Close()
+	plane, err := lockPlane(l)
 	if errors.Is(err, errRunning) {
 		return Restored{}, fmt.Errorf("expected a stopped plane: %w; stop it with `capstan down --keep-state`", err)
 	}
 	if err != nil {
 		return Restored{}, err
 	}
-	defer lock.Close()
+	defer plane.Close()
 	if err := emptyDir(l.restorePart()); err != nil {
 		return Restored{}, err
 	}
@@ -81,7 +81,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err := mayRestore(l, assets, manifest, o.Replace); err != nil {
 		return Restored{}, err
 	}
-	if err := unpack(ctx, l, assets, file); err != nil {
+	if err := unpack(ctx, l, assets, file, lock); err != nil {
 		return Restored{}, err
 	}
 	if err := atomicfile.Rename(l.restorePart(), l.restoreReady()); err != nil {
@@ -218,8 +218,8 @@ func versionFor(assets string, m archive.Manifest) (string, error) {
 	return kubernetesOf(Assets{assets}, m.KubernetesVersion, "")
 }
 
-// unpack checks the archive and creates the files of the installation in a separate folder.
-func unpack(ctx context.Context, l Layout, assets, file string) error {
+// unpack checks the archive and creates the files of the installation in a separate folder. lock is that of the commands.
+func unpack(ctx context.Context, l Layout, assets, file string, lock *os.File) error {
 	info, err := os.Stat(file)
 	if err != nil {
 		return err
@@ -247,7 +247,7 @@ func unpack(ctx context.Context, l Layout, assets, file string) error {
 	if err := unpackKeys(from, to, owner); err != nil {
 		return err
 	}
-	if err := unpackData(ctx, from, to, assets, manifest, owner); err != nil {
+	if err := unpackData(ctx, from, to, assets, manifest, owner, lock); err != nil {
 		return err
 	}
 	if err := unpackState(l, from, to, assets, manifest); err != nil {
@@ -274,8 +274,9 @@ func unpackKeys(from, to Layout, owner user) error {
 	return atomicfile.Rename(from.PKI(), to.PKI())
 }
 
-// unpackData creates etcd's data from the snapshot. etcd checks the snapshot.
-func unpackData(ctx context.Context, from, to Layout, assets string, m archive.Manifest, owner user) error {
+// unpackData creates etcd's data from the snapshot. etcd checks the snapshot. Its program can outlive a killed restore, so it keeps the lock:
+// the next command must not work on the same files.
+func unpackData(ctx context.Context, from, to Layout, assets string, m archive.Manifest, owner user, lock *os.File) error {
 	version, err := versionFor(assets, m)
 	if err != nil {
 		return err
@@ -284,7 +285,7 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	if err != nil {
 		return err
 	}
-	member := backup.FirstMember{Name: etcdName, PeerURL: loopback("https", state.port(portEtcdPeer)), Token: archiveID(m)}
+	member := backup.FirstMember{Name: etcdName, PeerURL: loopback("https", state.port(portEtcdPeer)), Token: archiveID(m), Lock: lock}
 	if err := member.Restore(ctx, filepath.Join(Assets{assets}.Kubernetes(), version, "etcdutl"), filepath.Join(from.Root, snapshotName), to.Etcd()); err != nil {
 		return err
 	}

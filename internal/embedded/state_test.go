@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -253,22 +254,33 @@ func TestEnterable(t *testing.T) {
 
 func TestCommandLock(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
-	unlock, err := lockCommand(context.Background(), l)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	var waited []string
+	wait := func(holder string) { waited = append(waited, holder) }
+	first, err := lockCommand(t.Context(), l, wait)
+	expect.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := lockCommand(ctx, l); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := lockCommand(ctx, l, wait); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a second command got the lock: %v", err)
 	}
-	unlock()
-	second, err := lockCommand(context.Background(), l)
-	if err != nil {
-		t.Fatal(err)
+	// A holder that has not written its id, and one that ended and whose child has the lock.
+	for _, content := range []string{"", "4194305   \n"} { // above the largest process id
+		expect.NoError(t, errors.Join(first.Truncate(0), os.WriteFile(l.commandLock(), []byte(content), 0o600)))
+		if _, err := lockCommand(ctx, l, wait); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("another command got the lock: %v", err)
+		}
 	}
-	second()
+	first.Close()
+	second, err := lockCommand(t.Context(), l, ignored)
+	expect.NoError(t, err)
+	second.Close()
+	self := fmt.Sprintf("process %d (%s", os.Getpid(), os.Args[0])
+	if len(waited) != 3 || !strings.HasPrefix(waited[0], self) || !slices.Equal(waited[1:], []string{"another command", "another command"}) {
+		t.Errorf("waited for %q, want %s first", waited, self)
+	}
 }
+
+func ignored(string) {}
 
 // TestPlaneLockAlwaysHasAProcess: a command that reads the lock of a plane while it starts finds a process id.
 func TestPlaneLockAlwaysHasAProcess(t *testing.T) {
@@ -309,30 +321,30 @@ func TestCommandLockOfRemovedRoot(t *testing.T) {
 	l := Layout{Root: newRoot(t)}
 	patient, end := context.WithTimeout(t.Context(), expect.Patience)
 	defer end()
-	first, err := lockRoot(patient, l)
+	first, err := lockRoot(patient, l, ignored)
 	expect.NoError(t, err)
 	inode := inodeOf(t, l.commandLock())
 	up, down := make(chan error, 1), make(chan error, 1)
-	var second func()
+	var second *os.File
 	var step string
 	go func() {
 		var err error
-		second, err = lockRoot(patient, l)
+		second, err = lockRoot(patient, l, ignored)
 		up <- err
 	}()
 	waitForLock(t, inode, 1)
 	go func() { down <- Down(patient, Options{Root: l.Root}, false, func(s string) { step = s }) }()
 	waitForLock(t, inode, 2)
 	expect.NoError(t, removeRoot(l))
-	first()
+	first.Close()
 	if err := <-down; err != nil || !strings.Contains(step, "nothing to do") {
 		t.Errorf("down: %q, %v", step, err)
 	}
 	expect.NoError(t, <-up)
-	defer second()
+	defer second.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := lockCommand(ctx, l); !errors.Is(err, context.Canceled) {
+	if _, err := lockCommand(ctx, l, ignored); !errors.Is(err, context.Canceled) {
 		t.Errorf("a third command works at the same time: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -55,9 +56,13 @@ func (s Supervisor) lock(ctx context.Context, l Layout) (lock *os.File, unlock f
 // takeOver stops the daemon that runs, if any, and takes its lock. A systemd unit that starts while a plane of `capstan up` runs
 // is then its supervisor. takeOver waits until no command works on the installation. Commands wait until unlock is called.
 func takeOver(ctx context.Context, l Layout) (lock *os.File, unlock func(), err error) {
-	if unlock, err = lockCommand(ctx, l); err != nil {
+	command, err := lockCommand(ctx, l, func(holder string) {
+		slog.Info("Waiting for another command", "holder", holder, "root", l.Root)
+	})
+	if err != nil {
 		return nil, nil, err
 	}
+	unlock = func() { command.Close() }
 	if err = stopPlane(ctx, l); err == nil {
 		lock, err = lockPlane(l)
 	}

@@ -57,14 +57,14 @@ func TestUnitTakesOver(t *testing.T) {
 	<-ended
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := lockCommand(ctx, l); !errors.Is(err, context.Canceled) {
+	if _, err := lockCommand(ctx, l, ignored); !errors.Is(err, context.Canceled) {
 		t.Errorf("a command before the unit serves: %v", err)
 	}
 	unlock()
-	if free, err := lockCommand(t.Context(), l); err != nil {
+	if free, err := lockCommand(t.Context(), l, ignored); err != nil {
 		t.Errorf("a command after the unit serves: %v", err)
 	} else {
-		free()
+		free.Close()
 	}
 	if pid, err := planeProcess(l); pid != os.Getpid() || err != nil {
 		t.Errorf("the process of the plane is %d, %v", pid, err)
@@ -74,11 +74,11 @@ func TestUnitTakesOver(t *testing.T) {
 // TestUnitWaitsForCommands: a unit waits while `capstan up` or `capstan down` runs.
 func TestUnitWaitsForCommands(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
-	unlock, err := lockCommand(t.Context(), l)
+	command, err := lockCommand(t.Context(), l, ignored)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unlock()
+	defer command.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, err := takeOver(ctx, l); !errors.Is(err, context.Canceled) {

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,15 @@ type Options struct {
 	Logging []string
 	// Backup is the schedule of the plane's backups. Empty fields are unchanged. To "none" ends the schedule.
 	Backup BackupSchedule
+	// Wait is called with the holder of the lock if the command waits for another one; nil for no call.
+	Wait func(holder string)
+}
+
+// wait calls Wait.
+func (o Options) wait(holder string) {
+	if o.Wait != nil {
+		o.Wait(holder)
+	}
 }
 
 // ErrNotRoot is the error for users other than root. capstand needs root to create namespaces, and the management plane needs
@@ -59,11 +69,11 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	unlock, err := lockRoot(ctx, l)
+	lock, err := lockRoot(ctx, l, o.wait)
 	if err != nil {
 		return Status{}, err
 	}
-	defer unlock()
+	defer lock.Close()
 	if err := finishRestore(l); err != nil {
 		return Status{}, err
 	}
@@ -92,7 +102,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		}
 	}
 	if state.StoppedUnit != "" {
-		unlock() // for the daemon of the unit
+		lock.Close() // for the daemon of the unit
 		err = startUnit(ctx, state.StoppedUnit)
 	} else {
 		err = startPlane(l, o.Logging)
@@ -157,33 +167,38 @@ func prepareRoot(l Layout) error {
 	return os.Chmod(l.Root, 0o711) // the system user must be able to reach its own folders
 }
 
-// commandLock is the lock file of commands that change the installation. It is the first file in a root folder and the last one
-// to be removed, so it identifies a folder of Capstan.
+// commandLock is the lock file of commands that change the installation. It contains the process id of the command. It is the first file in a
+// root folder and the last one to be removed, so it identifies a folder of Capstan.
 func (l Layout) commandLock() string { return filepath.Join(l.Root, ".capstan") }
 
 // lockAttempts bounds the attempts of lockRoot.
 const lockAttempts = 10
 
 // lockRoot prepares the root folder and takes its lock. It begins again if `capstan down` removes the folder meanwhile.
-func lockRoot(ctx context.Context, l Layout) (unlock func(), err error) {
+func lockRoot(ctx context.Context, l Layout, wait func(holder string)) (lock *os.File, err error) {
 	for range lockAttempts {
 		if err := prepareRoot(l); err != nil {
 			return nil, err
 		}
-		if unlock, err = lockCommand(ctx, l); !errors.Is(err, fs.ErrNotExist) {
-			return unlock, err
+		if lock, err = lockCommand(ctx, l, wait); !errors.Is(err, fs.ErrNotExist) {
+			return lock, err
 		}
 	}
 	return nil, err
 }
 
-// lockCommand waits for the lock. The error is fs.ErrNotExist if `capstan down` has removed the folder meanwhile.
-func lockCommand(ctx context.Context, l Layout) (unlock func(), err error) {
+// lockCommand takes the lock, and keeps it until the file is closed. If another process has it, lockCommand calls wait and waits. The error
+// is fs.ErrNotExist if `capstan down` has removed the folder meanwhile.
+func lockCommand(ctx context.Context, l Layout, wait func(holder string)) (*os.File, error) {
 	f, err := os.OpenFile(l.commandLock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	err = flock(ctx, f)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		wait(holderOf(f))
+		err = flock(ctx, f)
+	}
 	if err == nil && !isAt(f, l.commandLock()) {
 		err = fmt.Errorf("it has removed the folder: %w", fs.ErrNotExist)
 	}
@@ -191,7 +206,20 @@ func lockCommand(ctx context.Context, l Layout) (unlock func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("another command works on %s: %w", l.Root, err)
 	}
-	return func() { f.Close() }, nil
+	_, _ = f.WriteAt(fmt.Appendf(nil, "%10d\n", os.Getpid()), 0) // Only for commands that wait: a full disk prevents no command.
+	return f, nil
+}
+
+// holderOf describes the process that has the lock of a file, which contains its id.
+func holderOf(f *os.File) string {
+	text := make([]byte, 16)
+	n, _ := f.ReadAt(text, 0)
+	id := strings.TrimSpace(string(text[:n]))
+	line, err := os.ReadFile(filepath.Join("/proc", id, "cmdline"))
+	if err != nil || id == "" {
+		return "another command" // It has just ended, or it has not written its id yet.
+	}
+	return fmt.Sprintf("process %s (%s)", id, strings.TrimSpace(strings.ReplaceAll(string(line), "\x00", " ")))
 }
 
 // isAt returns whether a path leads to an open file.

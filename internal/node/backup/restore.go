@@ -76,14 +76,19 @@ type FirstMember struct {
 	// Token of the etcd cluster. A new token makes a new cluster, which does not communicate with members of the old
 	// one.
 	Token string
+	// Lock stays held until etcdutl ends, also if this process ends before; nil for none.
+	Lock *os.File
 }
 
 // Restore creates the data folder of the member from a snapshot, and verifies the snapshot. The folder must not exist.
 func (m FirstMember) Restore(ctx context.Context, etcdutl, snapshot, dataDir string) error {
-	out, err := exec.CommandContext(ctx, etcdutl, "snapshot", "restore", snapshot, "--data-dir="+dataDir,
+	cmd := exec.CommandContext(ctx, etcdutl, "snapshot", "restore", snapshot, "--data-dir="+dataDir,
 		"--name="+m.Name, "--initial-cluster="+m.Name+"="+m.PeerURL, "--initial-advertise-peer-urls="+m.PeerURL,
-		"--initial-cluster-token="+m.Token, fmt.Sprintf("--bump-revision=%d", revisionBump), "--mark-compacted").CombinedOutput()
-	if err != nil {
+		"--initial-cluster-token="+m.Token, fmt.Sprintf("--bump-revision=%d", revisionBump), "--mark-compacted")
+	if m.Lock != nil {
+		cmd.ExtraFiles = []*os.File{m.Lock}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("etcdutl snapshot restore: %w: %s", err, lastLine(string(out)))
 	}
 	return nil
