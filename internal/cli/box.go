@@ -3,13 +3,16 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -95,6 +98,9 @@ func (a *app) localVersions() ([]string, error) {
 	return embedded.KubernetesVersions(assets)
 }
 
+// unitOfPlane is the unit of the packages. It runs the plane in the default root folder.
+const unitOfPlane = "capstan.service"
+
 // boxFiles returns the state of the plane and the ends of its logs, for a support bundle; nothing without a plane.
 func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 	files := map[string][]byte{}
@@ -106,6 +112,15 @@ func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 		err = a.noPlane(err)
 	} else if files["plane-status.json"], err = json.MarshalIndent(status, "", "  "); err != nil {
 		return nil, err
+	}
+	unit := status.Unit
+	if unit == "" && err != nil && a.isDefaultRoot() {
+		unit = unitOfPlane // Its log can contain the reason why the plane does not answer.
+	}
+	journal, journalErr := journalOf(ctx, unit)
+	err = errors.Join(err, journalErr)
+	if len(journal) > 0 {
+		files["logs/plane.journal"] = journal
 	}
 	for _, pattern := range []string{"logs/*.log", "hosts/*/machines/*/init.log"} {
 		paths, globErr := filepath.Glob(filepath.Join(a.root, pattern))
@@ -125,6 +140,29 @@ func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 		}
 	}
 	return files, err
+}
+
+// journalTimeout bounds the reading of the journal.
+const journalTimeout = 20 * time.Second
+
+// journalOf returns the end of the log of a systemd unit; nothing without a unit or without systemd.
+func journalOf(ctx context.Context, unit string) ([]byte, error) {
+	if unit == "" {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, journalTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "journalctl", "--unit", unit, "--lines", "10000", "--no-pager", "--quiet").Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		err = fmt.Errorf("journalctl --unit %s: %w", unit, err)
+	}
+	if skipped := len(out) - maxLog; skipped > 0 {
+		_, out, _ = bytes.Cut(out[skipped:], []byte("\n")) // A part of a line could hide a secret.
+	}
+	return out, err
 }
 
 // addLog adds the end of an opened log, and closes it. A machine that does not run a service has no log of it, and a machine can be deleted

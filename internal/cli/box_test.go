@@ -381,6 +381,66 @@ func TestBoxFiles(t *testing.T) {
 	}
 }
 
+// TestJournal: a bundle has the last whole lines of the journal of the plane's unit.
+func TestJournal(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	a := &app{root: t.TempDir()}
+	listener, err := net.Listen("unix", a.layout().StatusSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(embedded.Status{Unit: "own.service"})
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	if err := os.WriteFile(a.layout().State(), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := a.boxFiles(t.Context()); err != nil || files["logs/plane.journal"] != nil {
+		t.Errorf("without systemd: %v", err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$2\" = own.service ] || exit 1\nprintf 'first %%0%dd\\nlast\\n' 0\n", maxLog)
+	if err := os.WriteFile(filepath.Join(os.Getenv("PATH"), "journalctl"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := a.boxFiles(t.Context()); err != nil || string(files["logs/plane.journal"]) != "last\n" {
+		t.Errorf("%v, %d bytes", err, len(files["logs/plane.journal"]))
+	}
+}
+
+// TestFilesOfTheChosenPlane: a bundle of another management cluster has no files of the plane of this box.
+func TestFilesOfTheChosenPlane(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("KUBECONFIG", "")
+	l, copied := embedded.Layout{Root: t.TempDir()}, filepath.Join(t.TempDir(), "kubeconfig")
+	err := os.Mkdir(l.Logs(), 0o700)
+	for path, content := range map[string]string{l.State(): `{"apiAddress": "192.0.2.1:6444"}`, l.AdminKubeconfig(): twoContexts, l.Log("etcd"): "log\n", copied: twoContexts, copied + "2": strings.ReplaceAll(twoContexts, "127.0.0.1:1", "192.0.2.1:6444")} {
+		err = errors.Join(err, os.WriteFile(path, []byte(content), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		app  app
+		here bool
+		left string
+	}{
+		"no choice":                     {app{}, true, ""},
+		"a root folder":                 {app{rootGiven: true}, true, ""},
+		"a copy of the kubeconfig":      {app{kubeconfig: copied}, true, ""},
+		"the address for other boxes":   {app{kubeconfig: copied + "2"}, true, ""},
+		"another management cluster":    {app{kubeconfig: copied, context: "two"}, false, "left out: its plane is not the management cluster https://127.0.0.1:2 of --kubeconfig"},
+		"a kubeconfig that is not here": {app{kubeconfig: copied + "3"}, false, ""},
+	} {
+		test.app.root = l.Root
+		files, err := test.app.chosenBoxFiles(t.Context())
+		if here := files["logs/etcd.log"] != nil; here != test.here || !here && err != nil != (test.left != "") || test.left != "" && !strings.Contains(err.Error(), test.left) {
+			t.Errorf("%s: %d files, %v", name, len(files), err)
+		}
+	}
+}
+
 // `capstan down` with a link as root folder removes the folder, and leaves the link to the administrator.
 func TestDownOfLink(t *testing.T) {
 	target, link := filepath.Join(t.TempDir(), "target"), filepath.Join(t.TempDir(), "link")

@@ -73,7 +73,7 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	facts := doctor.Gather(a.root)
 	facts.Host = host
 	plane, err := embedded.GetStatus(ctx, a.layout())
-	facts.Running, facts.PlaneProblem = err == nil, plane.Problem()
+	facts.Running, facts.PlaneProblem, facts.PlaneLog = err == nil, plane.Problem(), plane.Log()
 	facts.Machines = a.hasMachines()
 	facts.FreePorts = embedded.FreePorts(doctor.WantedPorts)
 	if problem := embedded.Enterable(a.root); facts.RootProblem == "" && problem != nil {

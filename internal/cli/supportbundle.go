@@ -102,7 +102,7 @@ func (a *app) collect(ctx context.Context, keep []string) (map[string][]byte, ma
 		known, err = m.collectObjects(ctx, files, keep)
 		gaps = append(gaps, m.gaps...)
 	}
-	local, localErr := a.boxFiles(ctx)
+	local, localErr := a.chosenBoxFiles(ctx)
 	if len(local) == 0 && (m == nil || !m.readable) {
 		printGaps(a.out, gaps)
 		if err == nil {
@@ -129,6 +129,25 @@ func (a *app) collect(ctx context.Context, keep []string) (map[string][]byte, ma
 		}
 	}
 	return files, known.frequent(files, oftenRemoved), gaps, nil
+}
+
+// chosenBoxFiles returns the files of the plane of this box, unless the command line or the environment chooses another management cluster.
+func (a *app) chosenBoxFiles(ctx context.Context) (map[string][]byte, error) {
+	loader, from, err := a.clientConfig()
+	if err != nil || from == fromPlane {
+		return a.boxFiles(ctx)
+	}
+	config, err := loader.ClientConfig()
+	if err != nil {
+		return nil, nil // The connection reports the error.
+	}
+	if config.Host != "" && (config.Host == a.localEndpoint() || config.Host == a.localServer()) {
+		return a.boxFiles(ctx)
+	}
+	if a.planeHere() {
+		err = fmt.Errorf("the files of this box are left out: its plane is not the management cluster %s of %s. Choose it with --root", config.Host, from)
+	}
+	return nil, err
 }
 
 // objectsDir contains the objects in a bundle.

@@ -78,6 +78,8 @@ type Facts struct {
 	Machines bool
 	// PlaneProblem is the reason why the running management plane, or one of its components, does not start; empty without a problem.
 	PlaneProblem string
+	// PlaneLog names the log of the running management plane.
+	PlaneLog string
 	// Host: the box is only a host of a remote management plane, and needs no ports.
 	Host bool
 	// CertificatesExpiring lists the leaf certificates of the management plane that are due for renewal, with their expiry.
@@ -136,7 +138,7 @@ func checkCertificates(f Facts) []Result {
 	case len(f.CertificatesExpiring) == 0:
 		return []Result{ok("certificates", "none is due for renewal")}
 	case f.Running:
-		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read the reason in logs/plane.log in the root folder"}}
+		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read the reason in " + f.PlaneLog}}
 	}
 	return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "start the management plane, which renews its certificates: capstan up"}}
 }

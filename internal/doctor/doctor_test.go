@@ -47,7 +47,9 @@ func TestCheck(t *testing.T) {
 		found  string
 		mend   string
 	}{
-		"running plane":        {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
+		"running plane": {func(f *Facts) {
+			f.Running, f.PlaneLog, f.CertificatesExpiring = true, "the journal", []string{"a.crt expires"}
+		}, "certificates", Warn, "a.crt expires", "the journal"},
 		"stopped plane":        {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
 		"old authority":        {func(f *Facts) { f.AuthoritiesExpiring = []string{"ca.crt expires"} }, "authorities", Warn, "ca.crt expires", "does not renew"},
 		"only an authority":    {func(f *Facts) { f.AuthoritiesExpiring = []string{"ca.crt expires"} }, "certificates", OK, "none is due", ""},

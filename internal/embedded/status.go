@@ -57,6 +57,14 @@ func (s Status) Problem() string {
 	return strings.Join(problems, "; ")
 }
 
+// Log names the log of the daemon: the journal if systemd runs it. The components have their own logs in any case.
+func (s Status) Log() string {
+	if s.Unit != "" {
+		return "`journalctl -u " + s.Unit + "`"
+	}
+	return Layout{Root: s.Root}.Log("plane")
+}
+
 // board stores the status and notifies watchers of each change.
 type board struct {
 	mu      sync.Mutex

@@ -42,6 +42,15 @@ func daemonThat(t *testing.T, l Layout, commands string) (ended <-chan struct{})
 	return done
 }
 
+// TestLogOfDaemon: systemd keeps the log of the daemon that it runs.
+func TestLogOfDaemon(t *testing.T) {
+	for want, s := range map[string]Status{"/root/logs/plane.log": {Root: "/root"}, "`journalctl -u own.service`": {Root: "/root", Unit: "own.service"}} {
+		if notReady := notReady(s, Layout{Root: s.Root}); s.Log() != want || notReady != "see "+want {
+			t.Errorf("%q and %q, want %s", s.Log(), notReady, want)
+		}
+	}
+}
+
 // TestUnitTakesOver: a unit takes over a plane that `capstan up` has started.
 func TestUnitTakesOver(t *testing.T) {
 	l := Layout{Root: t.TempDir()}

@@ -270,7 +270,7 @@ func startPlane(l Layout, logging []string) error {
 
 // awaitReady follows the status until the plane is ready.
 func awaitReady(ctx context.Context, l Layout, progress func(Status)) (Status, error) {
-	var last Status
+	last := Status{Root: l.Root}
 	err := watchStatus(ctx, l, func(s Status) bool {
 		last = s
 		progress(s)
@@ -282,7 +282,7 @@ func awaitReady(ctx context.Context, l Layout, progress func(Status)) (Status, e
 	case err != nil && ctx.Err() != nil:
 		return last, fmt.Errorf("the management plane is not ready: %s: %w", notReady(last, l), context.Cause(ctx))
 	case err != nil:
-		return last, fmt.Errorf("the management plane ended while it started: %w; see %s", err, l.Log("plane"))
+		return last, fmt.Errorf("the management plane ended while it started: %w; see %s", err, last.Log())
 	}
 	return last, nil
 }
@@ -294,7 +294,7 @@ func notReady(s Status, l Layout) string {
 			return fmt.Sprintf("%s is %s (log: %s) %s", c.Name, c.State, l.Log(c.Name), c.Message)
 		}
 	}
-	return "see " + l.Log("plane")
+	return "see " + s.Log()
 }
 
 // stopPlane stops the daemon, which stops its components, and waits for its end.
