@@ -48,7 +48,7 @@ func TestSilentCluster(t *testing.T) {
 		client:       struct{ client.Client }{}, // Each request panics.
 	}
 	s.Authority, s.Object.Spec.Manifests = &corev1.Secret{}, []controlplanev1.Manifest{{Name: "first"}}
-	if err := runSteps(t.Context(), s, &result{}, (&workloads{}).reconcile, (&metricsServers{}).reconcile, (&userManifests{}).reconcile); err != nil {
+	if err := runUntilStop(t.Context(), s, &result{}, (&workloads{}).reconcile, (&metricsServers{}).reconcile, (&userManifests{}).reconcile); err != nil {
 		t.Error(err)
 	}
 }

@@ -192,7 +192,7 @@ func capstanMachine(obj *unstructured.Unstructured) *infrav1.CapstanMachine {
 	return out
 }
 
-// machineParts are the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be read.
+// machineParts are the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist.
 type machineParts struct {
 	config       *bootstrapv1.CapstanConfig
 	infraMachine *unstructured.Unstructured
@@ -207,9 +207,11 @@ func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine)
 	} else if err != nil {
 		return machineParts{}, err
 	}
-	if infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace); err == nil {
-		out.infraMachine = infraMachine
+	infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace)
+	if client.IgnoreNotFound(err) != nil {
+		return machineParts{}, err
 	}
+	out.infraMachine = infraMachine
 	return out, nil
 }
 

@@ -121,9 +121,9 @@ func (s *scope) answers() bool { return s.client != nil && s.Workload.Err == nil
 // step is one part of a reconciliation.
 type step func(ctx context.Context, s *scope) (result, error)
 
-// runSteps runs steps in their order until one fails or stops the reconciliation, and adds their results to found. It differs from
+// runUntilStop runs steps in their order until one fails or stops the reconciliation, and adds their results to found. It differs from
 // reconciling.RunSteps: a step that waits reports the cause as its result, and the later steps run nevertheless.
-func runSteps(ctx context.Context, s *scope, found *result, steps ...step) error {
+func runUntilStop(ctx context.Context, s *scope, found *result, steps ...step) error {
 	for _, step := range steps {
 		out, err := step(ctx, s)
 		found.merge(out)
@@ -192,7 +192,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}()
 	if !controlPlane.DeletionTimestamp.IsZero() {
 		r.prober.forget(req.NamespacedName)
-		err := runSteps(ctx, s, found, r.deletion.reconcile)
+		err := runUntilStop(ctx, s, found, r.deletion.reconcile)
 		return ctrl.Result{RequeueAfter: found.requeueAfter}, err
 	}
 	if err := r.reconcileNormal(ctx, s, found); err != nil {
@@ -215,7 +215,7 @@ func (r *Reconciler) forget(key client.ObjectKey) {
 // reconcileNormal is the list of steps. No step waits for the provisioned infrastructure: once the endpoint is known,
 // everything up to the first Machine is prepared, so that only the start of the machine remains after that.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *result) error {
-	if err := runSteps(ctx, s, found,
+	if err := runUntilStop(ctx, s, found,
 		r.adoption.reconcile,
 		r.infrastructure.ownTemplate,
 		checkSpec,
@@ -237,9 +237,9 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 	if s.Irreplaceable != "" {
 		// Machines leave, and unhealthy ones are deleted if another one serves. No other one is deleted: it could not be replaced.
 		found.merge(requeueAfter(model.UnhealthyRetry))
-		return runSteps(ctx, s, found, append(maintain, r.machines.endUpdate)...)
+		return runUntilStop(ctx, s, found, append(maintain, r.machines.endUpdate)...)
 	}
-	err := runSteps(ctx, s, found, append([]step{r.rotations.reconcile, checkOwnership, r.restores.reconcile, r.backups.reconcile},
+	err := runUntilStop(ctx, s, found, append([]step{r.rotations.reconcile, checkOwnership, r.restores.reconcile, r.backups.reconcile},
 		append(maintain, r.machines.reconcile)...)...)
 	// These change with time alone: a Machine counts as stuck, or becomes outdated.
 	found.merge(requeueAfter(s.NextStuckDeletion(s.Now)))

@@ -12,10 +12,11 @@ import (
 )
 
 const (
-	// slow is the duration of a turn that makes its namespace slow, for slowFor.
-	slow, slowFor = 3 * time.Second, 10 * time.Minute
-	// pause and slowPause are the shortest times until the next attempt of an object without a turn, in another and in a slow namespace.
-	pause, slowPause = 100 * time.Millisecond, time.Second
+	// slowTurn is the duration of a turn from which its namespace is slow, for slowFor.
+	slowTurn, slowFor = 3 * time.Second, 10 * time.Minute
+	// retryPause and slowRetryPause are the shortest times until the next attempt of an object without a turn, in another and in a slow
+	// namespace.
+	retryPause, slowRetryPause = 100 * time.Millisecond, time.Second
 )
 
 // Turns bounds how many workers of a controller wait for the API servers of workload clusters, or for hosts. Tenants control these servers
@@ -23,20 +24,21 @@ const (
 // namespaces that were slow lately take half of them together. One of them leaves a tenth of this half to the rest of them. The other half is
 // for namespaces whose API servers answer. The same holds for hosts, if a controller takes the turns of a host by its name.
 type Turns struct {
-	// most for a namespace, mostOfSlow for a slow one, and mostSlow for all slow ones.
-	most, mostOfSlow, mostSlow int
-	now                        func() time.Time
+	// The largest numbers of turns at a time.
+	perNamespace, perSlowNamespace, allSlowNamespaces int
+	now                                               func() time.Time
 
-	mu        sync.Mutex
+	mu sync.Mutex
+	// taken turns by namespace.
 	taken     map[string]int
 	slowUntil map[string]time.Time
 }
 
 // NewTurns returns the turns of a controller with a number of workers, of which a namespace takes a number at most.
-func NewTurns(workers, most int) *Turns {
-	most, mostSlow := max(1, most), max(1, workers/2)
+func NewTurns(workers, perNamespace int) *Turns {
+	perNamespace, allSlow := max(1, perNamespace), max(1, workers/2)
 	return &Turns{
-		most: most, mostOfSlow: min(most, leaveTenth(mostSlow)), mostSlow: mostSlow,
+		perNamespace: perNamespace, perSlowNamespace: min(perNamespace, leaveTenth(allSlow)), allSlowNamespaces: allSlow,
 		now: time.Now, taken: map[string]int{}, slowUntil: map[string]time.Time{},
 	}
 }
@@ -52,12 +54,12 @@ func leaveTenth(turns int) int { return max(1, turns-max(1, turns/10)) }
 func (t *Turns) Take(namespace string) (end func(waited time.Duration), again time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slowNow := t.isSlow(namespace)
+	isSlow := t.isSlow(namespace)
 	switch {
-	case slowNow && (t.taken[namespace] >= t.mostOfSlow || t.takenBySlow() >= t.mostSlow):
-		return nil, wait.Jitter(slowPause, 1)
-	case t.taken[namespace] >= t.most:
-		return nil, wait.Jitter(pause, 1)
+	case isSlow && (t.taken[namespace] >= t.perSlowNamespace || t.takenBySlow() >= t.allSlowNamespaces):
+		return nil, wait.Jitter(slowRetryPause, 1)
+	case t.taken[namespace] >= t.perNamespace:
+		return nil, wait.Jitter(retryPause, 1)
 	}
 	t.taken[namespace]++
 	return func(waited time.Duration) { t.end(namespace, waited) }, 0
@@ -65,12 +67,12 @@ func (t *Turns) Take(namespace string) (end func(waited time.Duration), again ti
 
 // TakeTimed is Take for a turn that waits from its begin to its end.
 func (t *Turns) TakeTimed(namespace string) (end func(), again time.Duration) {
-	done, again := t.Take(namespace)
-	if done == nil {
+	endAfter, again := t.Take(namespace)
+	if endAfter == nil {
 		return nil, again
 	}
 	start := t.now()
-	return func() { done(t.now().Sub(start)) }, 0
+	return func() { endAfter(t.now().Sub(start)) }, 0
 }
 
 func (t *Turns) end(namespace string, waited time.Duration) {
@@ -79,7 +81,7 @@ func (t *Turns) end(namespace string, waited time.Duration) {
 	if t.taken[namespace]--; t.taken[namespace] == 0 {
 		delete(t.taken, namespace)
 	}
-	if waited > slow {
+	if waited > slowTurn {
 		t.slowUntil[namespace] = t.now().Add(slowFor)
 	}
 }

@@ -42,13 +42,13 @@ func endAll(ends []func(time.Duration), waited time.Duration) {
 func TestTurns(t *testing.T) {
 	turns := NewTurns(20, 2)
 	first := must(t, turns, "a", 2)
-	none(t, turns, "a", pause)
+	none(t, turns, "a", retryPause)
 	endAll(must(t, turns, "b", 2), 0)
 	endAll(first, 0)
 	must(t, turns, "a", 2)
 	few := NewTurns(3, 0)
 	must(t, few, "a", 1)
-	none(t, few, "a", pause)
+	none(t, few, "a", retryPause)
 }
 
 // Any number of namespaces whose API servers are slow leave half of the workers to the others, also while a server answers at times.
@@ -68,7 +68,7 @@ func TestSlowNamespaces(t *testing.T) {
 		must(t, turns, fmt.Sprint("hostile-", n), 5)
 	}
 	for n := range 10 {
-		none(t, turns, fmt.Sprint("hostile-", n), slowPause)
+		none(t, turns, fmt.Sprint("hostile-", n), slowRetryPause)
 	}
 	for n := range 5 {
 		must(t, turns, fmt.Sprint("other-", n), 5)
@@ -82,12 +82,12 @@ func TestSlowNamespaceLeavesTurns(t *testing.T) {
 	for _, test := range []struct{ workers, most, rest int }{{1, 1, 0}, {3, 1, 0}, {4, 1, 1}, {10, 4, 1}, {50, 23, 2}} {
 		turns := FairTurns(test.workers)
 		for _, namespace := range []string{"a", "b"} {
-			endAll(must(t, turns, namespace, 1), slow+1)
+			endAll(must(t, turns, namespace, 1), slowTurn+1)
 		}
 		must(t, turns, "a", test.most)
-		none(t, turns, "a", slowPause)
+		none(t, turns, "a", slowRetryPause)
 		must(t, turns, "b", test.rest)
-		none(t, turns, "b", slowPause)
+		none(t, turns, "b", slowRetryPause)
 	}
 }
 
@@ -99,7 +99,7 @@ func TestTakeTimed(t *testing.T) {
 	for _, test := range []struct {
 		takes time.Duration
 		slow  bool
-	}{{slow, false}, {slow + 1, true}} {
+	}{{slowTurn, false}, {slowTurn + 1, true}} {
 		end, _ := turns.TakeTimed("a")
 		now = now.Add(test.takes)
 		end()
@@ -108,7 +108,7 @@ func TestTakeTimed(t *testing.T) {
 		}
 	}
 	must(t, turns, "a", 2)
-	if end, again := turns.TakeTimed("a"); end != nil || again < slowPause {
+	if end, again := turns.TakeTimed("a"); end != nil || again < slowRetryPause {
 		t.Errorf("a slow namespace has a turn more, or another attempt after %s", again)
 	}
 }
