@@ -53,14 +53,14 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	defer lock.Close()
-	plane, err := lockPlane(l)
+	planeLock, err := lockPlane(l)
 	if errors.Is(err, errRunning) {
 		return Restored{}, fmt.Errorf("expected a stopped plane: %w; stop it with `capstan down --keep-state`", err)
 	}
 	if err != nil {
 		return Restored{}, err
 	}
-	defer plane.Close()
+	defer planeLock.Close()
 	if err := emptyDir(l.restorePart()); err != nil {
 		return Restored{}, err
 	}
