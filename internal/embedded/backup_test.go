@@ -63,8 +63,9 @@ func newPlain(t *testing.T) *plain {
 	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, componentPortFree)
 	expect.NoError(t, err)
 	t.Cleanup(release)
-	expect.NoError(t, prepareRoot(p.layout))
-	expect.NoError(t, os.WriteFile(p.layout.commandLock(), nil, 0o600))
+	lock, err := lockRoot(t.Context(), p.layout, ignored)
+	expect.NoError(t, err)
+	expect.NoError(t, lock.Close())
 	expect.NoError(t, p.state.save(p.layout))
 	p.start()
 	return p
