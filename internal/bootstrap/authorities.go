@@ -75,9 +75,9 @@ func namedEtcdCertificates(cluster bootstrapv1.ClusterConfiguration, certificate
 	return EtcdFingerprints(files[etcdCAPath], files[etcdClientPath])
 }
 
-// refreshAuthorities replaces the certificate authorities in the data of a pool after a rotation. A pool creates
-// machines at any time, and a new machine must trust the current authorities. The name and the token of the data stay,
-// so the pool replaces no machine. The other inputs are read only for new authorities.
+// refreshAuthorities replaces the certificate authorities in the data of a pool during a rotation. A pool creates
+// machines at any time, and a new machine must trust the current authorities. All the rest of the data stays: the pool replaces no
+// machine, and no other input can prevent the change.
 func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if s.owner.pool == nil {
@@ -92,23 +92,13 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 	if err != nil || have == want || have == "" && !strings.Contains(want, ",") {
 		return data, err
 	}
-	in, err := r.input(ctx, s)
-	if _, waits := asNotYet(err); waits {
-		return data, nil
-	}
+	fresh, err := render.WithCertificates(data, certificates)
 	if err != nil {
 		return data, err
-	}
-	if in.Token, err = render.Token(data); err != nil {
-		return data, err
-	}
-	fresh, err := render.CloudConfig(in)
-	if err != nil {
-		return data, nil // The existing data still works.
 	}
 	err = reconciling.Change(ctx, r.Client, existing, func() {
 		existing.Data[secret.KubeconfigDataName] = fresh
-		metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, namedAuthorities(in.Certificates))
+		metav1.SetMetaDataAnnotation(&existing.ObjectMeta, bootstrapv1.AuthoritiesAnnotation, want)
 	})
 	if apierrors.IsConflict(err) {
 		return data, nil // The Secret may have another token than the cache, whose event follows.

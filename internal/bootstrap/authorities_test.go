@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -18,6 +20,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -156,8 +159,8 @@ func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
 	}
 }
 
-// TestPoolDataNeedsNoReference: the data of a pool stays available while a Secret that its config references cannot be read. Only new data
-// needs the content of the Secret.
+// TestPoolDataNeedsNoReference: the data of a pool stays available, and gets new certificate authorities, while a Secret that its config
+// references cannot be read or is missing. Only new data needs the content of the Secret. Meanwhile, the former data gets the authorities.
 func TestPoolDataNeedsNoReference(t *testing.T) {
 	s, ca, stored := poolScope(t)
 	s.config.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
@@ -165,7 +168,7 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 	if err := stored.Create(t.Context(), mine); err != nil {
 		t.Fatal(err)
 	}
-	broken := false
+	broken, authorities := false, ""
 	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: stored}, Client: interceptor.NewClient(stored, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			if broken && key.Name == "mine" {
@@ -174,20 +177,53 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 			return c.Get(ctx, key, obj, opts...)
 		},
 	})}
+	remove := func() {
+		broken = false
+		if err := stored.Delete(t.Context(), mine); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, step := range []struct {
 		name   string
 		before func()
-		fails  bool
+		other  bool // other authorities than before
+		waits  bool
 	}{
-		{"the Secret can be read", func() {}, false},
-		{"the Secret cannot be read", func() { broken = true }, false},
-		{"new authorities", func() { addAuthority(t, stored, ca) }, true},
+		{"the Secret can be read", func() {}, true, false},
+		{"the Secret cannot be read", func() { broken = true }, false, false},
+		{"new authorities", func() { addAuthority(t, stored, ca) }, true, false},
+		{"no Secret, and new authorities", func() { remove(); addAuthority(t, stored, ca) }, true, false},
+		{"another spec, and new authorities", func() { s.config.Spec.PreCommands = []string{"true"}; addAuthority(t, stored, ca) }, true, true},
 	} {
 		step.before()
-		if data, err := r.dataSecret(t.Context(), s); len(data) == 0 && !step.fails || (err != nil) != step.fails {
-			t.Errorf("%s: %d bytes of data, %v", step.name, len(data), err)
+		_, err := r.reconcileData(t.Context(), s)
+		data := &corev1.Secret{}
+		if err := errors.Join(err, stored.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: s.config.Status.DataSecretName}, data)); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		before := authorities
+		authorities = data.Annotations[bootstrapv1.AuthoritiesAnnotation]
+		if waits := conditions.IsFalse(s.config, bootstrapv1.DataSecretAvailableCondition); waits != step.waits || (authorities != before) != step.other || !bytes.Equal(s.data, data.Data["value"]) {
+			t.Errorf("%s: the data waits: %v, the authorities are %s", step.name, waits, authorities)
+		}
+		if in, err := nodeconfig.Fingerprints(fileIn(t, s.data, caPath)); err != nil || strings.Join(in, ",") != authorities {
+			t.Errorf("%s: the data has the authorities %v, its annotation %s, %v", step.name, in, authorities, err)
 		}
 	}
+}
+
+// fileIn returns the content of a file in bootstrap data.
+func fileIn(t *testing.T, data []byte, path string) []byte {
+	t.Helper()
+	config, err := cloudconfig.Parse(data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(config.Files, func(f cloudconfig.File) bool { return f.Path == path })
+	if i < 0 {
+		t.Fatalf("the data has no file %s", path)
+	}
+	return config.Files[i].Content
 }
 
 // TestExternalEtcdAnnotation: an annotation lists the certificates of an external etcd in the data of a control plane machine.

@@ -33,16 +33,16 @@ func TestReferencesAreBounded(t *testing.T) {
 		"a Secret and a map": {files: []string{"secret", "half"}, refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+			spec := bootstrapv1.CapstanConfigSpec{}
 			for i, of := range tc.files {
 				f := bootstrapv1.File{Path: fmt.Sprintf("/etc/%d", i)}
 				f.ContentFrom.ConfigMap = bootstrapv1.ConfigMapKeyReference{Name: of, Key: "x"}
 				if of == "secret" {
 					f.ContentFrom = bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: of, Key: "x"}}
 				}
-				config.Spec.Files = append(config.Spec.Files, f)
+				spec.Files = append(spec.Files, f)
 			}
-			_, _, err := r.references(t.Context(), config)
+			_, _, err := r.references(t.Context(), "ns", spec)
 			if n, ok := asNotYet(err); ok != tc.refused || ok && (!n.unseen || n.reason != bootstrapv1.InvalidConfigReason) || err != nil && !ok {
 				t.Errorf("found %v, expected a refusal: %v", err, tc.refused)
 			}

@@ -46,14 +46,31 @@ func waitFor(reason, format string, args ...any) error {
 // input collects everything that the bootstrap data of a config is rendered from. The error is a *notYet if an input
 // that a user or another controller provides is missing or invalid.
 func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) {
-	spec := s.config.Spec
+	if err := mayBegin(s); err != nil {
+		return render.Input{}, err
+	}
+	in, err := r.settings(ctx, s, s.config.Spec)
+	if err != nil {
+		return in, err
+	}
+	if in.Certificates, err = r.certificates(ctx, s, in.Role); err != nil {
+		return in, err
+	}
+	if err := r.addSecrets(ctx, s, &in); err != nil {
+		return in, err
+	}
+	if in.Role == nodeconfig.RoleWorker {
+		in.Token, err = newToken()
+	}
+	return in, err
+}
+
+// settings returns the input of the configuration of a node with the spec, without any Secret. The error is one as of input.
+func (r *Reconciler) settings(ctx context.Context, s *scope, spec bootstrapv1.CapstanConfigSpec) (render.Input, error) {
 	in := render.Input{ClusterName: s.cluster.Name, Spec: spec, APIServerPort: render.APIServerPort(s.cluster)}
 
 	var err error
 	if in.Role, err = role(spec.Role, s.owner.controlPlane); err != nil {
-		return in, err
-	}
-	if err := mayBegin(s, in.Role); err != nil {
 		return in, err
 	}
 	settings, err := r.clusterSettings(s, in.Role)
@@ -66,32 +83,26 @@ func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) 
 	if in.Network, err = render.Network(s.cluster, settings); err != nil {
 		return in, waitFor(bootstrapv1.InvalidConfigReason, "%s", err)
 	}
-	if in.Endpoint, err = r.endpoint(ctx, s, in.Network); err != nil {
-		return in, err
-	}
-	if in.Certificates, err = r.certificates(ctx, s, in.Role); err != nil {
-		return in, err
-	}
-	if in.Role != nodeconfig.RoleWorker && render.NeedsEncryptionKey(spec.Cluster.Encryption) {
+	in.Endpoint, err = r.endpoint(ctx, s, in.Network)
+	return in, err
+}
+
+// addSecrets reads the encryption key, and what the spec references. An update in place needs both, but no certificate authority. The error
+// is one as of input.
+func (r *Reconciler) addSecrets(ctx context.Context, s *scope, in *render.Input) (err error) {
+	if in.Role != nodeconfig.RoleWorker && render.NeedsEncryptionKey(in.Spec.Cluster.Encryption) {
 		if in.EncryptionKey, err = r.encryptionKey(ctx, s.cluster); err != nil {
-			return in, err
+			return err
 		}
 	}
-	if in.Secrets, in.ConfigMaps, err = r.references(ctx, s.config); err != nil {
-		return in, err
-	}
-	if in.Role == nodeconfig.RoleWorker {
-		if in.Token, err = newToken(); err != nil {
-			return in, err
-		}
-	}
-	return in, nil
+	in.Secrets, in.ConfigMaps, err = r.references(ctx, s.config.Namespace, in.Spec)
+	return err
 }
 
 // mayBegin ensures that only one machine starts the cluster. A manager that was paused for long and has lost its lease
 // can still create a second one. A control plane of an older Capstan does not record its first Machine.
-func mayBegin(s *scope, role nodeconfig.Role) error {
-	if role != nodeconfig.RoleInit || s.controlPlane == nil || s.owner.joined {
+func mayBegin(s *scope) error {
+	if s.config.Spec.Role != bootstrapv1.RoleInit || s.controlPlane == nil || s.owner.joined {
 		return nil
 	}
 	first := controlplanev1.GetFirstMachine(s.controlPlane)
@@ -262,11 +273,11 @@ func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Clust
 		"the Secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)}
 }
 
-// references reads the content of all Secrets and ConfigMaps that the spec references. All of it becomes bootstrap data, which is one
+// references reads the content of all Secrets and ConfigMaps that the spec references. All of it becomes data of a machine, which is one
 // Secret. So more content than a Secret can have is not read: a spec can reference the same megabyte two hundred times.
-func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.CapstanConfig) (map[bootstrapv1.SecretKeyReference][]byte,
+func (r *Reconciler) references(ctx context.Context, namespace string, spec bootstrapv1.CapstanConfigSpec) (map[bootstrapv1.SecretKeyReference][]byte,
 	map[bootstrapv1.ConfigMapKeyReference][]byte, error) {
-	secretKeys, configMapKeys := render.References(config.Spec)
+	secretKeys, configMapKeys := render.References(spec)
 	secrets, configMaps := map[bootstrapv1.SecretKeyReference][]byte{}, map[bootstrapv1.ConfigMapKeyReference][]byte{}
 	left := corev1.MaxSecretSize
 	take := func(content []byte, err error) ([]byte, error) {
@@ -280,12 +291,12 @@ func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.Capstan
 	}
 	var err error
 	for _, ref := range secretKeys {
-		if secrets[ref], err = take(contentsource.Secret(ctx, r.Client, config.Namespace, ref)); err != nil {
+		if secrets[ref], err = take(contentsource.Secret(ctx, r.Client, namespace, ref)); err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, ref := range configMapKeys {
-		if configMaps[ref], err = take(contentsource.ConfigMap(ctx, r.Client, config.Namespace, ref)); err != nil {
+		if configMaps[ref], err = take(contentsource.ConfigMap(ctx, r.Client, namespace, ref)); err != nil {
 			return nil, nil, err
 		}
 	}

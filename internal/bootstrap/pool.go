@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -31,8 +30,8 @@ func poolSecretName(config *bootstrapv1.CapstanConfig, version string) string {
 	return config.Name + "-" + hex.EncodeToString(sum[:poolHashLength/2])
 }
 
-// formerData returns the data that a pool uses as long as new data cannot be created, or nil. Its token must be renewed
-// even if the new spec is invalid.
+// formerData returns the data that a pool uses as long as new data cannot be created, or nil. Its token must be renewed, and its
+// certificate authorities replaced, even if the new spec is invalid.
 func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 	name := s.config.Status.DataSecretName
 	if s.owner.pool == nil || name == "" || name == dataSecretName(s) {
@@ -42,7 +41,7 @@ func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 	if err := r.SecretCachingClient.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: name}, former); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
-	return former.Data[secret.KubeconfigDataName], nil
+	return r.refreshAuthorities(ctx, s, former)
 }
 
 // poolData reports whether a Secret contains the data of a pool's machines, even if it lost its owner reference or has

@@ -701,29 +701,30 @@ func TestMayBegin(t *testing.T) {
 	const first, other = `{"name":"a"}`, `{"name":"b"}`
 	initialized := map[string]string{controlplanev1.InitializedAnnotation: "true"}
 	for name, c := range map[string]struct {
-		role   nodeconfig.Role
+		role   bootstrapv1.Role
 		first  string
 		more   map[string]string
 		joined bool
 		says   string
 	}{
-		"the first":                 {nodeconfig.RoleInit, first, nil, false, ""},
-		"another one":               {nodeconfig.RoleInit, other, nil, false, "the Machine b starts"},
-		"too late":                  {nodeconfig.RoleInit, first, initialized, false, "has already started"},
-		"its data was deleted":      {nodeconfig.RoleInit, first, initialized, true, ""},
-		"of an older Capstan":       {nodeconfig.RoleInit, "", initialized, false, ""},
-		"of a restored cluster":     {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, initialized, false, ""},
-		"the restore is done":       {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, map[string]string{controlplanev1.RestoredAnnotation: "r"}, false, "has already started"},
-		"a machine that only joins": {nodeconfig.RoleControlPlane, other, initialized, false, ""},
-		"garbage in the annotation": {nodeconfig.RoleInit, "garbage", nil, false, ""},
+		"the first":                 {bootstrapv1.RoleInit, first, nil, false, ""},
+		"another one":               {bootstrapv1.RoleInit, other, nil, false, "the Machine b starts"},
+		"too late":                  {bootstrapv1.RoleInit, first, initialized, false, "has already started"},
+		"its data was deleted":      {bootstrapv1.RoleInit, first, initialized, true, ""},
+		"of an older Capstan":       {bootstrapv1.RoleInit, "", initialized, false, ""},
+		"of a restored cluster":     {bootstrapv1.RoleInit, `{"name":"a","restore":"r"}`, initialized, false, ""},
+		"the restore is done":       {bootstrapv1.RoleInit, `{"name":"a","restore":"r"}`, map[string]string{controlplanev1.RestoredAnnotation: "r"}, false, "has already started"},
+		"a machine that only joins": {bootstrapv1.RoleControlPlane, other, initialized, false, ""},
+		"garbage in the annotation": {bootstrapv1.RoleInit, "garbage", nil, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scope{config: &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, owner: &owner{joined: c.joined}, controlPlane: &controlplanev1.CapstanControlPlane{}}
+			s.config.Spec.Role = c.role
 			s.controlPlane.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: c.first}
 			for k, v := range c.more {
 				s.controlPlane.Annotations[k] = v
 			}
-			err := mayBegin(s, c.role)
+			err := mayBegin(s)
 			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}

@@ -67,8 +67,11 @@ func updating(s *scope) bool {
 // updateData renders the data and writes the Secret if its content or its annotations differ. The error is a *notYet if an
 // input is missing.
 func (r *Reconciler) updateData(ctx context.Context, s *scope) error {
-	in, err := r.input(ctx, s)
+	in, err := r.settings(ctx, s, render.ForUpdate(s.config.Spec))
 	if err != nil {
+		return err
+	}
+	if err := r.addSecrets(ctx, s, &in); err != nil {
 		return err
 	}
 	data, err := render.Update(in)

@@ -32,17 +32,24 @@ func setUpdating(o metav1.Object, on bool) {
 }
 
 // Row ALL-17: an update in place has its own data without the parts that a machine uses only once. The bootstrap data stays. The
-// update data follows the specification and the version, and is removed with the annotation.
+// update data follows the specification and the version, needs no Secret of the other parts, and is removed with the annotation.
 func TestUpdateData_ALL17(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
+	once := &corev1.Secret{ObjectMeta: cluster.Meta("once"), Data: map[string][]byte{"x": []byte("once")}}
+	cluster.Create(once)
 	machine, config := cluster.Machine("worker", func(m *clusterv1.Machine) { m.Spec.Version = "v1.35.4" }, func(c *bootstrapv1.CapstanConfig) {
-		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/once", Content: "once"}, {Path: "/etc/again", Content: "first", Repeatable: ptr.To(true)}}
+		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/once", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "once", Key: "x"}}}, {Path: "/etc/again", Content: "first", Repeatable: ptr.To(true)}}
 		c.Spec.PreCommands = []string{"echo once"}
 		c.Spec.UpdateCommands = []string{"echo again"}
 	})
 	dataOf(t, cluster, config)
 	before := string(cluster.Secret("worker").Data["value"])
+	for _, unused := range []*corev1.Secret{once, cluster.Secret("demo-ca")} {
+		if err := env.Client.Delete(t.Context(), unused); err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	// A machine that has not started needs no update data.
 	cluster.Change(config, func() { setUpdating(config, true); config.Spec.Files[1].Content = "old" })

@@ -102,16 +102,27 @@ func CloudConfig(in Input) ([]byte, error) {
 }
 
 // Update renders the data of an update in place: the configuration of the node, and the files and commands that can be
-// repeated. It has none of the parts that a machine uses once (the bootstrap token, the restore, other files and commands), and
-// no certificate authority: authorities reach a machine that runs by their rotation. Equal inputs give equal data.
+// repeated. It has none of the parts that a machine uses once (ForUpdate, the bootstrap token), and no certificate authority:
+// authorities reach a machine that runs by their rotation. Equal inputs give equal data.
 func Update(in Input) ([]byte, error) {
-	in.Token, in.Certificates, in.Spec.Restore = "", nil, bootstrapv1.RestoreSource{}
-	in.Spec.Files = slices.DeleteFunc(slices.Clone(in.Spec.Files), func(f bootstrapv1.File) bool { return !ptr.Deref(f.Repeatable, false) })
+	in.Token, in.Certificates, in.Spec = "", nil, ForUpdate(in.Spec)
 	files, err := files(in)
 	if err != nil {
 		return nil, err
 	}
 	return marshal(cloudConfig{WriteFiles: files, RunCmd: append([]string{nodeconfig.UpdateCommand}, in.Spec.UpdateCommands...)})
+}
+
+// ForUpdate returns a spec without the parts that a machine uses once: the restore, the passwords of users, and files that are not
+// repeatable. So an update in place needs no Secret that only these parts reference.
+func ForUpdate(spec bootstrapv1.CapstanConfigSpec) bootstrapv1.CapstanConfigSpec {
+	spec.Restore = bootstrapv1.RestoreSource{}
+	spec.Users = slices.Clone(spec.Users) // The owners of files stay.
+	for i := range spec.Users {
+		spec.Users[i].PasswdFrom = bootstrapv1.PasswdSource{}
+	}
+	spec.Files = slices.DeleteFunc(slices.Clone(spec.Files), func(f bootstrapv1.File) bool { return !ptr.Deref(f.Repeatable, false) })
+	return spec
 }
 
 func marshal(c cloudConfig) ([]byte, error) {
@@ -396,9 +407,9 @@ func args(in []bootstrapv1.Arg) []nodeconfig.Arg {
 // Token returns the bootstrap token in bootstrap data that CloudConfig rendered, or "" without a token. Only the data
 // secret stores the token, so it survives a restart of the provider and a move to another management cluster.
 func Token(data []byte) (string, error) {
-	var config cloudConfig
-	if err := Document(data, &config); err != nil {
-		return "", fmt.Errorf("the bootstrap data is not a cloud-config of Capstan")
+	config, err := parse(data)
+	if err != nil {
+		return "", err
 	}
 	for _, f := range config.WriteFiles {
 		if f.Path != nodeconfig.Path {
@@ -411,4 +422,29 @@ func Token(data []byte) (string, error) {
 		return node.BootstrapToken, nil
 	}
 	return "", nil
+}
+
+// WithCertificates returns bootstrap data that CloudConfig rendered, with other content of certificates that it has. It needs none of the
+// inputs of the rest.
+func WithCertificates(data []byte, certificates []File) ([]byte, error) {
+	config, err := parse(data)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range certificates {
+		i := slices.IndexFunc(config.WriteFiles, func(f writeFile) bool { return f.Path == c.Path })
+		if i < 0 {
+			return nil, fmt.Errorf("the bootstrap data has no file %s", c.Path)
+		}
+		config.WriteFiles[i] = ownFile(c.Path, c.Permissions, c.Content)
+	}
+	return marshal(config)
+}
+
+func parse(data []byte) (cloudConfig, error) {
+	var config cloudConfig
+	if err := Document(data, &config); err != nil {
+		return config, errors.New("the bootstrap data is not a cloud-config of Capstan")
+	}
+	return config, nil
 }

@@ -3,8 +3,10 @@ package render_test
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -360,6 +362,48 @@ func TestToken(t *testing.T) {
 	}
 	if _, err := render.Token([]byte(manyAliases)); err == nil {
 		t.Error("no error for data with many aliases")
+	}
+}
+
+// TestWithCertificates: other certificates change nothing else.
+func TestWithCertificates(t *testing.T) {
+	for name, in := range map[string]render.Input{"worker": worker(t), "everything": everything(t)} {
+		before, err := render.CloudConfig(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Certificates = slices.Clone(in.Certificates)
+		in.Certificates[0].Content = []byte("CA\nNEW: CA\n")
+		want, err := render.CloudConfig(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := render.WithCertificates(before, in.Certificates[:1]); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %v, got\n%s", name, err, got)
+		}
+		if _, err := render.WithCertificates(before, []render.File{{Path: "/etc/other.crt"}}); err == nil {
+			t.Errorf("%s: no error for a certificate that the data does not have", name)
+		}
+	}
+}
+
+// TestForUpdate: the data of an update in place needs no Secret of a part that a machine uses once.
+func TestForUpdate(t *testing.T) {
+	in := everything(t)
+	for i := range in.Spec.Files {
+		in.Spec.Files[i].Repeatable = ptr.To(in.Spec.Files[i].Path != "/etc/secret" && in.Spec.Files[i].Path != "/etc/compressed")
+	}
+	want, err := render.Update(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets, configMaps := render.References(render.ForUpdate(in.Spec))
+	if len(secrets) != 3 || len(configMaps) != 1 {
+		t.Errorf("the update needs the Secrets %v and the ConfigMaps %v, want those of the authentication and the registry", secrets, configMaps)
+	}
+	maps.DeleteFunc(in.Secrets, func(key bootstrapv1.SecretKeyReference, _ []byte) bool { return !slices.Contains(secrets, key) })
+	if got, err := render.Update(in); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v, got\n%s\nwant\n%s", err, got, want)
 	}
 }
 
