@@ -288,7 +288,7 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	if err := r.Client.List(reading, machines, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
 		return nil, err
 	}
-	out, err := r.lackingOnTheWay(reading, state, machines)
+	out, err := r.lackingOnTheWay(reading, s, state, machines)
 	if err != nil {
 		return nil, err
 	}
@@ -306,8 +306,8 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	return append(out, model.PendingNodes(state.Target, holders)...), nil
 }
 
-// lackingOnTheWay describes the workers without a Node that may not have the target.
-func (r *rotations) lackingOnTheWay(ctx context.Context, state model.Rotation, machines *clusterv1.MachineList) ([]string, error) {
+// lackingOnTheWay describes the workers without a Node, and the next workers of pools, that may not have the target.
+func (r *rotations) lackingOnTheWay(ctx context.Context, s *scope, state model.Rotation, machines *clusterv1.MachineList) ([]string, error) {
 	own, pooled := workersOnTheWay(machines)
 	holders, err := r.holders(ctx, own)
 	if err != nil {
@@ -316,6 +316,32 @@ func (r *rotations) lackingOnTheWay(ctx context.Context, state model.Rotation, m
 	out := model.PendingMachines(state.Target, holders, "Machine %s has no Node yet, and was made with other certificate authorities: when it has joined it follows; if it never does, delete it")
 	for _, m := range pooled {
 		out = append(out, fmt.Sprintf("Machine %s of a pool has started and has no Node yet, and can have other certificate authorities: when it has joined it follows; if it never does, delete it", m.Name))
+	}
+	pools, err := r.poolHolders(ctx, s)
+	return append(out, model.PendingMachines(state.Target, pools, "the bootstrap data of MachinePool %s has other certificate authorities: its CapstanConfig reports why they are not replaced, or is paused")...), err
+}
+
+// poolHolders returns the MachinePools with a CapstanConfig, and the authorities in their bootstrap data. Deleted data makes no machine:
+// it is created again with the target.
+func (r *rotations) poolHolders(ctx context.Context, s *scope) ([]model.TrustHolder, error) {
+	pools := &clusterv1.MachinePoolList{}
+	if err := r.Client.List(ctx, pools, reconciling.OfCluster(client.ObjectKeyFromObject(s.Cluster))); err != nil {
+		return nil, err
+	}
+	var out []model.TrustHolder
+	for i := range pools.Items {
+		from := pools.Items[i].Spec.Template.Spec.Bootstrap
+		name := ptr.Deref(from.DataSecretName, "")
+		if name == "" || from.ConfigRef.APIGroup != bootstrapv1.GroupVersion.Group || !pools.Items[i].DeletionTimestamp.IsZero() {
+			continue
+		}
+		data, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name})
+		if err != nil {
+			return nil, err
+		}
+		if data != nil {
+			out = append(out, model.TrustHolder{Name: pools.Items[i].Name, Trusted: model.SplitFingerprints(data.Annotations[bootstrapv1.AuthoritiesAnnotation])})
+		}
 	}
 	return out, nil
 }

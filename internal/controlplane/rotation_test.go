@@ -284,6 +284,52 @@ func TestRotationAndMachinesOfPools(t *testing.T) {
 	}
 }
 
+// TestRotationAndDataOfPools: a rotation waits until the bootstrap data of a MachinePool has the target. It does not wait for data of another
+// bootstrap provider, for deleted data, and for a pool that is being deleted.
+func TestRotationAndDataOfPools(t *testing.T) {
+	r := newRotating(t)
+	s := r.scope()
+	pool := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", Labels: map[string]string{clusterv1.ClusterNameLabel: "demo"}, Finalizers: []string{"x"}}}
+	from := &pool.Spec.Template.Spec.Bootstrap
+	from.ConfigRef = clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: bootstrapv1.ConfigKind, Name: "p"}
+	data := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p-1", Annotations: map[string]string{bootstrapv1.AuthoritiesAnnotation: "former"}}}
+	write := func(do func(context.Context, client.Object) error, obj client.Object) {
+		t.Helper()
+		if err := do(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update := func(ctx context.Context, obj client.Object) error { return r.management.Update(ctx, obj) }
+	remove := func(ctx context.Context, obj client.Object) error { return r.management.Delete(ctx, obj) }
+	create := func(ctx context.Context, obj client.Object) error { return r.management.Create(ctx, obj) }
+	published := &corev1.ConfigMap{}
+	r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(s.Authority.Data[secret.TLSCrtDataName])} })
+	rotations := &rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}
+	group := func(name string) func() { return func() { from.ConfigRef.APIGroup = name; write(update, pool) } }
+	for _, step := range []struct {
+		name   string
+		before func()
+		waits  bool
+	}{
+		{"no data yet", func() { write(create, pool); write(create, data) }, false},
+		{"former data", func() { from.DataSecretName = ptr.To("p-1"); write(update, pool) }, true},
+		{"data of another provider", group("bootstrap.cluster.x-k8s.io"), false},
+		{"former data again", group(bootstrapv1.GroupVersion.Group), true},
+		{"the target", func() {
+			data.Annotations[bootstrapv1.AuthoritiesAnnotation] = strings.Join(s.Rotation().Target, ",")
+			write(update, data)
+		}, false},
+		{"data without a record", func() { data.Annotations = nil; write(update, data) }, true},
+		{"a deleted pool", func() { write(remove, pool) }, false},
+	} {
+		step.before()
+		lacking, err := rotations.lackingNodes(t.Context(), s, s.Rotation())
+		if waits := strings.Contains(strings.Join(lacking, "\n"), "the bootstrap data of MachinePool p"); err != nil || waits != step.waits {
+			t.Errorf("%s: the rotation waits for the pool: %v, %v", step.name, waits, err)
+		}
+	}
+}
+
 // TestRotationInPasses: a cluster can have more Nodes than one pass reaches. The next pass continues, and no pass reads a Machine that the
 // cache contains.
 func TestRotationInPasses(t *testing.T) {
