@@ -627,9 +627,11 @@ func TestInvalid(t *testing.T) {
 			c.Spec.ClusterNetwork.Pods.CIDRBlocks, c.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.1.0.0/16"}
 		}, want: "overlap"},
 		"an endpoint in the pod network": {cluster: func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.200.0.0/16"} }, want: "lies in the cluster's own network"},
-		"a file in our folder": {config: func(c *bootstrapv1.CapstanConfig) {
-			c.Spec.Files = []bootstrapv1.File{{Path: "/etc/capstan/x", Content: "x"}}
-		}, want: "which only Capstan writes"},
+		"a Secret with another encoding": {config: func(c *bootstrapv1.CapstanConfig) {
+			f := bootstrapv1.File{Path: "/etc/x", Encoding: bootstrapv1.EncodingGzip}
+			f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "demo-ca", Key: "tls.crt"}
+			c.Spec.Files = []bootstrapv1.File{f}
+		}, want: "spec.files[0]: content: is not gzip"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := testcluster.New(t, env, c.cluster)

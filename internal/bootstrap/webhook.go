@@ -80,7 +80,38 @@ func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.Er
 	apiServer := path.Child("cluster", "apiServer")
 	errs = append(errs, validateDocument(spec.Cluster.APIServer.AuditPolicy, "audit.k8s.io", "Policy", apiServer.Child("auditPolicy"))...)
 	errs = append(errs, validateDocument(spec.Cluster.APIServer.Authentication, "apiserver.config.k8s.io", "AuthenticationConfiguration", apiServer.Child("authentication"))...)
+	errs = append(errs, validateFiles(spec.Files, path.Child("files"))...)
+	errs = append(errs, validateArguments(spec.Kubelet.ExtraArgs, path.Child("kubelet"), nodeconfig.CheckKubeletArg)...)
+	errs = append(errs, validateArguments(spec.Cluster.APIServer.ExtraArgs, apiServer, nodeconfig.CheckAPIServerArg)...)
+	errs = append(errs, validateArguments(spec.Cluster.Etcd.ExtraArgs, path.Child("cluster", "etcd"), nodeconfig.CheckEtcdArg)...)
 	return append(errs, validateSettings(spec, path)...)
+}
+
+// validateFiles checks paths and inline content. The content of a Secret or ConfigMap is checked later, and reported by a condition.
+func validateFiles(files []bootstrapv1.File, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	left := int64(render.MaxUnpacked)
+	for i, f := range files {
+		errs = append(errs, invalid(path.Index(i), render.CheckFile(f, &left))...)
+	}
+	return errs
+}
+
+// validateArguments checks the arguments of a component with the function that the machine uses.
+func validateArguments(arguments []bootstrapv1.Arg, component *field.Path, check func(nodeconfig.Arg) error) field.ErrorList {
+	var errs field.ErrorList
+	for i, a := range arguments {
+		errs = append(errs, invalid(component.Child("extraArgs").Index(i), check(nodeconfig.Arg{Name: a.Name, Value: a.Value}))...)
+	}
+	return errs
+}
+
+// invalid returns the error of a field without its value, which can be a secret; nil without an error.
+func invalid(at *field.Path, err error) field.ErrorList {
+	if err == nil {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, field.OmitValueType{}, err.Error())}
 }
 
 // validateSettings checks the settings of components with the functions that the machine uses. Values that depend on the networks
@@ -88,9 +119,7 @@ func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.Er
 func validateSettings(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	check := func(at *field.Path, err error) {
-		if err != nil {
-			errs = append(errs, field.Invalid(at, field.OmitValueType{}, err.Error()))
-		}
+		errs = append(errs, invalid(at, err)...)
 	}
 	patch := func(object runtime.RawExtension, at *field.Path, verify func(map[string]any) error) {
 		if len(object.Raw) == 0 {

@@ -1,7 +1,11 @@
 package bootstrap
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -26,7 +30,7 @@ type rules map[string]rule
 // TestRules checks the rules of the CRD and the webhook, for configs and templates.
 func TestRules(t *testing.T) {
 	namespace := env.Namespace(t)
-	for _, all := range []rules{generalRules(), nodeRules(), componentRules(), fileRules(), registryRules(), userRules(), imageRules(), proxyRules(), dnsRules()} {
+	for _, all := range []rules{generalRules(), nodeRules(), componentRules(), fileRules(t), registryRules(), userRules(), imageRules(), proxyRules(), dnsRules()} {
 		checkRules(t, namespace, all)
 	}
 }
@@ -83,22 +87,39 @@ func componentRules() rules {
 	environment := func(variables ...bootstrapv1.EnvVar) func(*spec) {
 		return func(s *spec) { s.Kubelet.Env = variables }
 	}
+	apiServer := func(change func(*bootstrapv1.APIServerSpec)) func(*spec) {
+		return func(s *spec) { s.Role = bootstrapv1.RoleControlPlane; change(&s.Cluster.APIServer) }
+	}
+	arg := func(name, value string) []bootstrapv1.Arg { return []bootstrapv1.Arg{{Name: name, Value: value}} }
 	return rules{
-		"an argument with dashes":     {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
-		"an argument without value":   {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
-		"the kubelet's configuration": {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
-		"an unknown field":            {kubelet(`{"maxPod":60}`), `unknown field "maxPod"`},
-		"a field of Capstan":          {kubelet(`{"authorization":{"mode":"AlwaysAllow"}}`), "authorization: Capstan sets this field"},
-		"a field in capitals":         {kubelet(`{"StaticPodPath":"/x"}`), `unknown field "StaticPodPath"`},
-		"a long configuration":        {kubelet(`{"clusterDNS":["` + strings.Repeat("x", 20000) + `"]}`), "expected at most 16384"},
-		"kube-proxy's configuration":  {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`) }, ""},
-		"kube-proxy's mode":           {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"mode":"iptables"}`) }, "mode: Capstan sets this field"},
-		"variables":                   {environment(bootstrapv1.EnvVar{Name: "GOGC", Value: "50"}, bootstrapv1.EnvVar{Name: "GODEBUG"}), ""},
-		"a variable with =":           {environment(bootstrapv1.EnvVar{Name: "A=B", Value: "1"}), "should match"},
-		"a variable with a NUL":       {environment(bootstrapv1.EnvVar{Name: "A", Value: "1\x002"}), "should match"},
-		"a variable without name":     {environment(bootstrapv1.EnvVar{Value: "1"}), "name"},
-		"a variable twice":            {environment(bootstrapv1.EnvVar{Name: "A", Value: "1"}, bootstrapv1.EnvVar{Name: "A", Value: "2"}), "Duplicate value"},
-		"a long variable":             {environment(bootstrapv1.EnvVar{Name: "A", Value: strings.Repeat("x", 5000)}), "may not be more than 4096"},
+		"an argument with a NUL": {func(s *spec) { s.Kubelet.ExtraArgs = arg("v", "2\x00") }, "should match"},
+		"an in-tree cloud":       {func(s *spec) { s.Kubelet.ExtraArgs = arg("cloud-provider", "aws") }, `kubelet.extraArgs[0]: Invalid value: cloud-provider: expected external or no value, found "aws"`},
+		"an external cloud":      {func(s *spec) { s.Kubelet.ExtraArgs = arg("cloud-provider", "external") }, ""},
+		"an argument for OIDC":   {apiServer(func(a *bootstrapv1.APIServerSpec) { a.ExtraArgs = arg("oidc-issuer-url", "https://a") }), "set cluster.apiServer.authentication instead"},
+		"an argument of a member": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster.Etcd.ExtraArgs = arg("initial-cluster", "a=https://a:2380")
+		}, "initial-cluster: Capstan sets it"},
+		"names of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) {
+			a.CertSANs = []string{"api.example.com", "*.example.com", "API_1", "192.0.2.7", "2001:db8::1"}
+		}), ""},
+		"a URL as name of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"https://api.example.com"} }), "expected DNS names and IP addresses"},
+		"a name with another script":     {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"bücher.example.com"} }), "expected DNS names and IP addresses"},
+		"an argument with dashes":        {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
+		"an argument without value":      {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
+		"the kubelet's configuration":    {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
+		"an unknown field":               {kubelet(`{"maxPod":60}`), `unknown field "maxPod"`},
+		"a field of Capstan":             {kubelet(`{"authorization":{"mode":"AlwaysAllow"}}`), "authorization: Capstan sets this field"},
+		"a field in capitals":            {kubelet(`{"StaticPodPath":"/x"}`), `unknown field "StaticPodPath"`},
+		"a long configuration":           {kubelet(`{"clusterDNS":["` + strings.Repeat("x", 20000) + `"]}`), "expected at most 16384"},
+		"kube-proxy's configuration":     {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`) }, ""},
+		"kube-proxy's mode":              {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"mode":"iptables"}`) }, "mode: Capstan sets this field"},
+		"variables":                      {environment(bootstrapv1.EnvVar{Name: "GOGC", Value: "50"}, bootstrapv1.EnvVar{Name: "GODEBUG"}), ""},
+		"a variable with =":              {environment(bootstrapv1.EnvVar{Name: "A=B", Value: "1"}), "should match"},
+		"a variable with a NUL":          {environment(bootstrapv1.EnvVar{Name: "A", Value: "1\x002"}), "should match"},
+		"a variable without name":        {environment(bootstrapv1.EnvVar{Value: "1"}), "name"},
+		"a variable twice":               {environment(bootstrapv1.EnvVar{Name: "A", Value: "1"}, bootstrapv1.EnvVar{Name: "A", Value: "2"}), "Duplicate value"},
+		"a long variable":                {environment(bootstrapv1.EnvVar{Name: "A", Value: strings.Repeat("x", 5000)}), "may not be more than 4096"},
 		"variables of an external etcd": {func(s *spec) {
 			s.Role = bootstrapv1.RoleControlPlane
 			s.Cluster.Etcd = bootstrapv1.EtcdSpec{Env: []bootstrapv1.EnvVar{{Name: "A"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd"}}}
@@ -106,7 +127,8 @@ func componentRules() rules {
 	}
 }
 
-func fileRules() rules {
+func fileRules(t *testing.T) rules {
+	t.Helper()
 	type spec = bootstrapv1.CapstanConfigSpec
 	file := func(change func(*bootstrapv1.File)) func(*spec) {
 		return func(s *spec) {
@@ -117,13 +139,44 @@ func fileRules() rules {
 	}
 	return rules{
 		"a relative path": {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
-		"permissions":     {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
-		"an encoding":     {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
-		"content twice":   {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
+		"a path with ..":  {file(func(f *bootstrapv1.File) { f.Path = "/etc/../x" }), `files[0]: Invalid value: path "/etc/../x" is not in its shortest form: write "/x"`},
+		"a folder":        {file(func(f *bootstrapv1.File) { f.Path = "/etc/x/" }), "is not in its shortest form"},
+		"Capstan's own":   {file(func(f *bootstrapv1.File) { f.Path = "/etc/capstan/node.yaml" }), "which only Capstan writes"},
+		"a path in lines": {file(func(f *bootstrapv1.File) { f.Path = "/etc/x\ny" }), "contains a control character"},
+		"a long name":     {file(func(f *bootstrapv1.File) { f.Path = "/etc/" + strings.Repeat("x", 241) }), "expected names with at most 240 bytes, found one with 241"},
+		"an owner":        {file(func(f *bootstrapv1.File) { f.Owner = "ann:1000" }), ""},
+		"only a group":    {file(func(f *bootstrapv1.File) { f.Owner = ":staff" }), ""},
+		"three owners":    {file(func(f *bootstrapv1.File) { f.Owner = "a:b:c" }), "expected user or user:group"},
+		"a spaced owner":  {file(func(f *bootstrapv1.File) { f.Owner = "ann staff" }), "expected user or user:group"},
+		"no base64":       {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = "%", bootstrapv1.EncodingBase64 }), "content: is not base64, but the encoding of /etc/x is base64"},
+		"text as gzip":    {file(func(f *bootstrapv1.File) { f.Encoding = bootstrapv1.EncodingGzip }), "content: is not gzip"},
+		"damaged gzip":    {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 10)[:20], bootstrapv1.EncodingGzipBase64 }), "content: is damaged gzip"},
+		"gzip":            {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 32<<20), bootstrapv1.EncodingGzipBase64 }), ""},
+		"much gzip": {func(s *spec) {
+			f := bootstrapv1.File{Content: zeros(t, 33<<20), Encoding: bootstrapv1.EncodingGzipBase64}
+			for _, f.Path = range []string{"/a", "/b"} {
+				s.Files = append(s.Files, f)
+			}
+		}, "files[1]: Invalid value: the files of the spec have more than 64 MiB unpacked"},
+		"permissions":   {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
+		"an encoding":   {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
+		"content twice": {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
 		"a file of a ConfigMap": {file(func(f *bootstrapv1.File) {
 			f.Content, f.ContentFrom = "", bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
 		}), ""},
 	}
+}
+
+// zeros returns zeros with gzip and base64.
+func zeros(t *testing.T, size int) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, err := w.Write(make([]byte, size))
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(out.Bytes())
 }
 
 func registryRules() rules {

@@ -262,6 +262,7 @@ type Arg struct {
 	// value is the value of the argument. It may be empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=10240
+	// +kubebuilder:validation:Pattern=`^[^\x00]*$`
 	Value string `json:"value,omitempty"`
 }
 
@@ -413,7 +414,7 @@ type Taint struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.repeatable) || !self.repeatable || !has(self.append) || !self.append",message="repeatable and append cannot be used together: every update would add the content again"
 // +kubebuilder:validation:XValidation:rule="!has(self.content) || !has(self.contentFrom)",message="content and contentFrom cannot be used together"
 type File struct {
-	// path is the absolute path of the file.
+	// path is the absolute path of the file in its shortest form.
 	// +required
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=512
@@ -424,6 +425,7 @@ type File struct {
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([A-Za-z0-9_][A-Za-z0-9_.@-]*)?(:([A-Za-z0-9_][A-Za-z0-9_.@-]*)?)?$')",message="expected user or user:group, as names or numbers, for example ann:staff"
 	Owner string `json:"owner,omitempty"`
 
 	// permissions are the permissions of the file in octal. Default: 0644, or 0600 if the content comes from a

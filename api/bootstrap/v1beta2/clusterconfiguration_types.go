@@ -239,13 +239,14 @@ type APIServerSpec struct {
 	// +kubebuilder:validation:MaxItems=50
 	Env []EnvVar `json:"env,omitempty"`
 
-	// certSANs are additional names and addresses in the API server's certificate.
+	// certSANs are additional names and addresses in the API server's certificate, for example api.example.com, *.example.com or 192.0.2.7.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isIP(n) || n.matches('^([*][.])?[a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?([.][a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?)*$'))",message="expected DNS names and IP addresses, without a scheme and a port, for example api.example.com"
 	CertSANs []string `json:"certSANs,omitempty"`
 
 	// auditPolicy is an audit.k8s.io/v1 Policy. The default policy records the user and the verb of each request,

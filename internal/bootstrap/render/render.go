@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/manifest"
+	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -29,6 +31,10 @@ const (
 	ownFolder = "/etc/capstan/"
 
 	header = "#cloud-config\n"
+
+	// maxNameBytes is the longest name of a file or folder. A machine writes a file beside its path first, with a longer name, and a name
+	// has at most 255 bytes.
+	maxNameBytes = 240
 )
 
 // controlPlaneTaint keeps workloads off control plane machines.
@@ -176,8 +182,9 @@ func files(in Input) ([]writeFile, error) {
 		}
 		out = append(out, ownFile(nodeconfig.RestorePath, "0600", restore))
 	}
+	left := int64(MaxUnpacked)
 	for i, f := range in.Spec.Files {
-		file, err := in.userFile(f)
+		file, err := in.userFile(f, &left)
 		if err != nil {
 			return nil, fmt.Errorf("spec.files[%d]: %w", i, err)
 		}
@@ -254,12 +261,40 @@ func ownFile(path, permissions string, content []byte) writeFile {
 	return f
 }
 
-func (in Input) userFile(f bootstrapv1.File) (writeFile, error) {
-	if clean := path.Clean(f.Path); clean != f.Path {
-		return writeFile{}, fmt.Errorf("path %q is not in its shortest form: write %q", f.Path, clean)
+// MaxUnpacked bounds the size of all files of a spec without their encodings, because whoever checks them unpacks them.
+const MaxUnpacked = cloudconfig.MaxFileBytes
+
+// CheckFile checks a file as CloudConfig does, without content that it references. left is the size that it and the next files may have
+// without their encodings.
+func CheckFile(f bootstrapv1.File, left *int64) error {
+	if f.ContentFrom != (bootstrapv1.ContentSource{}) {
+		f.Encoding = ""
 	}
-	if strings.HasPrefix(f.Path, ownFolder) {
-		return writeFile{}, fmt.Errorf("path %q lies in %s, which only Capstan writes", f.Path, ownFolder)
+	_, err := Input{}.userFile(f, left)
+	return err
+}
+
+func checkPath(name string) error {
+	if clean := path.Clean(name); clean != name {
+		return fmt.Errorf("path %q is not in its shortest form: write %q", name, clean)
+	}
+	if strings.HasPrefix(name, ownFolder) {
+		return fmt.Errorf("path %q lies in %s, which only Capstan writes", name, ownFolder)
+	}
+	if strings.ContainsFunc(name, unicode.IsControl) {
+		return fmt.Errorf("path %q contains a control character", name)
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if len(part) > maxNameBytes {
+			return fmt.Errorf("path %q: expected names with at most %d bytes, found one with %d", name, maxNameBytes, len(part))
+		}
+	}
+	return nil
+}
+
+func (in Input) userFile(f bootstrapv1.File, left *int64) (writeFile, error) {
+	if err := checkPath(f.Path); err != nil {
+		return writeFile{}, err
 	}
 	content, permissions := []byte(f.Content), "0644"
 	switch {
@@ -279,15 +314,21 @@ func (in Input) userFile(f bootstrapv1.File) (writeFile, error) {
 	out.Append = ptr.Deref(f.Append, false)
 	switch f.Encoding {
 	case "":
+		return out, nil
 	case bootstrapv1.EncodingGzip:
 		// Compressed data is not text and needs base64.
 		out.Encoding, out.Content = "gz+b64", base64.StdEncoding.EncodeToString(content)
-	case bootstrapv1.EncodingBase64, bootstrapv1.EncodingGzipBase64:
-		if _, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(content))); err != nil {
-			return writeFile{}, fmt.Errorf("the content of %s is not base64, but its encoding is %s", f.Path, f.Encoding)
-		}
-		out.Encoding = map[bootstrapv1.Encoding]string{bootstrapv1.EncodingBase64: "b64", bootstrapv1.EncodingGzipBase64: "gz+b64"}[f.Encoding]
-		out.Content = string(bytes.TrimSpace(content))
+	case bootstrapv1.EncodingBase64:
+		out.Encoding, out.Content = "b64", string(bytes.TrimSpace(content))
+	case bootstrapv1.EncodingGzipBase64:
+		out.Encoding, out.Content = "gz+b64", string(bytes.TrimSpace(content))
+	}
+	size, err := cloudconfig.DecodedSize(out.Content, out.Encoding, *left)
+	if err != nil {
+		return writeFile{}, fmt.Errorf("%w, but the encoding of %s is %s", err, f.Path, f.Encoding)
+	}
+	if *left -= size; *left < 0 {
+		return writeFile{}, fmt.Errorf("the files of the spec have more than %d MiB unpacked: download large files with a command", MaxUnpacked>>20)
 	}
 	return out, nil
 }
@@ -331,7 +372,7 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 	if in.Role != nodeconfig.RoleWorker {
 		out.ControlPlane = controlPlane(in)
 	}
-	if err := errors.Join(out.CheckSettings()...); err != nil {
+	if err := errors.Join(append(out.CheckSettings(), out.CheckArguments()...)...); err != nil {
 		return out, fmt.Errorf("spec.%w", err)
 	}
 	return out, nil

@@ -170,7 +170,7 @@ func TestRefused(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	bomb := b64(zipped(strings.Repeat("\x00", maxFileBytes+1)))
+	bomb := b64(zipped(strings.Repeat("\x00", MaxFileBytes+1)))
 	if _, err := decodeContent(bomb, "gz+b64"); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("got %v", err)
 	}

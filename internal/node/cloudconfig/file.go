@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFileBytes bounds the uncompressed size of a file. The data comes from Secrets, which contain at most 1 MiB.
-const maxFileBytes = 64 << 20
+// MaxFileBytes bounds the uncompressed size of a file. The data comes from Secrets, which contain at most 1 MiB.
+const MaxFileBytes = 64 << 20
 
 // File is a file to write, with decoded content.
 type File struct {
@@ -100,8 +100,27 @@ func parseMode(node yaml.Node) (os.FileMode, error) {
 	return out, nil
 }
 
-// decodeContent decodes content. It accepts all of cloud-init's names of encodings.
+// decodeContent decodes content.
 func decodeContent(content, encoding string) ([]byte, error) {
+	var out bytes.Buffer
+	n, err := decodeTo(&out, content, encoding, MaxFileBytes)
+	if err == nil && n > MaxFileBytes {
+		err = fmt.Errorf("content: has more than %d MiB uncompressed", MaxFileBytes>>20)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// DecodedSize returns the size of content without its encoding, or limit+1 if it is larger. It fails like Parse if a machine cannot decode
+// the content.
+func DecodedSize(content, encoding string, limit int64) (int64, error) {
+	return decodeTo(io.Discard, content, encoding, limit)
+}
+
+// decodeTo writes decoded content, of gzip at most limit+1 bytes. It accepts all of cloud-init's names of encodings.
+func decodeTo(out io.Writer, content, encoding string, limit int64) (int64, error) {
 	data := []byte(content)
 	var isBase64, isGzip bool
 	switch strings.ToLower(strings.TrimSpace(encoding)) {
@@ -113,28 +132,26 @@ func decodeContent(content, encoding string) ([]byte, error) {
 	case "gz+b64", "gz+base64", "gzip+b64", "gzip+base64":
 		isBase64, isGzip = true, true
 	default:
-		return nil, fmt.Errorf("encoding: %s is not supported; use b64, gzip or gzip+b64", name(encoding))
+		return 0, fmt.Errorf("encoding: %s is not supported; use b64, gzip or gzip+b64", name(encoding))
 	}
 	if isBase64 {
 		decoded, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(content), ""))
 		if err != nil {
-			return nil, errors.New("content: is not base64")
+			return 0, errors.New("content: is not base64")
 		}
 		data = decoded
 	}
-	if isGzip {
-		reader, err := gzip.NewReader(bytes.NewReader(data))
-		if err != nil {
-			return nil, errors.New("content: is not gzip")
-		}
-		unpacked, err := io.ReadAll(io.LimitReader(reader, maxFileBytes+1))
-		if err != nil {
-			return nil, errors.New("content: is damaged gzip")
-		}
-		if len(unpacked) > maxFileBytes {
-			return nil, fmt.Errorf("content: has more than %d MiB uncompressed", maxFileBytes>>20)
-		}
-		data = unpacked
+	if !isGzip {
+		n, err := out.Write(data)
+		return int64(n), err
 	}
-	return data, nil
+	reader, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return 0, errors.New("content: is not gzip")
+	}
+	n, err := io.Copy(out, io.LimitReader(reader, limit+1))
+	if err != nil {
+		return n, errors.New("content: is damaged gzip")
+	}
+	return n, nil
 }

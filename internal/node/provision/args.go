@@ -54,13 +54,9 @@ func valueOf(command []string, name string) string {
 	return value
 }
 
-// ownEtcdArgs are the arguments that identify a member or connect it with the other members.
-var ownEtcdArgs = []string{"name", "initial-cluster", "initial-cluster-state", "initial-advertise-peer-urls", "advertise-client-urls",
-	"force-new-cluster"}
-
 // checkArguments refuses arguments that conflict with those that Capstan sets.
 func (n *node) checkArguments() error {
-	var errs []error
+	errs := n.CheckArguments()
 	if _, refused := n.Node.KubeletLabels(); len(refused) > 0 {
 		errs = append(errs, fmt.Errorf("node labels %s: a kubelet must not set these on its own Node; "+
 			"put them on the Machine, where Cluster API allows them", strings.Join(refused, ", ")))
@@ -70,37 +66,13 @@ func (n *node) checkArguments() error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, n.checkCloudArguments()...)
-	if n.ControlPlane == nil {
-		return errors.Join(errs...)
-	}
-	for _, a := range n.ControlPlane.APIServer.ExtraArgs {
-		switch {
-		case strings.HasPrefix(a.Name, "oidc-"), a.Name == "anonymous-auth", a.Name == "authentication-config":
-			errs = append(errs, fmt.Errorf("API server argument %s: the API server uses structured "+
-				"authentication; set the control plane's field authentication instead", a.Name))
-		}
-	}
-	for _, a := range n.ControlPlane.Etcd.ExtraArgs {
-		if slices.Contains(ownEtcdArgs, a.Name) {
-			errs = append(errs, fmt.Errorf("etcd argument %s: Capstan sets it to connect the members of etcd; remove it", a.Name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// checkCloudArguments refuses kubelet arguments with which the Node would never be initialized, or never be found by Cluster API.
-func (n *node) checkCloudArguments() (errs []error) {
 	for _, a := range n.Kubelet.ExtraArgs {
-		switch {
-		case a.Name == "cloud-provider" && a.Value != "" && a.Value != "external":
-			errs = append(errs, fmt.Errorf("kubelet argument cloud-provider: expected external or no value, found %q", a.Value))
-		case a.Name == "provider-id" && n.Node.ProviderID != "" && a.Value != n.Node.ProviderID:
+		if a.Name == "provider-id" && n.Node.ProviderID != "" && a.Value != n.Node.ProviderID { // Cluster API would never find the Node.
 			errs = append(errs, fmt.Errorf("kubelet argument provider-id: expected %s, which is the provider id of the machine, found %q; "+
 				"leave it out", n.Node.ProviderID, a.Value))
 		}
 	}
-	return errs
+	return errors.Join(errs...)
 }
 
 // maxLearners lets all machines of a control plane join at the same time. With etcd's default of one learner, each

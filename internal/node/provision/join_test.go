@@ -39,7 +39,7 @@ func TestEtcdArguments(t *testing.T) {
 }
 
 func TestMembersOwnArgumentsAreRefused(t *testing.T) {
-	for _, name := range ownEtcdArgs {
+	for _, name := range nodeconfig.OwnEtcdArgs {
 		n := testNode(nodeconfig.RoleControlPlane, func(c *nodeconfig.NodeConfiguration) {
 			c.ControlPlane.Etcd.ExtraArgs = []nodeconfig.Arg{arg(name, "x")}
 		})
