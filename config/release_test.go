@@ -508,6 +508,31 @@ func TestMoveLabels_ALL11(t *testing.T) {
 	}
 }
 
+// TestMovePage_CTL16: the page about moves names each kind that no Cluster owns, and the labels with which clusterctl moves the others.
+func TestMovePage_CTL16(t *testing.T) {
+	text, kinds := page(t, "move.md"), 0
+	for _, objects := range providers(t) {
+		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
+			for _, label := range []string{clusterctlv1.ClusterctlMoveLabel, clusterctlv1.ClusterctlMoveHierarchyLabel} {
+				if _, has := crd.Labels[label]; !has {
+					continue
+				}
+				if kinds++; !strings.Contains(text, crd.Spec.Names.Kind) {
+					t.Errorf("docs/move.md does not contain %s, which has the label %s", crd.Spec.Names.Kind, label)
+				}
+			}
+		}
+	}
+	if kinds < 4 {
+		t.Errorf("%d kinds have a label for moves, want at least 4", kinds)
+	}
+	for _, step := range []string{"clusterctl move --", clusterctlv1.ClusterctlMoveLabel, "## Preparation", "## Clean-up"} {
+		if !strings.Contains(text, step) {
+			t.Errorf("docs/move.md does not contain %q", step)
+		}
+	}
+}
+
 // CTL-05: there is one Namespace, and every namespaced object is in it.
 func TestNamespace_CTL05(t *testing.T) {
 	clusterWide := []string{
@@ -648,7 +673,13 @@ func TestVariablesOfComponents_CTL07(t *testing.T) {
 
 func document(t *testing.T) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "clusterctl.md"))
+	return page(t, "clusterctl.md")
+}
+
+// page returns a page of the documentation.
+func page(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,9 @@ func TestVariablesOfTemplates_CTL09(t *testing.T) {
 			if _, ok := variables[name]; !ok {
 				t.Errorf("%s does not use %s", file, name)
 			}
+			if !strings.Contains(documentation, "`"+name+"`") {
+				t.Errorf("docs/clusterctl.md does not contain %s", name)
+			}
 			delete(variables, name)
 		}
 		for name, value := range variables {
@@ -130,6 +133,9 @@ func TestClusterClass_CTL10(t *testing.T) {
 		}
 		if want := strings.TrimSuffix(strings.TrimPrefix(file, "clusterclass-"), ".yaml"); objects[0].GetKind() != "ClusterClass" || objects[0].GetName() != want {
 			t.Errorf("the first object of %s is the %s %s", file, objects[0].GetKind(), objects[0].GetName())
+		}
+		if !strings.Contains(page(t, "clusterclass.md"), "`"+file+"`") {
+			t.Errorf("docs/clusterclass.md does not contain %s", file)
 		}
 		delete(unused, "ClusterClass "+objects[0].GetName())
 		references(objects[0].Object, func(field, kind, name string) {

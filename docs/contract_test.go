@@ -12,6 +12,8 @@ var (
 	row  = regexp.MustCompile(`^\| ((?:ALL|IC|IM|MP|CP|IPAM|CTL|BC)-[0-9]{2}) \|`)
 	path = regexp.MustCompile("`((?:api|internal|cmd|config|templates|docs|test)/[^`]*)`")
 	test = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+)` \\(([^)]+)\\)")
+	// namedTest also matches a test without its package.
+	namedTest = regexp.MustCompile("`(?:Test|Fuzz)[A-Za-z0-9_]+`")
 )
 
 // TestContract checks that every row of docs/contract.md exists once, that the files and tests in it exist, and that each of
@@ -28,6 +30,9 @@ func TestContract(t *testing.T) {
 		}
 		rows[id[1]] = true
 		checkReferences(t, id[1], line)
+		if named := len(namedTest.FindAllString(line, -1)); named != len(test.FindAllString(line, -1)) {
+			t.Errorf("%s names a test without its package", id[1])
+		}
 		for _, found := range test.FindAllStringSubmatch(line, -1) {
 			if text := source(t, filepath.Join("..", found[2]), found[1]); text != "" && !names(text, id[1]) {
 				t.Errorf("%s in %s proves %s: name the row in its comment or body", found[1], found[2], id[1])

@@ -15,6 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1beta1 "capstan.dev/capstan/api/bootstrap/v1beta1"
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
 )
@@ -311,7 +312,7 @@ func dnsRules() rules {
 	}
 }
 
-// TestTemplateImmutable (ALL-10, BC-01): templates cannot change, except in a dry run of the topology controller.
+// TestTemplateImmutable (ALL-10, BC-01): templates cannot change in any version, except in a dry run of the topology controller.
 func TestTemplateImmutable(t *testing.T) {
 	ctx := context.Background()
 	obj := &bootstrapv1.CapstanConfigTemplate{}
@@ -328,6 +329,12 @@ func TestTemplateImmutable(t *testing.T) {
 	obj.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
 	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
 	testenv.Refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	former := &bootstrapv1beta1.CapstanConfigTemplate{}
+	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(obj), former); err != nil {
+		t.Fatal(err)
+	}
+	former.Spec.Template.Spec.PreCommands = []string{"two"}
+	testenv.Refused(t, env.Client.Update(ctx, former), "a template cannot be changed")
 	named := &bootstrapv1.CapstanConfigTemplate{}
 	named.Namespace, named.Name = obj.Namespace, "named"
 	named.Spec.Template.Spec.Node.Name = "one"

@@ -1,8 +1,10 @@
 package controlplane
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -13,11 +15,14 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
@@ -237,7 +242,8 @@ func TestAllUnlabelled(t *testing.T) {
 	cluster.Becomes(t, cp, "the control plane continues", func() bool { return testcluster.Has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
 }
 
-// TestSecretsOfUsers (CP-14, CP-15): a Secret whose type is not Cluster API's belongs to a user and gets no owner.
+// TestSecretsOfUsers (CP-14, CP-15): a Secret whose type is not Cluster API's belongs to a user and gets no owner. No existing Secret is
+// overwritten.
 func TestSecretsOfUsers(t *testing.T) {
 	ca, cluster := newCA(t), testcluster.New(t, env, nil)
 	given := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
@@ -245,14 +251,26 @@ func TestSecretsOfUsers(t *testing.T) {
 	other := restored.DeepCopy()
 	other.Name = "demo-proxy"
 	other.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "other", UID: "other", Controller: ptr.To(true)}}
-	for _, s := range []*corev1.Secret{given, restored, other} {
-		cluster.Create(s)
+	accounts := bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ServiceAccount)
+	if err := accounts.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	keys := &corev1.Secret{ObjectMeta: cluster.Meta("demo-sa"), Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"tls.crt": accounts.KeyPair.Cert, "tls.key": accounts.KeyPair.Key}}
+	existing := []*corev1.Secret{given, restored, other, keys}
+	for _, s := range existing {
+		cluster.Create(s.DeepCopy())
 	}
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
 	expect.True(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
-	if s := cluster.Secret("demo-ca"); len(s.OwnerReferences) != 0 {
-		t.Errorf("the user's authority has an owner: %v", s.OwnerReferences)
+	for _, before := range existing {
+		s := cluster.Secret(before.Name)
+		if !maps.EqualFunc(s.Data, before.Data, bytes.Equal) || s.Type != before.Type {
+			t.Errorf("%s was overwritten", s.Name)
+		}
+		if before.Type != clusterv1.ClusterSecretType && len(s.OwnerReferences) != 0 {
+			t.Errorf("%s of the user has an owner: %v", s.Name, s.OwnerReferences)
+		}
 	}
 	if s := cluster.Secret("demo-etcd"); !metav1.IsControlledBy(s, cp) {
 		t.Errorf("the restored authority has no owner: %v", s.OwnerReferences)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -192,6 +193,9 @@ func checkSecret(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.
 	}
 	if s.Type != clusterv1.ClusterSecretType || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, cp) {
 		t.Errorf("secret %s: type %s, labels %v, owners %v", name, s.Type, s.Labels, s.OwnerReferences)
+	}
+	if single := len(s.Data["value"]) > 0 && len(s.Data) == 1; single != (name == "demo-kubeconfig" || name == "demo-encryption") || !single && (len(s.Data["tls.crt"]) == 0 || len(s.Data["tls.key"]) == 0) {
+		t.Errorf("secret %s has the keys %v", name, slices.Sorted(maps.Keys(s.Data)))
 	}
 }
 

@@ -104,6 +104,12 @@ func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 			changed.Annotations, changed.Spec.Template.Spec.HostName = annotations, "b"
 			return env.Client.Patch(ctx, changed, client.MergeFrom(machine), opts...)
 		},
+		"labels of the machines of a CapstanMachineTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
+			b.get(machine)
+			changed := machine.DeepCopy()
+			changed.Annotations, changed.Spec.Template.ObjectMeta.Labels = annotations, map[string]string{"a": "b"}
+			return env.Client.Patch(ctx, changed, client.MergeFrom(machine), opts...)
+		},
 		"CapstanClusterTemplate": func(annotations map[string]string, opts ...client.PatchOption) error {
 			b.get(cluster)
 			changed := cluster.DeepCopy()

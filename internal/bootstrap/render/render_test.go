@@ -2,9 +2,11 @@ package render_test
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -163,6 +165,36 @@ func TestGolden(t *testing.T) {
 				t.Errorf("differs from %s:\n%s", golden, got)
 			}
 		})
+	}
+}
+
+// TestSentinel_BC05: the file that means success exists after all commands, and not if one of them failed.
+func TestSentinel_BC05(t *testing.T) {
+	if nodeconfig.SentinelPath != "/run/cluster-api/bootstrap-success.complete" {
+		t.Errorf("the file is %s, which Cluster API does not know", nodeconfig.SentinelPath)
+	}
+	for _, failing := range []string{"", "before", "up", "after"} {
+		in := worker(t)
+		in.Spec.PreCommands, in.Spec.PostCommands = []string{"[ $FAILING != before ]"}, []string{"[ $FAILING != after ]"}
+		data, err := render.CloudConfig(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := cloudconfig.Parse(data, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script, folder := "", t.TempDir()
+		for _, c := range config.RunCommands {
+			script += strings.NewReplacer(nodeconfig.UpCommand, "[ $FAILING != up ]", filepath.Dir(nodeconfig.SentinelPath), folder).Replace(c.String()) + "\n"
+		}
+		run := exec.Command("sh")
+		run.Stdin, run.Env = strings.NewReader(script), append(os.Environ(), "FAILING="+cmp.Or(failing, "nothing"))
+		runErr := run.Run()
+		_, err = os.Stat(filepath.Join(folder, filepath.Base(nodeconfig.SentinelPath)))
+		if (runErr == nil) != (failing == "") || (err == nil) != (failing == "") {
+			t.Errorf("%q fails: the script: %v, the file: %v", failing, runErr, err)
+		}
 	}
 }
 
