@@ -48,12 +48,29 @@ func True(t testing.TB, what string, holds func() bool) {
 // Rest waits until the result of a function has not changed for two seconds, and returns it.
 func Rest(t testing.TB, read func() string) string {
 	t.Helper()
+	return rest(t, 2*time.Second, read)
+}
+
+// Idle checks that work ends. read returns something that all work changes, such as a counter. Idle waits until it has not changed for a
+// time, because the last work can be late on a busy box, and then expects that it does not change for this time again. So work that
+// repeats at intervals of up to twice this time ends the test.
+func Idle(t testing.TB, what string, d time.Duration, read func() string) {
+	t.Helper()
+	before := rest(t, d, read)
+	time.Sleep(d) // The idle period is the measurement.
+	if after := read(); after != before {
+		t.Fatalf("%s is not idle: %s after a rest of %s, and %s as long afterwards", what, before, d, after)
+	}
+}
+
+func rest(t testing.TB, d time.Duration, read func() string) string {
+	t.Helper()
 	last, since := read(), time.Now()
 	True(t, "rest", func() bool {
 		if now := read(); now != last {
 			last, since = now, time.Now()
 		}
-		return time.Since(since) > 2*time.Second
+		return time.Since(since) > d
 	})
 	return last
 }

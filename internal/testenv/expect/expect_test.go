@@ -1,6 +1,9 @@
 package expect
 
 import (
+	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 )
@@ -11,6 +14,46 @@ func TestPause(t *testing.T) {
 	} {
 		if got := pause(waited); got != want {
 			t.Errorf("after %s: got %s, want %s", waited, got, want)
+		}
+	}
+}
+
+// failing keeps the message of a failure, and ends the goroutine of the test.
+type failing struct {
+	testing.TB
+	message string
+}
+
+func (f *failing) Helper() {}
+
+func (f *failing) Fatalf(format string, args ...any) {
+	f.message = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// Work that repeats is no idleness, also when its interval is longer than the rest that Idle waits for.
+func TestIdle(t *testing.T) {
+	const d = 100 * time.Millisecond
+	begin := time.Now()
+	every := func(interval time.Duration) func() string {
+		return func() string { return fmt.Sprint(int(time.Since(begin) / interval)) }
+	}
+	for name, tc := range map[string]struct {
+		read func() string
+		want string
+	}{
+		"no work":       {func() string { return "nothing" }, ""},
+		"some work":     {func() string { return fmt.Sprint(min(time.Since(begin), 3*d/2)) }, ""},
+		"repeated work": {every(3 * d / 2), "the pool is not idle"},
+	} {
+		f, ended := &failing{TB: t}, make(chan struct{})
+		go func() {
+			defer close(ended)
+			Idle(f, "the pool", d, tc.read)
+		}()
+		<-ended
+		if (f.message != "") != (tc.want != "") || !strings.Contains(f.message, tc.want) {
+			t.Errorf("%s: got %q, want %q", name, f.message, tc.want)
 		}
 	}
 }

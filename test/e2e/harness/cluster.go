@@ -105,13 +105,17 @@ func (c *Cluster) MustKubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// Machines lists the cluster's CapstanMachines. It retries for some time, because an API server that has just started
-// denies requests until it has loaded its roles.
+// Machines lists the cluster's CapstanMachines. It fails the test if there is none, because checks of each machine would then check
+// nothing. It retries for some time, because an API server that has just started denies requests until it has loaded its roles.
 func (c *Cluster) Machines(t *testing.T) []infrav1.CapstanMachine {
 	t.Helper()
 	list := &infrav1.CapstanMachineList{}
 	Eventually(t, "the list of machines", 30*time.Second, func(ctx context.Context) error {
-		return c.Plane.Client.List(ctx, list, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name})
+		err := c.Plane.Client.List(ctx, list, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("the cluster has no machine")
+		}
+		return err
 	})
 	return list.Items
 }

@@ -329,11 +329,11 @@ func containers(t *testing.T, c *harness.Cluster) map[string]string {
 // updated checks the objects of the machines after an update.
 func (w *workers) updated(memory string) {
 	w.t.Helper()
-	list := &infrav1.CapstanMachineList{}
-	if err := plane.Client.List(w.t.Context(), list, client.InNamespace(w.Namespace), client.MatchingLabels{clusterv1.MachineDeploymentNameLabel: w.md.Name}); err != nil {
+	list, err := w.capstanMachines(w.t.Context())
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, m := range list.Items {
+	for _, m := range list {
 		if m.Spec.Memory.String() != memory || m.Status.Update.Phase != infrav1.UpdateSucceeded || m.Status.Update.KubernetesVersion != harness.KubernetesVersion {
 			w.t.Errorf("CapstanMachine %s: memory %s, %+v", m.Name, m.Spec.Memory, m.Status.Update)
 		}
@@ -344,17 +344,27 @@ func (w *workers) updated(memory string) {
 func (w *workers) stopped(field string) {
 	w.t.Helper()
 	harness.Eventually(w.t, "conditions name the field", time.Minute, func(ctx context.Context) error {
-		list := &infrav1.CapstanMachineList{}
-		if err := plane.Client.List(ctx, list, client.InNamespace(w.Namespace), client.MatchingLabels{clusterv1.MachineDeploymentNameLabel: w.md.Name}); err != nil {
+		list, err := w.capstanMachines(ctx)
+		if err != nil {
 			return err
 		}
-		for _, m := range list.Items {
+		for _, m := range list {
 			if c := conditions.Get(&m, infrav1.UpdatingCondition); c == nil || c.Reason != infrav1.CannotUpdateInPlaceReason || !strings.Contains(c.Message, field) {
 				return fmt.Errorf("%s: condition %v", m.Name, c)
 			}
 		}
 		return nil
 	})
+}
+
+// capstanMachines returns the CapstanMachines of the two Machines.
+func (w *workers) capstanMachines(ctx context.Context) ([]infrav1.CapstanMachine, error) {
+	list := &infrav1.CapstanMachineList{}
+	err := plane.Client.List(ctx, list, client.InNamespace(w.Namespace), client.MatchingLabels{clusterv1.MachineDeploymentNameLabel: w.md.Name})
+	if err == nil && len(list.Items) != 2 {
+		err = fmt.Errorf("%d CapstanMachines, want two", len(list.Items))
+	}
+	return list.Items, err
 }
 
 // stays checks that the machines stay for some time.

@@ -84,6 +84,9 @@ func (p *pool) settled(what, version string) map[string]member {
 		if err := plane.Client.List(ctx, list, client.InNamespace(p.Namespace), client.MatchingLabels{clusterv1.MachinePoolNameLabel: p.key.Name}); err != nil {
 			return err
 		}
+		if len(list.Items) != 2 {
+			return fmt.Errorf("%d Machines", len(list.Items))
+		}
 		for i := range list.Items {
 			m, kubelet, err := read(ctx, p.Cluster, &list.Items[i])
 			if err != nil || kubelet != version {

@@ -21,6 +21,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func (w *world) versions() map[string]int {
@@ -495,11 +496,7 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, nil)
 	w.settled(2)
-	w.Eventually(func(g Gomega) { // On a busy box, core makes its last writes late.
-		before := w.resourceVersions()
-		time.Sleep(7 * time.Second) // The idle period is the measurement.
-		g.Expect(w.resourceVersions()).To(Equal(before))
-	}).Should(Succeed())
+	expect.Idle(t, "the pool", 3500*time.Millisecond, w.resourceVersions) // On a busy box, core makes its last writes late.
 }
 
 func (w *world) resourceVersions() string {
