@@ -8,6 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/versions"
 )
 
 // TestInit is the package of the PID 1 of machines without a cluster.
@@ -35,6 +38,28 @@ func RunWithPrograms(m *testing.M, folder *string) int {
 	}
 	*folder = dir
 	return m.Run()
+}
+
+// StandIns returns a new assets folder for machines that start in a second: testinit is their PID 1 and their kubelet, whose presence is all
+// that capstand checks. runc is the real one. programs is the folder of RunWithPrograms.
+func StandIns(t *testing.T, programs string) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	testinit := filepath.Join(programs, filepath.Base(TestInit))
+	for to, from := range map[string]string{
+		"capstan-init":  testinit,
+		"node/bin/runc": filepath.Join(Bin(), "node", "bin", "runc"),
+		"kubernetes/" + versions.Default + "/kubelet": testinit,
+	} {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatalf("%v; run `make build` first", err)
+		}
+		path := filepath.Join(folder, to)
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.NoError(t, os.WriteFile(path, data, 0o755))
+	}
+	return folder
 }
 
 // GoBuild builds the program of a package.

@@ -42,22 +42,6 @@ var programs string // folder with testinit
 
 func TestMain(m *testing.M) { os.Exit(harness.RunWithPrograms(m, &programs)) }
 
-// assets creates an assets folder with testinit as capstan-init and the real runc.
-func assets(t *testing.T) string {
-	t.Helper()
-	bin, err := filepath.Abs("../../../bin")
-	expect.NoError(t, err)
-	dir := t.TempDir()
-	for to, from := range map[string]string{
-		"capstan-init":                       filepath.Join(programs, "testinit"),
-		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
-		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // capstand only checks that the file exists.
-	} {
-		copyFile(t, from, filepath.Join(dir, to))
-	}
-	return dir
-}
-
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	data, err := os.ReadFile(from)
@@ -92,7 +76,7 @@ func newCapstand(t *testing.T, args ...string) *capstand {
 // newCapstandIn is newCapstand with a prepared state folder.
 func newCapstandIn(t *testing.T, root string, args ...string) *capstand {
 	t.Helper()
-	files := assets(t)
+	files := harness.StandIns(t, programs)
 	c := &capstand{t: t, binary: filepath.Join(harness.Bin(), "capstand"), root: root, assets: files, args: append([]string{
 		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi", "--reserve-disk", "0",
 	}, args...)}

@@ -149,7 +149,7 @@ func TestMachineUpdate_ALL17(t *testing.T) {
 func newUpdated(t *testing.T) *updated {
 	t.Helper()
 	c := newCapstand(t)
-	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes ../../../bin/images "+c.assets)
+	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cd "+harness.Bin()+" && cp -a node kubernetes images "+c.assets)
 	expect.NoError(t, os.Remove(filepath.Join(c.assets, "capstan-init")))
 	expect.NoError(t, harness.GoBuild(filepath.Join(c.assets, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init"))
 	broken := filepath.Join(c.assets, "kubernetes", brokenVersion)

@@ -72,7 +72,7 @@ func TestCannotListen(t *testing.T) {
 	leavesNothing(t)
 	for _, flag := range []string{"--listen=192.0.2.1:1", "--metrics-address=0.0.0.0:1", "--socket=/proc/capstand.sock"} {
 		root := filepath.Join(t.TempDir(), "host")
-		out, err := exec.Command("timeout", "60", filepath.Join(harness.Bin(), "capstand"), "--root="+root, "--assets="+assets(t), flag).CombinedOutput()
+		out, err := exec.Command("timeout", "60", filepath.Join(harness.Bin(), "capstand"), "--root="+root, "--assets="+harness.StandIns(t, programs), flag).CombinedOutput()
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "capstand ends") {
 			t.Errorf("%s: %v\n%s", flag, err, out)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 const containerdConfig = `version = 3
@@ -30,7 +32,7 @@ const kubeletConfig = `{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"Kub
 func TestKubeletAndImages(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
-	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes "+c.assets)
+	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cd "+harness.Bin()+" && cp -a node kubernetes "+c.assets)
 	spec := blue.machine(10)
 	spec.MemoryBytes, spec.DiskBytes = 1<<30, 2<<30
 	m := c.make(spec)
@@ -47,9 +49,9 @@ func TestKubeletAndImages(t *testing.T) {
 	})
 
 	// PID 1 stays testinit. capstand starts the real capstan-init for the import.
-	host(t, "cp ../../../bin/capstan-init "+c.assets+"/real && mv "+c.assets+"/real "+c.assets+"/capstan-init")
+	host(t, "cp "+harness.Bin()+"/capstan-init "+c.assets+"/real && mv "+c.assets+"/real "+c.assets+"/capstan-init")
 	for _, name := range []string{"pause", "pause", "echo"} { // The second import finds the existing image.
-		loaded, err := c.loadImage("../../../bin/images/"+name+".tar", m.Spec.Id)
+		loaded, err := c.loadImage(filepath.Join(harness.Bin(), "images", name+".tar"), m.Spec.Id)
 		expect.NoError(t, err)
 		if want := []string{"registry.capstan.dev/" + name + ":v1"}; !slices.Equal(loaded, want) {
 			t.Errorf("loading %s.tar returned %q, want %q", name, loaded, want)

@@ -12,16 +12,15 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // `capstan host versions` adds and removes a version. capstand publishes both without a restart.
 func TestVersions(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
-	bin, err := filepath.Abs("../../../bin")
-	expect.NoError(t, err)
 	capstan := func(args ...string) (string, error) {
-		out, err := exec.CommandContext(c.ctx(), filepath.Join(bin, "capstan"), append([]string{"--root", c.root, "--assets", c.assets, "host", "versions"}, args...)...).CombinedOutput()
+		out, err := exec.CommandContext(c.ctx(), filepath.Join(harness.Bin(), "capstan"), append([]string{"--root", c.root, "--assets", c.assets, "host", "versions"}, args...)...).CombinedOutput()
 		return string(out), err
 	}
 	must := func(args ...string) string {
@@ -51,7 +50,7 @@ func TestVersions(t *testing.T) {
 	}
 	published(formerVersion, false)
 
-	if out := must("add", filepath.Join(bin, "kubernetes", formerVersion)); !strings.Contains(out, formerVersion+" was added") || strings.Contains(out, "only workers") {
+	if out := must("add", filepath.Join(harness.Bin(), "kubernetes", formerVersion)); !strings.Contains(out, formerVersion+" was added") || strings.Contains(out, "only workers") {
 		t.Errorf("add: %s", out)
 	}
 	published(formerVersion, true)
@@ -69,7 +68,7 @@ func TestVersions(t *testing.T) {
 	published(formerVersion, false)
 
 	archive := filepath.Join(t.TempDir(), "kubernetes.tar.gz")
-	host(t, "tar -cf "+archive+" --use-compress-program='gzip -1' -C "+bin+" kubernetes")
+	host(t, "tar -cf "+archive+" --use-compress-program='gzip -1' -C "+harness.Bin()+" kubernetes")
 	if out, err := capstan("add", archive); err == nil || !strings.Contains(out, "--version") {
 		t.Errorf("an archive of two versions: %v: %s", err, out)
 	}

@@ -1,8 +1,7 @@
 //go:build e2e
 
 // Package node starts machines with runc and their own namespaces, without capstand. It gives them bootstrap data as the
-// bootstrap provider writes it, and checks the result of capstan-init. It needs root and the assets of `make build`
-// (CAPSTAN_ASSETS, by default bin/ of this repository).
+// bootstrap provider writes it, and checks the result of capstan-init. It needs root and the assets of `make build`.
 package node
 
 import (
@@ -60,12 +59,7 @@ func newTestNetwork(t *testing.T) *testNetwork {
 	if os.Getuid() != 0 {
 		t.Fatal("this test needs root")
 	}
-	assets := os.Getenv("CAPSTAN_ASSETS")
-	if assets == "" {
-		assets = "../../../bin"
-	}
-	assets, err := filepath.Abs(assets)
-	expect.NoError(t, err)
+	assets := harness.Bin()
 	// This is not t.TempDir: a machine's mounts must be removed before its folder.
 	dir, err := os.MkdirTemp("", prefix()+"-node-")
 	expect.NoError(t, err)

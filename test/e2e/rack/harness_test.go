@@ -87,7 +87,7 @@ type box struct {
 // standIns are machines that start in a second.
 func standIns(t *testing.T) rack.Software {
 	t.Helper()
-	return rack.Software{Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: assets(t, t.TempDir())}
+	return rack.Software{Capstand: filepath.Join(harness.Bin(), "capstand"), Assets: harness.StandIns(t, programs)}
 }
 
 // newRack creates boxes with running capstands, and the router between them.
@@ -105,27 +105,6 @@ func emptyAtTheEnd(t *testing.T, made []*rack.Box) (boxes []*box) {
 		t.Cleanup(b.cleanUp)
 	}
 	return boxes
-}
-
-// assets creates an assets folder with testinit as capstan-init and the real runc.
-func assets(t *testing.T, dir string) string {
-	t.Helper()
-	bin, err := filepath.Abs("../../../bin")
-	expect.NoError(t, err)
-	for to, from := range map[string]string{
-		"capstan-init":                       filepath.Join(programs, "testinit"),
-		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
-		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // Only its presence counts.
-	} {
-		data, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatalf("%v; run `make build` first", err)
-		}
-		path := filepath.Join(dir, "assets", to)
-		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		expect.NoError(t, os.WriteFile(path, data, 0o755))
-	}
-	return filepath.Join(dir, "assets")
 }
 
 func (b *box) ctx() context.Context {
