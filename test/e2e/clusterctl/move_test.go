@@ -86,7 +86,7 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `
 
-// CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster moves to another management plane and back while its pod
+// CTL-09, CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster moves to another management plane and back while its pod
 // serves. Its endpoint, its machines and its Service have addresses of pools, and its workers have volumes. The planes share the
 // capstand of this host.
 func TestMove(t *testing.T) {

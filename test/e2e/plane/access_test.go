@@ -32,12 +32,10 @@ const (
 	loader    = "capstan-infrastructure-machine-image-loader"
 )
 
-// TestMachineAccess: a user with nothing but a kubeconfig reads logs and runs commands in the machines of his namespace, as far as
+// testMachineAccess: a user with nothing but a kubeconfig reads logs and runs commands in the machines of his namespace, as far as
 // his rights go, and in no other machine. The plane sends traces and has a feature gate of Cluster API core, and then has neither.
-func TestMachineAccess(t *testing.T) {
-	receiver := otlpreceiver.Start(t)
-	i := newInstallation(t)
-	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
+func (i *installation) testMachineAccess(receiver *otlpreceiver.Receiver) {
+	t := i.t
 	t.Run("a feature gate of core", func(t *testing.T) { i.at(t).testTaintsOfMachines(true) })
 	w := i.newWorkstation()
 	former := harness.FormerMinor(t)

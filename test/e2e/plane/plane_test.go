@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -40,10 +41,6 @@ type installation struct {
 
 func newInstallation(t *testing.T) *installation {
 	t.Helper()
-	bin, err := filepath.Abs("../../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
 	// This is not t.TempDir: the system user must be able to enter it.
 	parent, err := os.MkdirTemp("", "capstan-e2e-")
 	if err != nil {
@@ -52,7 +49,7 @@ func newInstallation(t *testing.T) *installation {
 	if err := os.Chmod(parent, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	i := &installation{t: t, root: filepath.Join(parent, "root"), bin: bin}
+	i := &installation{t: t, root: filepath.Join(parent, "root"), bin: harness.Bin()}
 	t.Cleanup(func() {
 		if t.Failed() {
 			i.printLogs()
@@ -169,7 +166,11 @@ func TestPlane(t *testing.T) {
 	t.Run("a second cluster with the same name is refused", func(t *testing.T) { i.at(t).testCreateAgain() })
 	t.Run("machines", func(t *testing.T) { i.at(t).testMachines() })
 	t.Run("a support bundle without secrets", func(t *testing.T) { i.at(t).testSupportBundle() })
-	t.Run("a restart does not affect clusters", func(t *testing.T) { i.at(t).testRestart() })
+	receiver := otlpreceiver.Start(t)
+	t.Run("a restart does not affect clusters", func(t *testing.T) {
+		i.at(t).testRestart("--tracing-endpoint", receiver.Endpoint, "--tracing-insecure", "--core-feature-gates", "MachineTaintPropagation=true")
+	})
+	t.Run("access to machines", func(t *testing.T) { i.at(t).testMachineAccess(receiver) })
 	t.Run("a second installation on the same host", func(t *testing.T) { testSideBySide(t, i) })
 	t.Run("down removes everything", func(t *testing.T) { i.at(t).testDown() })
 }
@@ -449,8 +450,8 @@ func (i *installation) testMachines() {
 	}
 }
 
-// All processes of the plane are killed at once. `capstan up` starts it again. The machines do not restart.
-func (i *installation) testRestart() {
+// All processes of the plane are killed at once. `capstan up` starts it again. The machines do not restart. The last start has more flags.
+func (i *installation) testRestart(flags ...string) {
 	before := startTimes(i.machines())
 	status := i.status()
 	crds := strings.Count(i.kubectl("get", "crds", "-o", "name"), "\n")
@@ -481,7 +482,7 @@ func (i *installation) testRestart() {
 	})
 	i.storedIn("v1beta2", func() {
 		i.capstan("down", "--keep-state")
-		i.capstan("up")
+		i.capstan(append([]string{"up"}, flags...)...)
 	})
 	if after := startTimes(i.machines()); len(before) != 2 || fmt.Sprint(after) != fmt.Sprint(before) {
 		i.t.Errorf("machines were restarted: %v, then %v", before, after)

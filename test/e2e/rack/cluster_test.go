@@ -25,7 +25,7 @@ import (
 	"capstan.dev/capstan/test/rack"
 )
 
-// IM-02, CP-16, IC-10: the clusters of both parts are on the same boxes, with one management plane on a fourth box. The boxes are
+// IM-02, CP-16, IC-04, IC-10, CTL-09, CTL-15: the clusters of both parts are on the same boxes, with one management plane on a fourth box. The boxes are
 // empty after each cluster is deleted.
 func TestClusterOnThreeBoxes(t *testing.T) {
 	plane := startPlane(t)
@@ -44,8 +44,7 @@ func TestClusterOnThreeBoxes(t *testing.T) {
 // start again when their box returns.
 func loseEndpoint(t *testing.T, plane *harness.Plane, empty []*box, router rack.Space) {
 	boxes := racks(empty)
-	c := plane.CreateCluster(t, "default", "rack", "--control-plane-machines", "3", "--workers", "1", "--timeout", "5m")
-	harness.Eventually(t, "four Nodes Ready", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 4) })
+	c := createHighlyAvailable(t, plane, "rack")
 	on := map[string]int{}
 	for _, m := range c.Machines(t) {
 		on[m.Spec.HostName]++
