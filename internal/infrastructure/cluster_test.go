@@ -76,17 +76,27 @@ func TestConditionsAreAboutTheSpec_ALL09(t *testing.T) {
 
 	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
 	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = &metav1.LabelSelector{} })
-	for _, object := range []conditioned{b.host, b.capstan} {
-		b.Eventually(func() (old []string) {
-			b.get(object)
-			for _, c := range object.GetConditions() {
-				if c.ObservedGeneration != object.GetGeneration() {
-					old = append(old, c.Type)
-				}
+	b.conditionsAreCurrent(b.host)
+	b.conditionsAreCurrent(b.capstan)
+
+	b.fake.Stop()
+	b.condition(b.host, infrav1.HostConnectedCondition, metav1.ConditionFalse, "Unreachable")
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = nil })
+	b.conditionsAreCurrent(b.capstan)
+}
+
+// conditionsAreCurrent waits until all conditions of an object are about its generation.
+func (b *box) conditionsAreCurrent(object conditioned) {
+	b.t.Helper()
+	b.Eventually(func() (old []string) {
+		b.get(object)
+		for _, c := range object.GetConditions() {
+			if c.ObservedGeneration != object.GetGeneration() {
+				old = append(old, c.Type)
 			}
-			return old
-		}).Should(BeEmpty(), object.GetName())
-	}
+		}
+		return old
+	}).Should(BeEmpty(), object.GetName())
 }
 
 // IC-04: hosts of the same failure domain make one entry. It accepts control planes if one of its hosts does.

@@ -37,13 +37,16 @@ const (
 	answerWait = time.Minute
 )
 
+func provisioned(c *infrav1.CapstanCluster) bool {
+	return ptr.Deref(c.Status.Initialization.Provisioned, false)
+}
+
 // provision sets initialization.provisioned when the infrastructure exists (IC-02).
 func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, error) {
 	if ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false) {
 		r.slots.release(client.ObjectKeyFromObject(s.capstan))
 	}
-	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) {
-		reconciling.KeepCondition(s.capstan, infrav1.BootAllowedCondition)
+	if provisioned(s.capstan) {
 		return ctrl.Result{}, nil
 	}
 	// Events end the wait of a cluster. The timer limits it, in case no event comes.

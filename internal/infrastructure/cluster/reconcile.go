@@ -19,6 +19,9 @@ import (
 
 // reconcileNormal runs the steps of the contract in their order (IC-11).
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (res ctrl.Result, err error) {
+	if provisioned(s.capstan) {
+		reconciling.KeepCondition(s.capstan, infrav1.BootAllowedCondition) // No step changes it, also while one waits for a host.
+	}
 	if s.usable, err = hostselection.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector); err != nil {
 		return ctrl.Result{}, err
 	}
