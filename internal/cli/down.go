@@ -28,10 +28,10 @@ func (a *app) downCommand() *cobra.Command {
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: cobra.NoArgs,
 		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder, except for
 backups and the folder host of capstand.service: its machines continue, until 'capstan host leave' or their management plane ends them.
-If a host of this box also has machines of other management planes, the command asks before it removes them. It also asks if the
-management plane does not answer and a host has machines: they may belong to other planes. It asks before it deletes volumes that
-outlive machines, with their data. It also asks if the plane has machines on other boxes: they continue without a management plane, and
-the keys of their clusters are deleted.`,
+If a host of this box also has machines of other management planes, the command asks before it removes them. It asks before it deletes
+volumes that outlive machines, with their data. It also asks if the plane has machines on other boxes: they continue without a
+management plane, and the keys of their clusters are deleted. If the management plane does not answer, the command asks as well: it does
+not know which machines belong to the plane, and whether other boxes have some.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !keepState && !yes {
 				if err := a.confirmDown(c.Context()); err != nil {
@@ -42,13 +42,13 @@ the keys of their clusters are deleted.`,
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
-	c.Flags().BoolVar(&yes, "yes", false, "do not ask before machines of other management planes, or of unknown ones, and volumes with their data are removed, or machines on other boxes lose their plane")
+	c.Flags().BoolVar(&yes, "yes", false, "remove without a question: machines of other management planes or of unknown ones, volumes with their data, the plane of machines on other boxes")
 	return c
 }
 
 // confirmDown asks before machines of other planes, and data that outlives machines, are removed, and before machines on other boxes lose
-// their plane. Only a running plane can separate its own machines from others. While it does not run, each machine can belong to another
-// plane, also if the host no longer listens for one.
+// their plane. Only a running plane can separate its own machines from others, and list those on other boxes. While it does not run, each
+// machine can belong to another plane, also if the host no longer listens for one, and any other box can have machines.
 func (a *app) confirmDown(ctx context.Context) error {
 	if !embedded.Installed(a.layout()) {
 		return nil // Down removes nothing.
@@ -63,25 +63,22 @@ func (a *app) confirmDown(ctx context.Context) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return embedded.ErrNotRoot
 	}
-	noObjects := errors.Is(err, fs.ErrNotExist) && !atomicfile.Exists(a.layout().Etcd())
-	machines, clusters := "", ""
+	machines, clusters := "", a.removesPlane()
 	if err == nil {
 		machines, clusters, err = a.planeRemoves(ctx, state.Hosts)
 	}
 	if err != nil {
 		machines = removesAny(state.Listen, a.stored(hosts, "machines", "machine"))
 	}
-	if err != nil && !noObjects {
-		clusters = removesPlane(state.Settings)
-	}
-	if err != nil && machines != "" {
-		machines += fmt.Sprintf(" (the plane of this box does not answer: %v)", err)
-	}
 	what := slices.DeleteFunc([]string{machines, clusters, removesVolumes(a.stored(hosts, "volumes", "volume"))}, func(s string) bool { return s == "" })
 	if len(what) == 0 {
 		return nil
 	}
-	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), strings.Join(what, "; and "))
+	question := strings.Join(what, "; and ")
+	if err != nil {
+		question += fmt.Sprintf(" (%v)", err)
+	}
+	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), question)
 }
 
 // removesVolumes describes the removal of volumes; "" without volumes.
@@ -119,13 +116,13 @@ func removesPlaneOf(elsewhere []string) string {
 	return fmt.Sprintf("the management plane and the cluster keys of %d machines on other boxes: %s", len(elsewhere), strings.Join(elsewhere, ", "))
 }
 
-// removesPlane describes the removal of a plane that does not answer; "" if no other box can have its machines. Settings that cannot be
-// read are empty: any box can have them.
-func removesPlane(s embedded.Settings) string {
-	if s.APIAddress == "" && s.HostListenAddress == "" && len(s.Hosts) > 0 {
+// removesPlane describes the removal of a plane that does not answer; "" if it never had objects. Its settings do not tell whether other
+// boxes have its machines: it connects to hosts that joined without a token, and to those that joined before a change of the settings.
+func (a *app) removesPlane() string {
+	if !atomicfile.Exists(a.layout().Etcd()) {
 		return ""
 	}
-	return "the management plane and the cluster keys of all machines on other boxes"
+	return "the management plane and the cluster keys of any machines on other boxes"
 }
 
 // stored lists the objects in a folder of each host of a plane, as capstand need not run. A folder that cannot be read may contain
@@ -142,23 +139,24 @@ func (a *app) stored(hosts []string, folder, kind string) (all []string) {
 }
 
 // planeRemoves describes, according to a running plane, the removal of machines on this box that belong to no cluster of the plane, and
-// the removal of the plane for those of its machines that are on other boxes.
+// the removal of the plane for those of its machines that are on other boxes. With an error, clusters is right and machines is unknown.
 func (a *app) planeRemoves(ctx context.Context, hosts []string) (machines, clusters string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	m, err := a.localManagement()
-	if err != nil {
-		return "", "", err
-	}
 	known, objects := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
-	if err := errors.Join(m.client.List(ctx, known), m.client.List(ctx, objects)); err != nil {
-		return "", "", err
+	m, err := a.localManagement()
+	if err == nil {
+		err = errors.Join(m.client.List(ctx, known), m.client.List(ctx, objects))
 	}
+	if err != nil {
+		return "", a.removesPlane(), fmt.Errorf("the plane of this box does not answer: %w", err)
+	}
+	clusters = removesPlaneOf(onOtherBoxes(objects.Items, hosts))
 	all, err := a.localMachines(ctx)
 	if err != nil {
-		return "", "", err
+		return "", clusters, err
 	}
-	return removesOthers(foreign(all, known.Items, objects.Items)), removesPlaneOf(onOtherBoxes(objects.Items, hosts)), nil
+	return removesOthers(foreign(all, known.Items, objects.Items)), clusters, nil
 }
 
 // onOtherBoxes returns the machines on hosts that are none of this box.

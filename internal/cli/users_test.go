@@ -298,7 +298,9 @@ func (h fakeHost) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*h
 // not answer, and volumes that outlive machines, unless --yes is given.
 func (s *site) testDown() {
 	own := s.env.Namespace(s.t)
-	s.create(capstanMachine(own, "ours", nil))
+	ours := capstanMachine(own, "ours", nil)
+	ours.Spec.HostName = "local"
+	s.create(ours)
 	silent := s.silentKubeconfig()
 	const repeat = ": repeat it with --yes"
 	for name, test := range map[string]struct {
@@ -313,8 +315,9 @@ func (s *site) testDown() {
 		"own machines, and volumes":  {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"ours"}, []string{"volumes/a", "volumes/b"}, "remove volumes with their data: volume a, volume b" + repeat},
 		"foreign, and a volume":      {`{"hosts":["local"]}`, string(s.env.Kubeconfig), []string{"foreign"}, []string{"volumes/a"}, "team/foreign; and volumes with their data: volume a" + repeat},
 		"silent plane, no machines":  {state: `{"hosts":["local"]}`, kubeconfig: silent},
-		"damaged state":              {`{`, string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "machine a (the plane of this box does not answer: expected the state of an installation in "},
-		"missing state":              {"", string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "; and volumes with their data: volume b" + repeat},
+		"damaged state":              {`{`, string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "machine a; and volumes with their data: volume b (expected the state of an installation in "},
+		"missing state":              {"", string(s.env.Kubeconfig), []string{"ours"}, []string{"machines/a", "volumes/b"}, "; and volumes with their data: volume b (open "},
+		"silent capstand":            {`{"hosts":["local-2"]}`, string(s.env.Kubeconfig), nil, nil, "1 machines on other boxes: " + own + "/ours (expected an answer from capstand of host local-2, "},
 		"silent plane that listened": {`{"hosts":["local"],"listen":":7443"}`, silent, nil, nil, "all machines of its hosts, which serve other management planes on :7443 (the plane of this box does not answer: "},
 		"no installation any more":   {kubeconfig: string(s.env.Kubeconfig), stored: []string{"volumes/a"}},
 	} {
