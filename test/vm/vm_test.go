@@ -132,6 +132,9 @@ func boot(t *testing.T, role string, args ...string) *guest {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if version, err := exec.Command(process.Path, "--version").Output(); err == nil {
+		t.Logf("%s", version)
+	}
 	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +189,7 @@ func console(role string) []string {
 }
 
 // report is a line of the guest's script, behind the prefix of systemd.
-var report = regexp.MustCompile(`VM: (start|pass|fail|log:|token|complete)\s?(.*)$`)
+var report = regexp.MustCompile(`VM: (versions|start|pass|fail|log:|token|complete)\s?(.*)$`)
 
 // follow reads the guest's reports until the guest ends.
 func (g *guest) follow(ctx context.Context, serial io.Reader, alive func()) {

@@ -69,10 +69,10 @@ system() {
 	fallocate -l 512M /swapfile && chmod 600 /swapfile && mkswap /swapfile
 	echo '/swapfile none swap sw 0 0' >>/etc/fstab
 	swapon -a
-	. /etc/os-release
-	uname -r && echo "$PRETTY_NAME"
 	[[ $(systemctl is-system-running) =~ running|starting|degraded ]]
 }
+
+versions() { echo "$(uname -srv), Debian $(cat /etc/debian_version), $(systemctl --version | head -n 1)"; }
 
 install() {
 	cd /root/packages/first
@@ -82,9 +82,10 @@ install() {
 	systemctl is-enabled capstan.service
 }
 
+# Neither a failed check nor a warning.
 doctor() {
 	capstan doctor
-	if capstan doctor -o json | grep -q '"level": *"fail"'; then return 1; fi
+	if capstan doctor -o json | grep -E '"level": *"(fail|warn)"'; then return 1; fi
 }
 
 plane() { capstan up --timeout 60m; }
@@ -136,12 +137,71 @@ swap() {
 	! grep -qx 0 <<<"$limits"
 }
 
+web_process() { pgrep -f '^/echo serve|echo serve' | head -n 1; }
+
 # The pods' processes have containerd's AppArmor profile.
 apparmor() {
 	local pid
-	pid=$(pgrep -f '^/echo serve|echo serve' | head -n 1)
+	pid=$(web_process)
 	cat "/proc/$pid/attr/current"
 	grep -q 'enforce' "/proc/$pid/attr/current"
+}
+
+# Each machine delegates controllers to its pods, and systemd leaves its groups alone. The root of a pod is an overlay on the machine's disk.
+groups() {
+	local before node
+	before=$(machine_groups)
+	echo "$before"
+	[[ $(wc -l <<<"$before") == 2 ]]
+	if grep -v ' cpu.* memory.* pids' <<<"$before"; then return 1; fi
+	systemctl daemon-reload
+	[[ $before == "$(machine_groups)" ]]
+	grep ' / / .* overlay overlay ' "/proc/$(web_process)/mountinfo"
+	for node in $(demo get nodes -o name); do
+		demo get --raw "/api/v1/nodes/${node#node/}/proxy/configz" | grep -o '"failCgroupV1":[a-z]*' | grep -x '"failCgroupV1":true'
+	done
+}
+
+# machine_groups prints the limits of each machine, and the controllers that it gives to the groups in it.
+machine_groups() {
+	local group
+	for group in /sys/fs/cgroup/capstan/*/*/; do
+		grep -qx max "$group/memory.max" || echo "$group $(cat "$group"/{memory.max,pids.max,cpu.max,cgroup.subtree_control} | tr '\n' ' ')"
+	done
+}
+
+# The nftables service of Debian has the rules of docs/hosts.md and drops all other packets. Its start removes the tables of Capstan.
+firewall() {
+	cat >/etc/nftables.conf <<-END
+		flush ruleset
+		table inet filter {
+			chain input {
+				type filter hook input priority filter; policy drop;
+				iifname "cap*" accept
+				iifname "lo" accept
+				ct state established,related accept
+			}
+			chain forward {
+				type filter hook forward priority filter; policy drop;
+				iifname "cap*" accept
+				oifname "cap*" accept
+			}
+		}
+	END
+	systemctl enable nftables
+	systemctl restart nftables
+	until_true 60 has_tables
+	capstan doctor
+	call_service
+}
+
+has_tables() { nft list tables | grep 'inet capstan-'; }
+
+# call_service sends a request from a new pod to the Service.
+call_service() {
+	demo delete pod client --ignore-not-found
+	demo apply -f /root/workload.yaml -l role=client
+	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
 }
 
 reboot_guest() {
@@ -158,10 +218,8 @@ after_reboot() {
 	until_true 1800 demo get configmap before-reboot
 	until_true 1800 demo wait --for=condition=Ready --timeout=5s nodes --all
 	until_true 1200 demo wait --for=condition=Available --timeout=5s deployment/web
-	demo delete pod client --ignore-not-found
-	demo apply -f /root/workload.yaml
-	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
-	demo delete pod memory-hog fork-bomb --wait=false
+	nft list chain inet filter input | grep 'policy drop'
+	call_service
 	# systemd waited for the pod.
 	until_true 600 stopped_in_order
 	demo delete pod slow-stop
@@ -187,7 +245,11 @@ removal() {
 	apt-get purge -y capstan capstan-cli 'capstan-kubernetes-*'
 	local left
 	left=$(
-		ls -d /sys/fs/cgroup/capstan /var/lib/capstan /run/capstan /usr/lib/capstan /etc/default/capstand 2>/dev/null
+		ls -d /sys/fs/cgroup/capstan 2>/dev/null
+		# Files, man pages, completions, units and their links, without the records of dpkg.
+		find / /run -xdev \( -path /root -o -path /var/lib/dpkg \) -prune -o -iname '*capstan*' -print
+		systemctl list-units --all --plain --no-legend 'capstan*'
+		systemctl list-unit-files --no-legend 'capstan*'
 		nft list tables | grep capstan
 		ip -br link | grep -E '^cap|^vcap'
 		ip -br link show master br-trunk
@@ -202,6 +264,9 @@ removal() {
 # address, one in each VLAN.
 trunk() {
 	local vlan
+	# The rules for a LAN are others.
+	systemctl disable --now nftables
+	until_true 60 has_tables
 	kubectl delete cluster demo --wait --timeout=30m
 	for vlan in 100 101; do
 		ip netns add "station$vlan"
@@ -265,6 +330,13 @@ stations_of_vlans() {
 	ip netns del other101
 	ip netns del station100
 	ip netns del station101
+}
+
+# A kubelet with MemoryQoS slows a pod down before it reaches its limit.
+memory_high() {
+	local request=$((32 << 20)) limit=$((64 << 20)) expected
+	expected=$(((request + (limit - request) * 9 / 10) / 4096 * 4096))
+	find /sys/fs/cgroup/capstan -name memory.high -path '*pod*' -exec grep -Hx $expected {} +
 }
 
 # The kernel has project quotas, so a pod cannot write more into a local volume than its claim requested.
@@ -350,8 +422,9 @@ deletion() {
 	[[ -z $(kubectl get capstanmachines -A -o name) ]]
 }
 
+say "versions $(versions)"
 case $role in
-alone) steps="system install doctor plane unit cluster service limits apparmor reboot_guest after_reboot upgrade trunk cluster_in_vlan stations_of_vlans volume_size removal" ;;
+alone) steps="system install doctor plane unit cluster service limits apparmor groups firewall reboot_guest after_reboot upgrade trunk cluster_in_vlan memory_high stations_of_vlans volume_size removal" ;;
 plane) steps="system install network plane_of_hosts token join both_hosts cluster_of_both pods_of_both encryption deletion" ;;
 host) steps="system install network join" ;;
 esac
