@@ -21,7 +21,7 @@ if [[ ! $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]]; then
 fi
 # Debian sorts 0.1.0~rc.1 before 0.1.0.
 debian=${version#v} debian=${debian/-/\~} debian=${debian//-/.}
-arch=$(dpkg --print-architecture)
+arch=$(go env GOARCH) # Debian uses the same names for amd64 and arm64
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
 export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8
 umask 022

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the disk of Debian 12 guests in a folder: the root file system, its kernel and its initial ramdisk.
 #
-#   test/vm/image.sh FOLDER PACKAGES...
+#   test/vm/image.sh FOLDER FILES...
 #
 # The base system is downloaded once, with the Debian sources of this system, and kept in FOLDER/base.tar. The disk is created anew at each call:
-# the packages of Capstan are in /root/packages, and the guest's script starts at each boot.
+# the packages of Capstan are in /root/packages and its archive in /root/archive, and the guest's script starts at each boot.
 set -euo pipefail
 
 folder=$(realpath -m "$1")
@@ -28,10 +28,11 @@ tar -xf "$folder/base.tar" -C "$root" --numeric-owner --xattrs --exclude='./dev/
 cp -L "$root/vmlinuz" "$folder/vmlinuz"
 cp -L "$root/initrd.img" "$folder/initrd.img"
 
-mkdir -p "$root/root/packages/first" "$root/root/packages/second"
+mkdir -p "$root/root/packages/first" "$root/root/packages/second" "$root/root/archive"
 # An upgrade replaces the programs of Capstan. Machines keep their Kubernetes version, so its package stays.
 for package in "$@"; do
 	case $(basename "$package") in
+	*.tar.gz) cp "$package" "$root/root/archive/" ;;
 	capstan-kubernetes-1.35* | capstan-kubernetes-*_0.1.0_*) ;;
 	*rc.1*) cp "$package" "$root/root/packages/first/" ;;
 	*) cp "$package" "$root/root/packages/second/" ;;

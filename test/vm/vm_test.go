@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -57,9 +58,18 @@ func packages(t *testing.T) []string {
 	return files
 }
 
+// archive builds the archive for other distributions.
+func archive(t *testing.T) string {
+	const version = "v0.1.0"
+	out := filepath.Join(folder(), "archive")
+	command(t, nil, "make", "build-capstan", "VERSION="+version)
+	command(t, nil, "hack/release.sh", "plane", version, out)
+	return filepath.Join(out, "assets", version, "capstan-linux-"+runtime.GOARCH+".tar.gz")
+}
+
 // TestDebian boots one guest and follows its serial port. The guest's script reports each step.
 func TestDebian(t *testing.T) {
-	command(t, nil, "test/vm/image.sh", append([]string{folder()}, packages(t)...)...)
+	command(t, nil, "test/vm/image.sh", append([]string{folder(), archive(t)}, packages(t)...)...)
 	g := boot(t, "alone", "-nic", "none")
 	for r := range g.reports {
 		g.show(t, r)

@@ -243,6 +243,10 @@ removal() {
 	if apt-get purge -y capstan; then echo "the removal was not refused"; return 1; fi
 	capstan down
 	apt-get purge -y capstan capstan-cli 'capstan-kubernetes-*'
+	nothing_left
+}
+
+nothing_left() {
 	local left
 	left=$(
 		ls -d /sys/fs/cgroup/capstan 2>/dev/null
@@ -258,6 +262,26 @@ removal() {
 		mount | grep capstan || true # its status is that of the assignment
 	)
 	[[ -z $left ]] || { echo "left over: $left"; return 1; }
+}
+
+# archive installs and removes the archive with the commands of docs/install.md.
+archive() {
+	cd /root/archive
+	mkdir -p /usr/lib/capstan
+	tar -C /usr/lib/capstan -xzf capstan-linux-amd64.tar.gz
+	ln -s /usr/lib/capstan/capstan /usr/local/bin/capstan
+	cp /usr/lib/capstan/systemd/*.service /etc/systemd/system/
+	cp /usr/lib/capstan/systemd/capstand.default /etc/default/capstand
+	systemctl daemon-reload
+	systemctl enable capstan.service
+	doctor
+	unit
+	until_true 600 kubectl wait --for=condition=Ready --timeout=5s capstanhosts --all
+	capstan down
+	systemctl disable --now capstan.service capstand.service
+	rm -r /usr/lib/capstan /usr/local/bin/capstan /etc/systemd/system/capstan{,d}.service /etc/default/capstand
+	systemctl daemon-reload
+	nothing_left
 }
 
 # trunk replaces the cluster by a LAN with the configuration of docs/lan.md. The cable of the card eth1 leads to two stations with the same
@@ -424,7 +448,7 @@ deletion() {
 
 say "versions $(versions)"
 case $role in
-alone) steps="system install doctor plane unit cluster service limits apparmor groups firewall reboot_guest after_reboot upgrade trunk cluster_in_vlan memory_high stations_of_vlans volume_size removal" ;;
+alone) steps="system install doctor plane unit cluster service limits apparmor groups firewall reboot_guest after_reboot upgrade trunk cluster_in_vlan memory_high stations_of_vlans volume_size removal archive" ;;
 plane) steps="system install network plane_of_hosts token join both_hosts cluster_of_both pods_of_both encryption deletion" ;;
 host) steps="system install network join" ;;
 esac
