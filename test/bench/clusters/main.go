@@ -100,12 +100,11 @@ func clusters(ctx context.Context, o options, capstan *measure.Capstan, base tim
 	}
 	printHeader()
 	for round := range o.rounds {
-		created, err := plane.Create(ctx, []string{fmt.Sprintf("one-%d", round+1)})
+		created, err := create(ctx, plane, []string{fmt.Sprintf("one-%d", round+1)}, base)
 		if err != nil {
 			return alone, err
 		}
 		alone = created[0]
-		printTimelines(created, base)
 		if round == o.rounds-1 {
 			if err := printMemory(ctx, plane, created); err != nil {
 				return alone, err
@@ -120,12 +119,30 @@ func clusters(ctx context.Context, o options, capstan *measure.Capstan, base tim
 	for i := range o.atOnce {
 		names = append(names, fmt.Sprintf("many-%d", i+1))
 	}
-	created, err := plane.Create(ctx, names)
+	created, err := create(ctx, plane, names, base)
 	if err != nil {
 		return alone, err
 	}
-	printTimelines(created, base)
 	return alone, plane.Delete(ctx, created)
+}
+
+// create creates clusters at once, and prints their times. Busy processors limit them, and idle ones wait for a timer, a disk or an answer.
+func create(ctx context.Context, plane *measure.Plane, names []string, base time.Duration) ([]measure.Timeline, error) {
+	before, err := measure.ReadProcessors()
+	if err != nil {
+		return nil, err
+	}
+	created, err := plane.Create(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	after, err := measure.ReadProcessors()
+	if err != nil {
+		return nil, err
+	}
+	printTimelines(created, base)
+	fmt.Printf("processors of the box busy until the last Machine ran: %.0f %%\n", 100*after.BusySince(before))
+	return created, nil
 }
 
 func printHeader() {
