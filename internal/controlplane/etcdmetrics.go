@@ -45,9 +45,10 @@ func measureSizes(s *scope) {
 	etcdInUse.Show(inUse, s.Object.Namespace, s.Object.Name)
 }
 
-// forgetEtcd removes the etcd metrics of a deleted control plane.
+// forgetEtcd removes the gauges of a control plane's etcd, which nobody sets during its deletion.
 func forgetEtcd(key client.ObjectKey) {
+	etcdMembers.Forget(key.Namespace, key.Name)
+	etcdQuorum.DeleteLabelValues(key.Namespace, key.Name)
 	etcdSize.Forget(key.Namespace, key.Name)
 	etcdInUse.Forget(key.Namespace, key.Name)
-	etcdRead.DeletePartialMatch(prometheus.Labels{"namespace": key.Namespace, "name": key.Name})
 }

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
@@ -58,9 +60,14 @@ func TestQuorumInMetrics(t *testing.T) {
 		return len(testmetrics.Gather(t, metric, map[string]string{"namespace": "quorum"}))
 	}
 	silent := &model.Readiness{Err: errors.New("no answer")}
+	management := interceptor.NewClient(nil, interceptor.Funcs{Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+		return errors.New("no answer")
+	}})
+	unreadable := &observation{machineReader: &machineReader{clients: &clients{Client: management}}, reached: &sightings{}}
 	for name, tc := range map[string]struct {
 		answer                *model.Readiness
 		external, interrupted bool
+		unread                bool // The Machines cannot be read.
 		quorum                []float64
 		members               int
 	}{
@@ -70,6 +77,7 @@ func TestQuorumInMetrics(t *testing.T) {
 		"no answer":                {answer: silent},
 		"no answer for a moment":   {answer: silent, interrupted: true, quorum: []float64{1}, members: 2},
 		"no request of this round": {quorum: []float64{1}, members: 2},
+		"Machines are not read":    {answer: &model.Readiness{Ready: true}, unread: true, quorum: []float64{1}, members: 2},
 	} {
 		s := running()
 		s.Object.Namespace, s.Object.Name = "quorum", name
@@ -80,6 +88,11 @@ func TestQuorumInMetrics(t *testing.T) {
 			s.Object.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://198.18.0.9:2379"}
 		}
 		s.Readiness, s.Interrupted, s.Workload = tc.answer, tc.interrupted, &model.Workload{Err: errors.New("no answer")}
+		if tc.unread {
+			if _, err := unreadable.reconcile(t.Context(), s); err == nil {
+				t.Error("the Machines were read")
+			}
+		}
 		setHealth(s)
 		var quorum []float64
 		if series("capstan_control_plane_etcd_quorum") > 0 {

@@ -20,6 +20,9 @@ type observation struct {
 // reconcile reads the state of the Machines: the differences from the spec, and the state in the workload cluster. The next
 // reconciliation is when that state is outdated.
 func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
+	key := client.ObjectKeyFromObject(s.Object)
+	// Until it answers. The Machines that cannot be read say nothing about it.
+	s.Interrupted = s.Initialized() && s.Now.Sub(r.reached.last(key, s.Object.UID, s.Now)) < model.Grace
 	if err := r.findOutdated(ctx, s); err != nil {
 		return result{}, err
 	}
@@ -29,10 +32,10 @@ func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
 		return result{}, nil
 	}
 	if f := s.Fleet(); f.Unknown == "" {
-		r.reached.saw(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)
+		s.Interrupted = false
+		r.reached.saw(key, s.Object.UID, s.Now)
 		return requeueAfter(f.LookAgain(s.Workload.Stale(s.Now), s.Now)), nil
 	}
-	s.Interrupted = s.Now.Sub(r.reached.last(client.ObjectKeyFromObject(s.Object), s.Object.UID, s.Now)) < model.Grace
 	switch {
 	case s.client == nil:
 		return result{}, nil // A connection that is made is an event.

@@ -192,6 +192,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}()
 	if !controlPlane.DeletionTimestamp.IsZero() {
 		r.prober.forget(req.NamespacedName)
+		forgetEtcd(req.NamespacedName)
 		err := runUntilStop(ctx, s, found, r.deletion.reconcile)
 		return ctrl.Result{RequeueAfter: found.requeueAfter}, err
 	}

@@ -35,6 +35,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmetrics"
 )
 
 var somewhere = clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 1}
@@ -490,12 +491,16 @@ func TestDelete(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	worker := &clusterv1.Machine{ObjectMeta: cluster.Meta("worker"), Spec: machinesOf(t, cluster)[0].Spec}
 	cluster.Create(worker)
+	etcdQuorum.WithLabelValues(cp.Namespace, cp.Name).Set(0)
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Becomes(t, cp, "waits for the worker", func() bool {
 		return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
 	})
+	if left := testmetrics.Gather(t, "capstan_control_plane_etcd_quorum", map[string]string{"namespace": cp.Namespace}); len(left) != 0 {
+		t.Errorf("nobody measures the majority any more, and the metric says %v", left)
+	}
 	if m := machinesOf(t, cluster); len(m) != 1 || !m[0].DeletionTimestamp.IsZero() {
 		t.Error("the control plane machine was deleted before the worker")
 	}

@@ -52,7 +52,7 @@ type ControlPlane struct {
 	Authority *corev1.Secret
 	// Workload is the state of the workload cluster.
 	Workload *Workload
-	// Interrupted: the workload cluster answered less than Grace ago and does not answer now.
+	// Interrupted: the workload cluster answered less than Grace ago, and does not answer now or was not asked.
 	Interrupted bool
 	// Readiness is the answer of the API server through the endpoint; nil without a request.
 	Readiness *Readiness
