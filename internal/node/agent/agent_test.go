@@ -4,14 +4,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netns"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
@@ -118,6 +124,69 @@ func TestMasqueradeRules(t *testing.T) {
 	if diff := cmp.Diff(want, masqueradeRules([]netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00::/56")})); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// A pod sends with its own addresses only. Another pod receives its packets with the address of the sender.
+func TestForgedSources(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	machine, err := netns.Get()
+	expect.NoError(t, err)
+	podNetworks := []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00::/56")}
+	expect.NoError(t, forward([]netip.Addr{addr("fd00::1")}))
+	expect.NoError(t, masquerade(t.Context(), podNetworks))
+	pod := func(link string, addresses ...string) netns.NsHandle {
+		ns, err := testnetns.New()
+		expect.NoError(t, err)
+		expect.NoError(t, testnetns.Cable(testnetns.End{NS: machine, Name: link}, testnetns.End{NS: ns, Name: "eth0"}))
+		for i, gateway := range []string{"169.254.0.1", "fd01::1"} { // as ptp does
+			own, to := netip.PrefixFrom(addr(addresses[i]), addr(addresses[i]).BitLen()), netip.PrefixFrom(addr(gateway), addr(gateway).BitLen())
+			expect.NoError(t, testnetns.In(ns, func() error {
+				if err := testnetns.Connect("eth0", own, to, netip.Addr{}); err != nil {
+					return err
+				}
+				return testnetns.Connect("eth0", netip.Prefix{}, podNetworks[i], addr(gateway))
+			}))
+			expect.NoError(t, testnetns.Connect(link, to, own, netip.Addr{}))
+		}
+		return ns
+	}
+	sender, receiver := pod("veth1", "10.244.0.5", "fd00::5"), pod("veth2", "10.244.0.6", "fd00::6")
+	for to, from := range map[string]string{"10.244.0.6": "10.244.0.5", "fd00::6": "fd00::5"} {
+		forged := addr(from).Next().Next()
+		unused := map[bool]netip.Prefix{true: prefix("192.0.2.0/24"), false: prefix("2001:db8::/64")}[forged.Is4()]
+		expect.NoError(t, testnetns.In(sender, func() error {
+			return testnetns.Connect("lo", netip.PrefixFrom(forged, forged.BitLen()), unused, netip.Addr{})
+		}))
+		if got := firstPacket(t, sender, receiver, to, forged.String(), from); got != from {
+			t.Errorf("the first packet to %s comes from %s, want %s", to, got, from)
+		}
+	}
+}
+
+// firstPacket sends a UDP packet from each source, and returns the source of the first one that arrives.
+func firstPacket(t *testing.T, sender, receiver netns.NsHandle, to string, sources ...string) string {
+	t.Helper()
+	at := netip.AddrPortFrom(addr(to), 9)
+	var listener net.PacketConn
+	expect.NoError(t, testnetns.In(receiver, func() (err error) { listener, err = net.ListenPacket("udp", at.String()); return err }))
+	defer func() { _ = listener.Close() }()
+	for _, source := range sources {
+		expect.NoError(t, testnetns.In(sender, func() error {
+			conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(source), 0)), net.UDPAddrFromAddrPort(at))
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte("x"))
+			return err
+		}))
+	}
+	expect.NoError(t, listener.SetReadDeadline(time.Now().Add(15*time.Second)))
+	_, from, err := listener.ReadFrom(make([]byte, 1))
+	expect.NoError(t, err)
+	return netip.MustParseAddrPort(from.String()).Addr().String()
 }
 
 func TestDNSSlices(t *testing.T) {

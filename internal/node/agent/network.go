@@ -177,8 +177,12 @@ func forward(ips []netip.Addr) error {
 	return nil
 }
 
-// masquerade hides the addresses of pods behind their machine for destinations outside of the pod networks. It replaces the
-// table in one transaction.
+// ownSources drops packets of pods whose source is not the address of the pod: the machine has no route to it through the link of the pod.
+// NetworkPolicies compare sources, so a pod with NET_RAW could otherwise send as another one. ptp names the links.
+const ownSources = `iifname "veth*" fib saddr . iif oif missing drop`
+
+// masquerade hides the addresses of pods behind their machine for destinations outside of the pod networks, and drops forged packets. It
+// replaces the table in one transaction.
 func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
 	nft, err := knftables.New(knftables.InetFamily, "capstan")
 	if err != nil {
@@ -192,6 +196,10 @@ func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
 		Name: "postrouting", Type: knftables.PtrTo(knftables.NATType),
 		Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority),
 	})
+	tx.Add(&knftables.Chain{
+		Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority),
+	})
+	tx.Add(&knftables.Rule{Chain: "forward", Rule: ownSources})
 	for _, rule := range masqueradeRules(podNetworks) {
 		tx.Add(&knftables.Rule{Chain: "postrouting", Rule: rule})
 	}
