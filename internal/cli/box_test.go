@@ -483,7 +483,7 @@ func TestWaitForAnotherCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"up"}, {"down"}, {"down", "--keep-state"}, {"restore", archive}} {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 		out := &endOnOutput{end: cancel}
 		a := &app{out: io.Discard, errOut: out}
 		code := a.run(ctx, append([]string{"--root", root, "--assets", t.TempDir()}, command...))
