@@ -286,7 +286,8 @@ func (s store) buryOld(now time.Time) {
 	entries, _ := os.ReadDir(s.path(tombstonesDir))
 	for _, entry := range entries {
 		id, ofMachine := strings.CutPrefix(entry.Name(), machineTombstone(""))
-		if !s.buried(entry.Name(), now) && !(ofMachine && atomicfile.Exists(s.path(machinesDir, id))) {
+		continues := ofMachine && atomicfile.Exists(s.path(machinesDir, id))
+		if !continues && !s.buried(entry.Name(), now) {
 			_ = os.Remove(s.path(tombstonesDir, entry.Name()))
 		}
 	}

@@ -121,20 +121,26 @@ func TestKeepAliveAfterHandover(t *testing.T) {
 	expect.NoError(t, err)
 	defer func() { _ = inherited.Close() }()
 	for name, listener := range map[string]net.Listener{"own": first, "inherited": inherited} {
-		client, err := net.Dial("tcp", listener.Addr().String())
-		expect.NoError(t, err)
-		defer func() { _ = client.Close() }()
-		conn, err := acceptFrom(listener)
-		expect.NoError(t, err)
-		defer func() { _ = conn.Close() }()
-		raw, err := conn.SyscallConn()
-		expect.NoError(t, err)
-		for option, want := range map[int]int{unix.TCP_KEEPIDLE: 30, unix.TCP_KEEPINTVL: 10, unix.TCP_KEEPCNT: 3} {
-			var got int
-			expect.NoError(t, raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option) }))
-			if err != nil || got != want {
-				t.Errorf("%s listener: option %d is %d, %v, want %d", name, option, got, err, want)
-			}
+		t.Run(name, func(t *testing.T) { checkKeepAlive(t, listener) })
+	}
+}
+
+// checkKeepAlive checks the keepalive of a connection that a listener accepts.
+func checkKeepAlive(t *testing.T, listener net.Listener) {
+	t.Helper()
+	client, err := net.Dial("tcp", listener.Addr().String())
+	expect.NoError(t, err)
+	defer func() { _ = client.Close() }()
+	conn, err := acceptFrom(listener)
+	expect.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	raw, err := conn.SyscallConn()
+	expect.NoError(t, err)
+	for option, want := range map[int]int{unix.TCP_KEEPIDLE: 30, unix.TCP_KEEPINTVL: 10, unix.TCP_KEEPCNT: 3} {
+		var got int
+		expect.NoError(t, raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option) }))
+		if err != nil || got != want {
+			t.Errorf("option %d is %d, %v, want %d", option, got, err, want)
 		}
 	}
 }

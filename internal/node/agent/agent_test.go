@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -178,9 +179,8 @@ func firstPacket(t *testing.T, sender, receiver netns.NsHandle, to string, sourc
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
 			_, err = conn.Write([]byte("x"))
-			return err
+			return errors.Join(err, conn.Close())
 		}))
 	}
 	expect.NoError(t, listener.SetReadDeadline(time.Now().Add(15*time.Second)))
