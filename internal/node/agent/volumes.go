@@ -49,6 +49,8 @@ type volumes struct {
 
 	// providing is held while a claim gets its volume: all volumes share the space of the disk.
 	providing sync.Mutex
+	// removing is the volume whose data removeUnfinished removes now; providing guards it.
+	removing string
 	// made has the sizes of the volumes that known can still lack.
 	made map[string]int64
 }
@@ -230,6 +232,9 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if v.wanted()[localvolume.Name(claim)] == nil {
 		return nil
 	}
+	if v.removing == localvolume.Name(claim) {
+		return errors.New("expected no data of an earlier attempt, found data that is being removed; the node tries again")
+	}
 	if err := v.check(claim); err != nil {
 		return err
 	}
@@ -261,13 +266,11 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 // the answer to a creation can have been lost, also by the death of an earlier agent.
 func (v *volumes) removeUnfinished(ctx context.Context, block bool) error {
 	folders := v.foldersOf(block)
-	v.providing.Lock()
 	names, err := folders.Unfinished()
-	wanted := v.wanted()
-	v.providing.Unlock()
 	errs := []error{err}
+	defer v.reserve("")
 	for _, name := range names {
-		if wanted[name] != nil {
+		if !v.reserve(name) {
 			continue
 		}
 		found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -282,6 +285,19 @@ func (v *volumes) removeUnfinished(ctx context.Context, block bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// reserve keeps a volume from its claim until the next call, because a removal can last longer than providing may be held. It returns false
+// if a claim wants the volume.
+func (v *volumes) reserve(name string) bool {
+	v.providing.Lock()
+	defer v.providing.Unlock()
+	v.removing = ""
+	if v.wanted()[name] != nil {
+		return false
+	}
+	v.removing = name
+	return true
 }
 
 // limited reports whether this machine enforces the sizes of its volumes. Without an answer, a volume waits: it would have no limits, or

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,17 +86,8 @@ func TestNamespacesDoNotWait(t *testing.T) {
 	v := testVolumes(t, false)
 	v.log = slog.New(slog.DiscardHandler) // The removal can outlive the test.
 	answer(v)
-	socket, asked, withdrawn := filepath.Join(t.TempDir(), "init.sock"), make(chan struct{}), make(chan struct{})
-	listener, err := net.Listen("unix", socket)
-	expect.NoError(t, err)
-	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		close(asked)
-		<-withdrawn
-	})}
-	go func() { _ = server.Serve(listener) }()
-	defer func() { _ = server.Close() }()
-	defer close(withdrawn)
-	v.init = initapi.NewClient(socket)
+	asked, withdraw := slowInit(t, v)
+	defer withdraw()
 	slow, claim := testClaim(), testClaim()
 	slow.Namespace, slow.UID, slow.Spec.VolumeMode = "slow", "00000000-0000-4000-8000-00000000000b", ptr.To(corev1.PersistentVolumeBlock)
 	volume := localvolume.Volume(slow, "n")
@@ -110,6 +102,31 @@ func TestNamespacesDoNotWait(t *testing.T) {
 		_, err := v.client.Resource(kube.PersistentVolumes).Get(t.Context(), localvolume.Name(claim), metav1.GetOptions{})
 		return err
 	})
+}
+
+// A claim can select this node again while the data of its first attempt is removed. It gets a volume after the removal.
+func TestClaimReturnsDuringRemoval(t *testing.T) {
+	v, claim := testVolumes(t, false), testClaim()
+	asked, withdraw := slowInit(t, v)
+	claim.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
+	expect.NoError(t, v.claims.Add(claim))
+	if err := v.sync(t.Context(), claim.Namespace); err == nil {
+		t.Error("the creation has an answer")
+	}
+	answer(v)
+	expect.NoError(t, v.claims.Delete(claim))
+	removed := make(chan error, 1)
+	go func() { removed <- v.removeUnfinished(t.Context(), true) }()
+	<-asked
+	expect.NoError(t, v.claims.Add(claim))
+	if err := v.sync(t.Context(), claim.Namespace); err == nil || !strings.Contains(err.Error(), "being removed") {
+		t.Errorf("the claim got data that is removed: %v", err)
+	}
+	withdraw()
+	expect.NoError(t, <-removed)
+	expect.NoError(t, v.sync(t.Context(), claim.Namespace))
+	_, err := v.client.Resource(kube.PersistentVolumes).Get(t.Context(), localvolume.Name(claim), metav1.GetOptions{})
+	expect.NoError(t, err)
 }
 
 // While a machine has no Node, agents of control plane machines delete the PersistentVolumes of claims that are gone. The data goes too.
@@ -185,6 +202,26 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 		blocks:  localvolume.Folders{Dir: filepath.Join(dir, "blocks"), Top: dir},
 		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc), made: map[string]int64{},
 	}
+}
+
+// slowInit is a PID 1 that provides each device at once. It withdraws a device after a call of withdraw. asked is closed by the first such
+// request.
+func slowInit(t *testing.T, v *volumes) (asked <-chan struct{}, withdraw func()) {
+	t.Helper()
+	socket, begun, withdrawn := filepath.Join(t.TempDir(), "init.sock"), make(chan struct{}), make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
+	listener, err := net.Listen("unix", socket)
+	expect.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/withdraw") {
+			begin()
+			<-withdrawn
+		}
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	v.init = initapi.NewClient(socket)
+	return begun, func() { close(withdrawn) }
 }
 
 // answer makes the API server answer again.
