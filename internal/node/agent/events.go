@@ -49,7 +49,6 @@ func newEvents(a *agent, client dynamic.Interface) *events {
 func (e *events) report(ctx context.Context, object corev1.ObjectReference, reason, message string) bool {
 	key := string(object.UID) + reason
 	e.mu.Lock()
-	maps.DeleteFunc(e.reported, func(_ string, r reportedEvent) bool { return time.Since(r.at) > 2*eventRepeat })
 	last := e.reported[key]
 	e.mu.Unlock()
 	if last.message == message && time.Since(last.at) < eventRepeat {
@@ -70,6 +69,7 @@ func (e *events) report(ctx context.Context, object corev1.ObjectReference, reas
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	maps.DeleteFunc(e.reported, func(_ string, r reportedEvent) bool { return time.Since(r.at) > 2*eventRepeat })
 	e.reported[key] = reportedEvent{message: message, at: time.Now()}
 	return true
 }

@@ -51,8 +51,16 @@ type volumes struct {
 	providing sync.Mutex
 	// removing is the volume whose data removeUnfinished removes now; providing guards it.
 	removing string
-	// made has the sizes of the volumes that known can still lack.
-	made map[string]int64
+	// made has the claims of the volumes that known can still lack.
+	made  map[string]*corev1.PersistentVolumeClaim
+	space space
+}
+
+// space is the disk, and the part of it that is promised to volumes, at a time. A user can make many claims that are refused: they share it.
+type space struct {
+	at       time.Time
+	disk     localvolume.Disk
+	promised int64
 }
 
 // provideVolumes creates and deletes local volumes of this node from the moment that the cluster has the StorageClass for them.
@@ -70,7 +78,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	wake := wakeup.New()
 	v := &volumes{
 		agent: a, client: client, folders: localvolume.OfMachine, blocks: localvolume.Blocks, init: initapi.NewClient(initapi.Socket),
-		events: newEvents(a, client), controlPlane: a.config.Role != nodeconfig.RoleWorker, made: map[string]int64{},
+		events: newEvents(a, client), controlPlane: a.config.Role != nodeconfig.RoleWorker, made: map[string]*corev1.PersistentVolumeClaim{},
 	}
 	if err := v.folders.Enforced(); err != nil {
 		a.log.Info("The sizes of local volumes are not enforced", "reason", err)
@@ -190,38 +198,74 @@ func (v *volumes) sync(ctx context.Context, namespace string) error {
 	return errors.Join(errs...)
 }
 
-// wanted returns the claims without a volume, by the name of the volume. A claim whose volume only Kubernetes has not bound yet has one.
+// wanted returns the claims without a volume, by the name of the volume.
 func (v *volumes) wanted() map[string]*corev1.PersistentVolumeClaim {
 	wanted := map[string]*corev1.PersistentVolumeClaim{}
 	for _, claim := range listed[corev1.PersistentVolumeClaim](v.claims) {
-		name := localvolume.Name(claim)
-		if _, has, _ := v.known.GetByKey(name); !has && localvolume.Wants(claim, v.name) {
-			wanted[name] = claim
+		if v.wants(claim) {
+			wanted[localvolume.Name(claim)] = claim
 		}
 	}
 	return wanted
 }
 
-// check returns an error unless the disk has space for the volume of a claim; providing is held.
+// wants returns whether a claim has no volume. A claim whose volume only Kubernetes has not bound yet has one.
+func (v *volumes) wants(claim *corev1.PersistentVolumeClaim) bool {
+	_, has, _ := v.known.GetByKey(localvolume.Name(claim))
+	return !has && localvolume.Wants(claim, v.name)
+}
+
+// stillWants is wants for the current state of a claim.
+func (v *volumes) stillWants(claim *corev1.PersistentVolumeClaim) bool {
+	object, found, _ := v.claims.Get(claim)
+	if !found {
+		return false
+	}
+	current := object.(*corev1.PersistentVolumeClaim)
+	return current.UID == claim.UID && v.wants(current)
+}
+
+// check returns an error unless the disk has space for the volume of a claim; providing is held. The space that an earlier attempt has
+// taken for the volume counts as free.
 func (v *volumes) check(claim *corev1.PersistentVolumeClaim) error {
-	name, wanted := localvolume.Name(claim), v.wanted()
-	maps.DeleteFunc(v.made, func(made string, _ int64) bool { return made == name || wanted[made] == nil })
+	if time.Since(v.space.at) >= volumeRetry {
+		if err := v.measure(); err != nil {
+			return err
+		}
+	}
+	name, block := localvolume.Name(claim), localvolume.Block(claim.Spec.VolumeMode)
+	taken, err := v.foldersOf(block).Taken(name, block)
+	if err != nil {
+		return err
+	}
+	disk, promised := v.space.disk, v.space.promised
+	disk.Unwritten -= taken
+	if v.made[name] != nil {
+		promised -= localvolume.Size(claim)
+	}
+	return localvolume.Check(claim, disk, promised)
+}
+
+// measure sets space; providing is held.
+func (v *volumes) measure() error {
+	maps.DeleteFunc(v.made, func(_ string, claim *corev1.PersistentVolumeClaim) bool { return !v.stillWants(claim) })
 	promised := localvolume.Promised(listed[corev1.PersistentVolume](v.known), v.name)
-	for _, size := range v.made {
-		promised += size
+	for _, claim := range v.made {
+		promised += localvolume.Size(claim)
 	}
 	disk, err := v.folders.Disk()
 	if err != nil {
 		return err
 	}
 	for _, block := range []bool{false, true} {
-		unwritten, err := v.foldersOf(block).Unwritten(name, block)
+		unwritten, err := v.foldersOf(block).Unwritten(block)
 		if err != nil {
 			return err
 		}
 		disk.Unwritten += unwritten
 	}
-	return localvolume.Check(claim, disk, promised)
+	v.space = space{at: time.Now(), disk: disk, promised: promised}
+	return nil
 }
 
 // provide creates the folder or the device first: a volume without it would make its pods fail. It does nothing for a claim that was
@@ -229,7 +273,7 @@ func (v *volumes) check(claim *corev1.PersistentVolumeClaim) error {
 func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	v.providing.Lock()
 	defer v.providing.Unlock()
-	if v.wanted()[localvolume.Name(claim)] == nil {
+	if !v.stillWants(claim) {
 		return nil
 	}
 	if v.removing == localvolume.Name(claim) {
@@ -238,6 +282,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := v.check(claim); err != nil {
 		return err
 	}
+	v.space = space{} // The volume changes it.
 	block, create := localvolume.Block(claim.Spec.VolumeMode), v.create
 	if block {
 		create = v.init.ProvideDevice
@@ -257,7 +302,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	v.made[localvolume.Name(claim)] = localvolume.Size(claim)
+	v.made[localvolume.Name(claim)] = claim
 	v.log.Info("Local volume created", "volume", localvolume.Name(claim), "namespace", claim.Namespace, "claim", claim.Name)
 	return folders.End(localvolume.Name(claim))
 }

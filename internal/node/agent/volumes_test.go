@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -165,19 +167,42 @@ func TestVolumeThatOthersDelete(t *testing.T) {
 	}
 }
 
-// A claim does not get the space that another volume has, but has not written yet.
+// A claim does not get the space that another volume has, but has not written yet. Claims within a second share a measurement.
 func TestSpaceOfOthers(t *testing.T) {
-	v := testVolumes(t, false)
-	expect.NoError(t, v.check(testClaim()))
-	const other = "pvc-00000000-0000-4000-8000-00000000000b"
-	expect.NoError(t, v.blocks.Create(other))
-	image := filepath.Join(v.blocks.Dir, other, "disk")
-	expect.NoError(t, os.WriteFile(image, nil, 0o600))
-	disk, err := v.blocks.Disk()
-	expect.NoError(t, err)
-	expect.NoError(t, os.Truncate(image, disk.Free))
-	if err := v.check(testClaim()); err == nil || !strings.Contains(err.Error(), "expected at most 0") {
-		t.Errorf("%v", err)
+	synctest.Test(t, func(t *testing.T) {
+		v := testVolumes(t, false)
+		expect.NoError(t, v.check(testClaim()))
+		const other = "pvc-00000000-0000-4000-8000-00000000000b"
+		expect.NoError(t, v.blocks.Create(other))
+		image := filepath.Join(v.blocks.Dir, other, "disk")
+		expect.NoError(t, os.WriteFile(image, nil, 0o600))
+		disk, err := v.blocks.Disk()
+		expect.NoError(t, err)
+		expect.NoError(t, os.Truncate(image, disk.Free))
+		expect.NoError(t, v.check(testClaim()))
+		time.Sleep(volumeRetry)
+		if err := v.check(testClaim()); err == nil || !strings.Contains(err.Error(), "expected at most 0") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A volume that is made again needs no second space. A new volume ends the measurement that claims share.
+func TestSpaceOfSameVolume(t *testing.T) {
+	v, claim, other := testVolumes(t, false), testClaim(), testClaim()
+	answer(v)
+	expect.NoError(t, v.claims.Add(claim))
+	other.UID = "00000000-0000-4000-8000-00000000000b"
+	for range 2 {
+		expect.NoError(t, v.sync(t.Context(), claim.Namespace))
+		if !v.space.at.IsZero() {
+			t.Error("the measurement is older than the volume")
+		}
+	}
+	v.space = space{at: time.Now().Add(time.Hour), disk: localvolume.Disk{Total: 2 << 20, Free: 1 << 40}, promised: 2 << 20}
+	expect.NoError(t, v.check(claim))
+	if err := v.check(other); err == nil {
+		t.Error("two claims get the same space")
 	}
 }
 
@@ -200,7 +225,7 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 		agent: a, client: client, events: newEvents(a, client),
 		folders: localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
 		blocks:  localvolume.Folders{Dir: filepath.Join(dir, "blocks"), Top: dir},
-		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc), made: map[string]int64{},
+		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc), made: map[string]*corev1.PersistentVolumeClaim{},
 	}
 }
 

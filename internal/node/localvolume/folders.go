@@ -43,8 +43,8 @@ func (f Folders) Disk() (Disk, error) {
 }
 
 // Unwritten returns the bytes that the volumes can still fill, so that no other volume may have them. Volumes without enforced sizes have
-// none. The volume own is about to be made, perhaps again: the space that it has already counts as free.
-func (f Folders) Unwritten(own string, block bool) (sum int64, err error) {
+// none.
+func (f Folders) Unwritten(block bool) (sum int64, err error) {
 	entries, err := os.ReadDir(f.Dir)
 	for _, entry := range entries {
 		if checkName(entry.Name()) != nil {
@@ -55,13 +55,20 @@ func (f Folders) Unwritten(own string, block bool) (sum int64, err error) {
 		case errors.Is(err, os.ErrNotExist): // It was removed meanwhile, or is not complete.
 		case err != nil:
 			return 0, err
-		case entry.Name() == own:
-			sum -= written
 		default:
 			sum += max(0, size-written)
 		}
 	}
 	return sum, atomicfile.IgnoreMissing(err)
+}
+
+// Taken returns the bytes that a volume has written or can still fill. It returns 0 for a volume that does not exist.
+func (f Folders) Taken(name string, block bool) (int64, error) {
+	if err := checkName(name); err != nil {
+		return 0, err
+	}
+	size, written, err := f.use(name, block)
+	return max(size, written), atomicfile.IgnoreMissing(err)
 }
 
 // use returns the size of a volume and the part of it that occupies the disk.

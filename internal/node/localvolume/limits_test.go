@@ -164,8 +164,11 @@ func TestLimits(t *testing.T) {
 	}
 	sizeOf(first, volumeSize)
 	sizeOf(second, 2*volumeSize)
-	if unwritten, err := f.Unwritten(nameOf(2), false); err != nil || unwritten > volumeSize || unwritten < volumeSize*9/10 {
-		t.Errorf("%d bytes of the first volume are not written: %v", unwritten, err)
+	if unwritten, err := f.Unwritten(false); err != nil || unwritten > 3*volumeSize || unwritten < 3*volumeSize*9/10 {
+		t.Errorf("%d bytes of both volumes are not written: %v", unwritten, err)
+	}
+	if taken, err := f.Taken(nameOf(2), false); err != nil || taken != 2*volumeSize {
+		t.Errorf("the second volume has taken %d bytes: %v", taken, err)
 	}
 	for _, user := range []int{1000, 0} {
 		folder := filepath.Join(first, fmt.Sprint("of-", user))

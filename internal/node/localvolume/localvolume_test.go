@@ -344,22 +344,29 @@ func TestImages(t *testing.T) {
 // TestUnwritten: what a block volume has discarded stays its space. A volume that is made again does not need its space twice.
 func TestUnwritten(t *testing.T) {
 	f := Folders{Dir: filepath.Join(t.TempDir(), "volumes"), Top: "/"}
-	expectUnwritten := func(block bool, own string, want int64) {
+	expectUnwritten := func(block bool, want int64) {
 		t.Helper()
-		if got, err := f.Unwritten(own, block); err != nil || got != want {
+		if got, err := f.Unwritten(block); err != nil || got != want {
 			t.Errorf("%d bytes are not written, want %d: %v", got, want, err)
 		}
 	}
-	expectUnwritten(true, "", 0)
+	expectTaken := func(name string, want int64) {
+		t.Helper()
+		if got, err := f.Taken(name, true); err != nil || got != want {
+			t.Errorf("%s has taken %d bytes, want %d: %v", name, got, want, err)
+		}
+	}
+	expectUnwritten(true, 0)
 	full, discarded := "pvc-"+uid, "pvc-"+strings.Repeat("0", 8)+uid[8:]
 	for _, name := range []string{full, discarded} {
+		expectTaken(name, 0)
 		expect.NoError(t, f.CreateImage(name, 1<<20))
 	}
 	image, err := f.OpenImage(discarded)
 	expect.NoError(t, err)
 	expect.NoError(t, errors.Join(unix.Fallocate(int(image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 256<<10), image.Close()))
-	expectUnwritten(true, "", 256<<10)
-	expectUnwritten(true, full, -768<<10)
-	expectUnwritten(true, discarded, -768<<10)
-	expectUnwritten(false, "", 0)
+	expectUnwritten(true, 256<<10)
+	expectTaken(full, 1<<20)
+	expectTaken(discarded, 1<<20)
+	expectUnwritten(false, 0)
 }
