@@ -268,9 +268,9 @@ func (c *Care) renew(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// renewWhile renews the Lease until f returns. f changes a member for minutes, and without the Lease etcd would count as unmanaged. The
-// states of the members stay: the member does not serve meanwhile, and it is not ill.
-func (c *Care) renewWhile(ctx context.Context, f func() error) error {
+// renewWhile renews the Lease until f returns, unless confirm returns an error. f changes a member for minutes, and without the Lease etcd
+// would count as unmanaged. The states of the members stay: the member does not serve meanwhile, and it is not ill.
+func (c *Care) renewWhile(ctx context.Context, confirm func(context.Context) error, f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
 	tick := time.NewTicker(etcdv1.CareLeaseRenewal)
@@ -281,12 +281,23 @@ func (c *Care) renewWhile(ctx context.Context, f func() error) error {
 			return err
 		case now := <-tick.C:
 			call, cancel := context.WithTimeout(ctx, publishTimeout)
-			if err := c.renew(call, now); err != nil {
+			err := confirm(call)
+			if err == nil {
+				err = c.renew(call, now)
+			}
+			if err != nil {
 				c.Log.Warn("Cannot report that the agent manages etcd; the agent tries again", "error", err)
 			}
 			cancel()
 		}
 	}
+}
+
+// confirm checks all members again. It returns an error unless the states that v reports are still true, except that of a busy member.
+func (c *Care) confirm(ctx context.Context, v view, busy Member) error {
+	members := slices.Clone(v.members)
+	c.probe(ctx, members)
+	return v.confirmedBy(members, busy)
 }
 
 // do performs the action, if the local member still leads.
@@ -323,8 +334,10 @@ func (c *Care) do(ctx context.Context, v view, a action) error {
 	case actDefragment:
 		c.defragments[a.member.ID] = v.now
 		url := a.member.ClientURLs[0]
-		err = c.renewWhile(ctx, func() error {
-			_, err := c.remote[url].Defragment(ctx, url)
+		conn := c.remote[url] // The probes of confirm change the map.
+		confirm := func(ctx context.Context) error { return c.confirm(ctx, v, a.member) }
+		err = c.renewWhile(ctx, confirm, func() error {
+			_, err := conn.Defragment(ctx, url)
 			return err
 		})
 		if err != nil { // The next compaction repeats a defragmentation for space.

@@ -26,15 +26,18 @@ func (l *leases) RenewLease(_ context.Context, _ string, now time.Time) error {
 	return nil
 }
 
-// The Lease does not expire during the defragmentation of a large file.
+// The Lease does not expire during the defragmentation of a large file, unless the states of the other members are unknown.
 func TestLeaseDuringDefragmentation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects, result, begun := &leases{}, errors.New("too slow"), time.Now()
 		care := &Care{Objects: objects, Log: slog.New(slog.DiscardHandler), renewed: begun}
-		err := care.renewWhile(t.Context(), func() error {
+		var confirmed error
+		confirm := func(context.Context) error { return confirmed }
+		defragment := func() error {
 			time.Sleep(defragTimeout)
 			return result
-		})
+		}
+		err := care.renewWhile(t.Context(), confirm, defragment)
 		if !errors.Is(err, result) {
 			t.Errorf("the result is %v", err)
 		}
@@ -44,6 +47,11 @@ func TestLeaseDuringDefragmentation(t *testing.T) {
 				t.Errorf("the Lease was not renewed between %s and %s of the defragmentation", last.Sub(begun), at.Sub(begun))
 			}
 			last = at
+		}
+		asked := objects.asked
+		confirmed = errors.New("another member leads")
+		if err := care.renewWhile(t.Context(), confirm, defragment); !errors.Is(err, result) || objects.asked != asked {
+			t.Errorf("the Lease was renewed for states that nobody has confirmed; the result is %v", err)
 		}
 	})
 }

@@ -247,6 +247,38 @@ func TestUnreachableForAWhile(t *testing.T) {
 	}
 }
 
+// While a member is busy, the others must be as healthy as they are reported.
+func TestConfirmedBy(t *testing.T) {
+	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
+	elsewhere := func(m Member) Member { return with(m, func(m *Member) { m.Leader = 2 }) }
+	healthy := etcdv1.HealthyCondition + "=True"
+	for name, test := range map[string]struct {
+		before, later []Member
+		busy          Member
+		want          string
+	}{
+		"all answer":                        {[]Member{a, b, c}, []Member{a, b, c}, b, ""},
+		"the busy member does not":          {[]Member{a, b, c}, []Member{a, dead(b), c}, b, ""},
+		"the busy leader does not":          {[]Member{a, b, c}, []Member{dead(a), b, c}, a, ""},
+		"another member died":               {[]Member{a, b, c}, []Member{a, b, dead(c)}, b, "answer of the member c"},
+		"its death is not yet reported":     {[]Member{a, b, dead(c)}, []Member{a, b, dead(c)}, b, "answer of the member c"},
+		"another member leads":              {[]Member{a, b, c}, []Member{elsewhere(a), b, c}, b, "the member a to follow the leader 1, found the leader 2"},
+		"another one than the busy leader":  {[]Member{a, b, c}, []Member{a, elsewhere(b), c}, a, "the member b to follow"},
+		"a member that has not started yet": {[]Member{a, b, unstarted(c)}, []Member{a, b, unstarted(c)}, b, ""},
+	} {
+		v := viewOf(test.before, object(a, "a", false, healthy), object(b, "b", false, healthy), object(c, "c", false, healthy))
+		v.failing[c.ID] = noon
+		if err := v.confirmedBy(test.later, test.busy); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+	v := viewOf([]Member{a, b, dead(c)}, object(c, "c", false, healthy))
+	v.failing[c.ID] = noon.Add(-unreachableAfter)
+	if err := v.confirmedBy([]Member{a, b, dead(c)}, b); err != nil {
+		t.Errorf("a member that is reported as unreachable: %v", err)
+	}
+}
+
 func TestSizesAreRounded(t *testing.T) {
 	size := rounded(nil, 5<<20+1)
 	if *size != 6<<20 {

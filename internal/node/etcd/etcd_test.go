@@ -445,6 +445,29 @@ func TestAddedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestConfirm: a healthy member that does not answer any more makes the reported states invalid.
+func TestConfirm(t *testing.T) {
+	p := newPool(t)
+	a := p.first("a")
+	config, err := TLS(p.dir)
+	expect.NoError(t, err)
+	care := &Care{TLS: config, remote: map[string]*client{}}
+	defer care.forget()
+	id := idOf(t, p.connect(a), "a")
+	member := func(id uint64, url string) Member {
+		return Member{ID: id, Name: hexID(id), ClientURLs: []string{url}, Probe: Probe{Leader: id}}
+	}
+	v := view{now: time.Now(), self: id, members: []Member{member(id, a.client)}}
+	expect.NoError(t, care.confirm(t.Context(), v, Member{}))
+	silent := member(id+1, "https://"+ports.Address(t))
+	silent.Leader = id
+	v.members = append(v.members, silent)
+	if err := care.confirm(t.Context(), v, Member{}); err == nil {
+		t.Error("a member that does not answer is healthy")
+	}
+	expect.NoError(t, care.confirm(t.Context(), v, silent))
+}
+
 // TestSpace: Care frees space on a member that has none left, and shrinks a database file with much free space. The objects are in the same
 // etcd, so they cannot be written meanwhile.
 func TestSpace(t *testing.T) {

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -106,6 +107,22 @@ func (v view) health(m Member, old etcdv1.EtcdMemberStatus) metav1.Condition {
 		c.Status, c.Reason = metav1.ConditionTrue, etcdv1.HealthyReason
 	}
 	return c
+}
+
+// confirmedBy returns an error unless the members that v reports as healthy answered later and follow the same leader. A busy member cannot
+// answer.
+func (v view) confirmedBy(later []Member, busy Member) error {
+	for i, m := range v.members {
+		o, _ := v.object(m)
+		switch {
+		case m.ID == busy.ID || v.health(m, o.Status).Status != metav1.ConditionTrue:
+		case later[i].Err != nil:
+			return fmt.Errorf("expected an answer of the member %s, found: %w", m.Name, later[i].Err)
+		case later[i].Leader != v.self:
+			return fmt.Errorf("expected the member %s to follow the leader %s, found the leader %s", m.Name, hexID(v.self), hexID(later[i].Leader))
+		}
+	}
+	return nil
 }
 
 // conditions sets the transition time of each condition.
