@@ -70,7 +70,13 @@ func (w BackupTarget) DueAfter(last time.Time) time.Time {
 	if last.Before(w.Since) {
 		last = w.Since
 	}
-	return w.Schedule.Next(last.UTC())
+	return w.next(last)
+}
+
+// next returns when the schedule demands the first backup after a time. cron computes in the time zone of its argument, and decoded times
+// have the zone of the host.
+func (w BackupTarget) next(after time.Time) time.Time {
+	return w.Schedule.Next(after.UTC())
 }
 
 // OnDemandRequest returns the value of the annotation that requests a backup. A value that no EtcdBackup can have is ignored, because a
@@ -150,21 +156,21 @@ func dueBySchedule(w BackupTarget, attempts []BackupAttempt, now time.Time) (*Wa
 		if a.trigger != etcdv1.BackupScheduled {
 			continue
 		}
-		if a.phase == etcdv1.BackupFailed && !a.began.Before(from) && !w.Schedule.Next(a.began).Before(now) {
+		if a.phase == etcdv1.BackupFailed && !a.began.Before(from) && !w.next(a.began).Before(now) {
 			return &WantedBackup{etcdv1.BackupScheduled, a.request}, 0 // until the next one is due
 		}
 		if a.began.After(from) {
 			from = a.began
 		}
 	}
-	at := w.Schedule.Next(from)
+	at := w.next(from)
 	if at.IsZero() { // a date that does not exist
 		return nil, 0
 	}
 	if wait := at.Sub(now); wait > 0 {
 		return nil, wait
 	}
-	return &WantedBackup{etcdv1.BackupScheduled, at.UTC().Format(time.RFC3339)}, 0
+	return &WantedBackup{etcdv1.BackupScheduled, at.Format(time.RFC3339)}, 0
 }
 
 // readyFor reports whether a backup can be made now: it does not exist, and after a failure the delay has passed.

@@ -18,6 +18,9 @@ import (
 // midnight is the start time of the tests of backups.
 var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
+// india is a time zone whose hours do not begin with those of UTC.
+var india = time.FixedZone("India", 5*3600+1800)
+
 // tried parses attempts. A word contains the trigger (s, d or u), the request, the phase (+, - or nothing) and the minutes after
 // midnight, separated by colons.
 func tried(t *testing.T, text string) []BackupAttempt {
@@ -38,7 +41,7 @@ func tried(t *testing.T, text string) []BackupAttempt {
 	return out
 }
 
-// TestNextBackup: the backup that is due, and the time of the next check.
+// TestNextBackup: the backup that is due, and the time of the next check. The time zone of the host does not matter.
 func TestNextBackup(t *testing.T) {
 	hourly := "0 * * * *"
 	for _, c := range []struct {
@@ -61,6 +64,7 @@ func TestNextBackup(t *testing.T) {
 		{what: "being made", schedule: hourly, at: 61, tried: "s:2026-03-01T01.00.00Z::60", again: 59 * time.Minute},
 		{what: "failed a moment ago", schedule: hourly, at: 60, tried: "s:x:-:60", again: 30 * time.Second},
 		{what: "failed a minute ago", schedule: hourly, at: 61, tried: "s:x:-:60", want: "Schedule x"},
+		{what: "failed an hour ago", schedule: hourly, at: 119, tried: "s:x:-:60", want: "Schedule x"},
 		{what: "failed twice", schedule: hourly, at: 62, tried: "s:x:-:60 s:x:-:61.5", again: 30 * time.Second},
 		{what: "the next one is due before it worked", schedule: hourly, at: 121, tried: "s:x:-:60 s:x:-:61", want: "Schedule 2026-03-01T02:00:00Z"},
 		{what: "others do not count", schedule: hourly, at: 61, tried: "d:x:+:60", want: "Schedule 2026-03-01T01:00:00Z"},
@@ -82,14 +86,35 @@ func TestNextBackup(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := BackupTarget{Schedule: schedule, Since: midnight.Add(time.Second), OnDemand: c.onDemand, UpgradeTo: c.upgrade, Begun: c.begun}
-		next, again := NextBackup(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute))
-		got := ""
-		if next != nil {
-			got = string(next.Trigger) + " " + next.Request
+		for _, zone := range []*time.Location{time.UTC, india} {
+			w := BackupTarget{Schedule: schedule, Since: midnight.Add(time.Second).In(zone), OnDemand: c.onDemand, UpgradeTo: c.upgrade, Begun: c.begun}
+			attempts := tried(t, c.tried)
+			for n := range attempts {
+				attempts[n].began = attempts[n].began.In(zone)
+			}
+			next, again := NextBackup(w, attempts, midnight.Add(time.Duration(c.at)*time.Minute))
+			got := ""
+			if next != nil {
+				got = string(next.Trigger) + " " + next.Request
+			}
+			if got != c.want || again != c.again {
+				t.Errorf("%s, %s: got %q and %s, want %q and %s", c.what, zone, got, again, c.want, c.again)
+			}
 		}
-		if got != c.want || again != c.again {
-			t.Errorf("%s: got %q and %s, want %q and %s", c.what, got, again, c.want, c.again)
+	}
+}
+
+// TestDueAfter: the metric and the next scheduled backup have the same time, in UTC.
+func TestDueAfter(t *testing.T) {
+	schedule, err := ParseSchedule("0 3 * * *")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, zone := range []*time.Location{time.UTC, india} {
+		w := BackupTarget{Schedule: schedule, Since: midnight.In(zone)}
+		_, again := NextBackup(w, nil, midnight)
+		if due := w.DueAfter(time.Time{}); again != 3*time.Hour || !due.Equal(midnight.Add(again)) {
+			t.Errorf("%s: the next backup is made after %s, and is due at %s", zone, again, due)
 		}
 	}
 }
