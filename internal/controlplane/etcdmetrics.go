@@ -45,10 +45,11 @@ func measureSizes(s *scope) {
 	etcdInUse.Show(inUse, s.Object.Namespace, s.Object.Name)
 }
 
-// forgetEtcd removes the gauges of a control plane's etcd, which nobody sets during its deletion.
+// forgetEtcd removes the gauges of a control plane's etcd, which nobody sets during its deletion. No backup is due then.
 func forgetEtcd(key client.ObjectKey) {
 	etcdMembers.Forget(key.Namespace, key.Name)
 	etcdQuorum.DeleteLabelValues(key.Namespace, key.Name)
 	etcdSize.Forget(key.Namespace, key.Name)
 	etcdInUse.Forget(key.Namespace, key.Name)
+	backupDue.DeleteLabelValues(key.Namespace, key.Name)
 }

@@ -110,5 +110,4 @@ func forgetMetrics(key client.ObjectKey) {
 	forgetEtcd(key)
 	certexpiry.Forget(controlplanev1.ControlPlaneKind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)
-	backupDue.DeletePartialMatch(labels)
 }

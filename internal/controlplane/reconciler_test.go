@@ -492,14 +492,17 @@ func TestDelete(t *testing.T) {
 	worker := &clusterv1.Machine{ObjectMeta: cluster.Meta("worker"), Spec: machinesOf(t, cluster)[0].Spec}
 	cluster.Create(worker)
 	etcdQuorum.WithLabelValues(cp.Namespace, cp.Name).Set(0)
+	backupDue.WithLabelValues(cp.Namespace, cp.Name).Set(1)
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Becomes(t, cp, "waits for the worker", func() bool {
 		return testcluster.Has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
 	})
-	if left := testmetrics.Gather(t, "capstan_control_plane_etcd_quorum", map[string]string{"namespace": cp.Namespace}); len(left) != 0 {
-		t.Errorf("nobody measures the majority any more, and the metric says %v", left)
+	for _, name := range []string{"capstan_control_plane_etcd_quorum", "capstan_control_plane_backup_due_timestamp_seconds"} {
+		if left := testmetrics.Gather(t, name, map[string]string{"namespace": cp.Namespace}); len(left) != 0 {
+			t.Errorf("nobody sets %s any more, and it is %v", name, left)
+		}
 	}
 	if m := machinesOf(t, cluster); len(m) != 1 || !m[0].DeletionTimestamp.IsZero() {
 		t.Error("the control plane machine was deleted before the worker")
