@@ -136,7 +136,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, flag
 		if err := p.Setup(ctx, mgr, opts); err != nil {
 			return fmt.Errorf("%s provider: %w", p.Name, err)
 		}
-		info.WithLabelValues(p.Name, version.Version).Set(1)
+		info.WithLabelValues(p.Name, version.Version, flags.WatchNamespace, flags.WatchFilter).Set(1)
 		if flags.WebhookPort == 0 || p.SetupWebhooks == nil {
 			continue
 		}
