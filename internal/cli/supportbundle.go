@@ -139,7 +139,7 @@ func (a *app) chosenBoxFiles(ctx context.Context) (map[string][]byte, error) {
 	}
 	config, err := loader.ClientConfig()
 	if err != nil {
-		return nil, nil // The connection reports the error.
+		return a.boxFiles(ctx) // A kubeconfig that cannot be used chooses no other management cluster. The connection reports the error.
 	}
 	if config.Host != "" && (config.Host == a.localEndpoint() || config.Host == a.localServer()) {
 		return a.boxFiles(ctx)
