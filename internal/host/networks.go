@@ -154,14 +154,19 @@ func (ns *networks) abandon(ctx context.Context, id string) error {
 
 // fitsRoutes refuses a new network that overlaps a route of the host, or that contains an address which the host reaches by its default route
 // and needs; mu is held. For one that exists, also through another capstand of the box, an overlap is logged: its machines have the addresses,
-// and a wider route, for example of a VPN, does not affect them. The manager can be one of its machines.
+// and a wider route, for example of a VPN, does not affect them. The manager can be one of its machines. The tunnels of the host are for new
+// networks only: to read them with each machine takes too long.
 func (ns *networks) fitsRoutes(ctx context.Context, n *hostpb.Network) error {
 	var needed []network.UsedRange
 	for _, server := range nameServers(resolvConf(hostResolvConf)) {
 		needed = append(needed, network.Used(server, "the host's name server"))
 	}
 	if _, onBox := ns.box.Network(n.Id); !onBox && ns.byID[n.Id] == nil {
-		return ns.box.FitsRoutes(boxNetwork(n), append(needed, callerOf(ctx)...)...)
+		tunnels, err := ns.box.Tunnels()
+		if err != nil {
+			return err
+		}
+		return ns.box.FitsRoutes(boxNetwork(n), slices.Concat(needed, tunnels, callerOf(ctx))...)
 	}
 	if err := ns.box.FitsRoutes(boxNetwork(n), needed...); ns.routeErrors.news(n.Id, err) {
 		ns.log.Warn("The host reaches a part of a network of machines elsewhere, and packets may take the wrong way", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "error", err)

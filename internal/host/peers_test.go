@@ -184,13 +184,13 @@ func TestRouteAppearsLater(t *testing.T) {
 	}
 }
 
-// A network with the address of the manager that requests it, or of a name server, would cut the host off. A network that exists has the
-// manager as one of its machines.
+// A network with the address of the manager that requests it, of a name server, or of a tunnel to another host would cut the host off. A network
+// that exists has the manager as one of its machines, and no check of it reads the peers of all networks.
 func TestNetworkWithNeededAddresses(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	h, n := onBox(t), overlayNetwork(t)
 	var log bytes.Buffer
 	h.log = slog.New(slog.NewTextHandler(&log, nil))
 	conf := filepath.Join(t.TempDir(), "resolv.conf")
@@ -199,16 +199,20 @@ func TestNetworkWithNeededAddresses(t *testing.T) {
 	from := func(manager string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(manager))})
 	}
-	for range 2 {
-		_, err := h.EnsureNetwork(from("192.0.2.9:1"), n)
+	for _, manager := range []string{"192.0.2.9:1", "10.1.0.20:1"} {
+		_, err := h.EnsureNetwork(from(manager), n)
+		expect.NoError(t, err)
+		peers := peerOn(n, "10.7.0.2")
+		peers.Hosts = []string{"10.1.0.99"}
+		_, err = h.SetPeers(t.Context(), peers)
 		expect.NoError(t, err)
 	}
-	_, err := h.EnsureNetwork(from("10.1.0.20:1"), n)
-	expect.NoError(t, err)
 	if strings.Contains(log.String(), "elsewhere") {
-		t.Errorf("a manager in a network that exists is reported: %s", log.String())
+		t.Errorf("a manager or a tunnel in a network that exists is reported: %s", log.String())
 	}
-	for cidr, want := range map[string]string{"10.8.0.0/24": "10.8.0.53/32 of the host's name server", "10.9.0.0/24": "10.9.0.7/32 of the manager"} {
+	for cidr, want := range map[string]string{
+		"10.7.0.0/24": "10.7.0.2/32 of a tunnel to another host", "10.8.0.0/24": "10.8.0.53/32 of the host's name server", "10.9.0.0/24": "10.9.0.7/32 of the manager",
+	} {
 		other := &hostpb.Network{Id: "n-2", Namespace: n.Namespace, Name: "other", Cidr: cidr}
 		_, err := h.EnsureNetwork(from("[::ffff:10.9.0.7]:1"), other)
 		if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != cidr || !strings.Contains(err.Error(), want) {

@@ -113,7 +113,7 @@ func (b Box) locked(f func() error) error {
 }
 
 // FitsRoutes returns a ConflictError if a route of the box, except through bridges of networks, leads to a part of the network, or if the network
-// contains the gateway of such a route, the tunnel address of another box, or a part of used.
+// contains the gateway of such a route or a part of used.
 func (b Box) FitsRoutes(n Network, used ...UsedRange) error {
 	if n.LAN != nil {
 		return nil // The box has no route to it.
@@ -130,10 +130,6 @@ func (b Box) FitsRoutes(n Network, used ...UsedRange) error {
 		bridges := []string{BridgeName(n.ID)}
 		for _, other := range networks {
 			bridges = append(bridges, BridgeName(other.ID))
-			peers, _ := b.peers(other.ID) // A damaged record must not keep all new networks away.
-			for _, host := range peers.hosts() {
-				used = append(used, Used(host, "a tunnel to another host"))
-			}
 		}
 		routes, err := hostRoutes(bridges)
 		if err != nil {
@@ -141,6 +137,21 @@ func (b Box) FitsRoutes(n Network, used ...UsedRange) error {
 		}
 		return disjoint(subnets, append(routes, used...))
 	})
+}
+
+// Tunnels returns the tunnel addresses of the other boxes. It reads the peers of all networks, which can be megabytes.
+func (b Box) Tunnels() (used []UsedRange, err error) {
+	err = b.locked(func() error {
+		networks, err := b.list()
+		for _, n := range networks {
+			peers, _ := b.peers(n.ID) // A damaged record must not keep all new networks away.
+			for _, host := range peers.hosts() {
+				used = append(used, Used(host, "a tunnel to another host"))
+			}
+		}
+		return err
+	})
+	return used, err
 }
 
 // disjoint returns a ConflictError if a subnet overlaps a used range.

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
@@ -107,12 +108,14 @@ func TestNetworkWithNeededAddresses(t *testing.T) {
 		return b.SetPeers(t.Context(), other.ID, Peers{Hosts: []netip.Addr{netip.MustParseAddr("10.231.9.2")}})
 	}))
 	server := Used(netip.MustParseAddr("::ffff:10.231.8.53"), "the host's name server")
+	tunnels, err := b.Tunnels()
+	expect.NoError(t, err)
 	for cidr, want := range map[string]string{
 		"10.231.7.0/24": "10.231.7.254/32 of the host's gateway through up0", "fd00:7::/64": "fd00:7::fe/128 of the host's gateway through up0",
 		"10.231.8.0/24": "10.231.8.53/32 of the host's name server", "10.231.9.0/24": "10.231.9.2/32 of a tunnel to another host", "10.231.10.0/24": "",
 	} {
 		r.must(in(b.ns, func() error {
-			err := b.FitsRoutes(Network{ID: "n", CIDR: cidr}, server)
+			err := b.FitsRoutes(Network{ID: "n", CIDR: cidr}, append(tunnels, server)...)
 			var conflict ConflictError
 			if errors.As(err, &conflict) != (want != "") || want != "" && (conflict.Subject != cidr || !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s: %v, want %q", cidr, err, want)
