@@ -132,6 +132,32 @@ func TestUpdateEnds(t *testing.T) {
 	}
 }
 
+// The end of an update is recorded after the spec, and not without it: the removal of a package reads only the spec then.
+func TestUpdateEndsAfterSpec(t *testing.T) {
+	for file, want := range map[string]int64{"spec.json": 1 << 30, "update.json": 2 << 30} {
+		h, req := updatable(t)
+		_, err := h.UpdateMachine(t.Context(), req)
+		expect.NoError(t, err)
+		m := h.machines.byID["m-1"]
+		u := m.lastUpdate()
+		u.Phase, u.CompletedAt = hostpb.UpdateStatus_SUCCEEDED, time.Now()
+		path, away := filepath.Join(m.dir, file), filepath.Join(m.dir, "away")
+		expect.NoError(t, os.Rename(path, away))
+		end := unrecordable(t, h, machinesDir, filepath.Join("m-1", file))
+		if err := m.recordEnd(u); err == nil || m.lastUpdate().Ended() {
+			t.Errorf("without %s: %v, ended: %v", file, err, m.lastUpdate().Ended())
+		}
+		end()
+		expect.NoError(t, os.Rename(away, path))
+		recorded, spec := newMachine(h.platform, goodSpec(), h.machines.forget), &hostpb.MachineSpec{}
+		expect.NoError(t, readSpec(specFile(m.dir), spec))
+		if recorded.lastUpdate().Ended() || spec.MemoryBytes != want {
+			t.Errorf("after a crash without %s: ended: %v, recorded %v", file, recorded.lastUpdate().Ended(), spec)
+		}
+		expect.NoError(t, m.recordEnd(u))
+	}
+}
+
 // A damaged record of an update makes the machine broken: capstand cannot decide which spec it has.
 func TestDamagedUpdate(t *testing.T) {
 	h, req := updatable(t)

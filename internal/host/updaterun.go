@@ -9,8 +9,6 @@ import (
 	"time"
 	"unicode"
 
-	"google.golang.org/protobuf/proto"
-
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/foreignfile"
@@ -309,17 +307,18 @@ func (m *machine) undoLimits(ctx context.Context, spec *hostpb.MachineSpec) erro
 	return foreignfile.Replace(dir, machineapi.MetadataFile, data, 0o644)
 }
 
+// recordEnd records the result. The spec comes first: after the end, the removal of a package of programs regards only the spec.
 func (m *machine) recordEnd(u *updaterecord.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.deleted.Err() != nil {
 		return nil
 	}
-	if err := u.Save(m.dir); err != nil {
+	if err := writeSpec(specFile(m.dir), u.Spec()); err != nil {
 		return err
 	}
-	if err := writeSpec(specFile(m.dir), proto.CloneOf(u.Spec())); err != nil {
-		m.log.Error("Cannot write the new spec; the record of the update has it as well", "error", err)
+	if err := u.Save(m.dir); err != nil {
+		return err
 	}
 	m.eraseUpdateData() // Before the end is visible: the next update can begin then, with data in the same files.
 	m.setUpdate(u)
