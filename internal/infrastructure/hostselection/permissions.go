@@ -31,6 +31,7 @@ func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine
 }
 
 // virtualAddresses returns the networks with the endpoints of clusters in a LAN. A host without virtual addresses has machines in the LAN, too.
+// A host has an address in one VLAN of the LAN, and no record says in which one: its endpoints are those of all VLANs.
 func virtualAddresses(ctx context.Context, c client.Reader, lan string) (all []string, err error) {
 	hosts := &infrav1.CapstanHostList{}
 	if err := c.List(ctx, hosts); err != nil {
