@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/moby/sys/capability"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -225,7 +226,8 @@ func probeOverlay() error {
 	return unix.Mount("overlay", "/tmp/merged", "overlay", 0, "lowerdir=/tmp/lower,upperdir=/tmp/upper,workdir=/tmp/work")
 }
 
-// probeNFTables creates a chain as Services need it: with NAT and connection tracking.
+// probeNFTables creates a chain as Services need it, with NAT and connection tracking, and a rule that compares the source of a packet with the
+// routes to it, as the machines of pods need it.
 func probeNFTables() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -233,5 +235,8 @@ func probeNFTables() error {
 	}
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "probe"})
 	c.AddChain(&nftables.Chain{Name: "nat", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	both := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe"})
+	sources := c.AddChain(&nftables.Chain{Name: "sources", Table: both, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityFilter})
+	c.AddRule(&nftables.Rule{Table: both, Chain: sources, Exprs: []expr.Any{&expr.Fib{Register: unix.NFT_REG_1, FlagSADDR: true, FlagIIF: true, ResultOIF: true}}})
 	return c.Flush()
 }

@@ -178,8 +178,13 @@ func forward(ips []netip.Addr) error {
 }
 
 // ownSources drops packets of pods whose source is not the address of the pod: the machine has no route to it through the link of the pod.
-// NetworkPolicies compare sources, so a pod with NET_RAW could otherwise send as another one. ptp names the links.
-const ownSources = `iifname "veth*" fib saddr . iif oif missing drop`
+// NetworkPolicies compare sources, so a pod with NET_RAW could otherwise send as another one. ptp names the links. The chain is at the
+// prerouting hook, because kernels before 5.19 refuse this comparison at the forward hook. Neighbour discovery passes the hook too, with
+// sources that no router forwards.
+var ownSources = []string{
+	`iifname "veth*" ip6 saddr { ::, fe80::/10 } accept`,
+	`iifname "veth*" fib saddr . iif oif missing drop`,
+}
 
 // masquerade hides the addresses of pods behind their machine for destinations outside of the pod networks, and drops forged packets. It
 // replaces the table in one transaction.
@@ -197,9 +202,11 @@ func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
 		Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority),
 	})
 	tx.Add(&knftables.Chain{
-		Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority),
+		Name: "prerouting", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.FilterPriority),
 	})
-	tx.Add(&knftables.Rule{Chain: "forward", Rule: ownSources})
+	for _, rule := range ownSources {
+		tx.Add(&knftables.Rule{Chain: "prerouting", Rule: rule})
+	}
 	for _, rule := range masqueradeRules(podNetworks) {
 		tx.Add(&knftables.Rule{Chain: "postrouting", Rule: rule})
 	}
