@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -83,14 +84,22 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	return len(list.Items), err
 }
 
-// removeFromHosts removes the load balancer and the network from all recorded hosts, and from the other connected hosts that show the load
-// balancer, at once. It returns the reason if a recorded host, which has or had the load balancer, cannot be reached. A host is recorded
-// before anything is made there, and networks without a load balancer were removed with the last machine. So another host has nothing, and
-// gets no call: its answer could prevent the deletion.
+// removeFromHosts removes the load balancer and the network from all recorded hosts, and from the other connected hosts that admit the
+// namespace or show the load balancer, at once. It returns the reason if a recorded host, which has or had the load balancer, cannot be
+// reached. Networks without a load balancer were removed with the last machine. The host of another tenant gets no call: its answer
+// could prevent the deletion.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil { // All hosts, and only read.
 		return "", err
+	}
+	admitting, err := hostselection.Admitting(ctx, r.Client, s.capstan.Namespace, list.Items)
+	if err != nil {
+		return "", err
+	}
+	concerned := sets.New[string]()
+	for i := range admitting {
+		concerned.Insert(admitting[i].Name)
 	}
 	recorded := recordedHosts(s.capstan)
 	var members []member
@@ -106,7 +115,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 			waiting = why
 			continue
 		}
-		if conn != nil && (known || hasBalancer(conn, s)) {
+		if conn != nil && (known || concerned.Has(h.Name) || hasBalancer(conn, s)) {
 			members = append(members, member{overlay.Host{Name: h.Name}, conn})
 		}
 	}
