@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"regexp"
 	"strings"
+	"unicode"
 
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,7 +44,8 @@ type webhook struct{}
 
 // ValidateCreate checks a new config.
 func (webhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+	warnings, errs := ValidateSpec(obj.Spec, field.NewPath("spec"))
+	return warnings, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, errs)
 }
 
 // ValidateUpdate checks a changed config. A change has no effect on existing data. While an update in place is in progress, it
@@ -54,13 +58,13 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.Capsta
 		return nil, nil // An object of a former version can violate rules of this one. Its metadata must still be writable.
 	}
 	path := field.NewPath("spec")
-	errs := ValidateSpec(obj.Spec, path)
+	warnings, errs := ValidateSpec(obj.Spec, path)
 	if _, updating := obj.Annotations[clusterv1.UpdateInProgressAnnotation]; updating {
 		for _, change := range inplace.Blocking(inplace.Config(before.Spec, obj.Spec)) {
 			errs = append(errs, field.Forbidden(path, change.String()))
 		}
 	}
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, errs)
+	return warnings, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigKind), obj.Name, errs)
 }
 
 // ValidateDelete allows every deletion.
@@ -68,10 +72,12 @@ func (webhook) ValidateDelete(context.Context, *bootstrapv1.CapstanConfig) (admi
 	return nil, nil
 }
 
-// ValidateSpec checks the spec of a config, also as part of other objects.
-func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.ErrorList {
+// ValidateSpec checks the spec of a config, also as part of other objects. It warns about suspect settings with which a machine starts: a
+// refusal would stop the move of existing clusters.
+func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) (admission.Warnings, field.ErrorList) {
+	warnings, errs := validateFiles(spec.Files, path.Child("files"))
 	labels := path.Child("node", "labels")
-	errs := metav1validation.ValidateLabels(spec.Node.Labels, labels)
+	errs = append(errs, metav1validation.ValidateLabels(spec.Node.Labels, labels)...)
 	for name := range spec.Node.Labels {
 		if forbiddenNodeLabel(name) {
 			errs = append(errs, field.Forbidden(labels.Key(name), "Kubernetes refuses this label from a kubelet: set it on the Machine, and Cluster API copies it to the Node"))
@@ -80,21 +86,38 @@ func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.Er
 	apiServer := path.Child("cluster", "apiServer")
 	errs = append(errs, validateDocument(spec.Cluster.APIServer.AuditPolicy, "audit.k8s.io", "Policy", apiServer.Child("auditPolicy"))...)
 	errs = append(errs, validateDocument(spec.Cluster.APIServer.Authentication, "apiserver.config.k8s.io", "AuthenticationConfiguration", apiServer.Child("authentication"))...)
-	errs = append(errs, validateFiles(spec.Files, path.Child("files"))...)
+	warnings = append(warnings, warnAboutNames(spec.Cluster.APIServer.CertSANs, apiServer.Child("certSANs"))...)
 	errs = append(errs, validateArguments(spec.Kubelet.ExtraArgs, path.Child("kubelet"), nodeconfig.CheckKubeletArg)...)
 	errs = append(errs, validateArguments(spec.Cluster.APIServer.ExtraArgs, apiServer, nodeconfig.CheckAPIServerArg)...)
 	errs = append(errs, validateArguments(spec.Cluster.Etcd.ExtraArgs, path.Child("cluster", "etcd"), nodeconfig.CheckEtcdArg)...)
-	return append(errs, validateSettings(spec, path)...)
+	return warnings, append(errs, validateSettings(spec, path)...)
 }
 
 // validateFiles checks paths and inline content. The content of a Secret or ConfigMap is checked later, and reported by a condition.
-func validateFiles(files []bootstrapv1.File, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
+func validateFiles(files []bootstrapv1.File, path *field.Path) (warnings admission.Warnings, errs field.ErrorList) {
 	left := int64(render.MaxUnpacked)
 	for i, f := range files {
 		errs = append(errs, invalid(path.Index(i), render.CheckFile(f, &left))...)
+		if strings.ContainsFunc(f.Path, unicode.IsControl) {
+			warnings = append(warnings, path.Index(i).Child("path").String()+" contains a control character")
+		}
 	}
-	return errs
+	if left < 0 {
+		warnings = append(warnings, fmt.Sprintf("%s: only the first %d MiB of the unpacked content were checked", path, render.MaxUnpacked>>20))
+	}
+	return warnings, errs
+}
+
+var dnsName = regexp.MustCompile(`^([*][.])?[a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?([.][a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?)*$`)
+
+// warnAboutNames warns about names in a certificate with which no client connects.
+func warnAboutNames(names []string, path *field.Path) (warnings admission.Warnings) {
+	for i, name := range names {
+		if net.ParseIP(name) == nil && !dnsName.MatchString(name) {
+			warnings = append(warnings, path.Index(i).String()+" has no effect: expected a DNS name or an IP address, without a scheme and a port, for example api.example.com")
+		}
+	}
+	return warnings
 }
 
 // validateArguments checks the arguments of a component with the function that the machine uses.
@@ -186,12 +209,12 @@ type templateWebhook struct{}
 // ValidateCreate checks a new template.
 func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
 	path := field.NewPath("spec", "template", "spec")
-	errs := obj.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))
-	errs = append(errs, ValidateSpec(obj.Spec.Template.Spec, path)...)
+	warnings, errs := ValidateSpec(obj.Spec.Template.Spec, path)
+	errs = append(errs, obj.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
 	if obj.Spec.Template.Spec.Node.Name != "" {
 		errs = append(errs, field.Forbidden(path.Child("node", "name"), "a name cannot be set in a template: every machine needs its own name"))
 	}
-	return nil, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigTemplateKind), obj.Name, errs)
+	return warnings, reconciling.Invalid(bootstrapv1.GroupVersion.WithKind(bootstrapv1.ConfigTemplateKind), obj.Name, errs)
 }
 
 // ValidateUpdate refuses all changes except dry runs of the topology controller, which test the effect of a changed

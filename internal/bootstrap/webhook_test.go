@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	bootstrapv1beta1 "capstan.dev/capstan/api/bootstrap/v1beta1"
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -104,8 +105,8 @@ func componentRules() rules {
 		"names of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) {
 			a.CertSANs = []string{"api.example.com", "*.example.com", "API_1", "192.0.2.7", "2001:db8::1"}
 		}), ""},
-		"a URL as name of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"https://api.example.com"} }), "expected DNS names and IP addresses"},
-		"a name with another script":     {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"bücher.example.com"} }), "expected DNS names and IP addresses"},
+		"a URL as name of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"https://api.example.com"} }), ""},
+		"a name with another script":     {apiServer(func(a *bootstrapv1.APIServerSpec) { a.CertSANs = []string{"bücher.example.com"} }), "expected ASCII characters"},
 		"an argument with dashes":        {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
 		"an argument without value":      {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
 		"the kubelet's configuration":    {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
@@ -139,32 +140,74 @@ func fileRules(t *testing.T) rules {
 		}
 	}
 	return rules{
-		"a relative path": {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
-		"a path with ..":  {file(func(f *bootstrapv1.File) { f.Path = "/etc/../x" }), `files[0]: Invalid value: path "/etc/../x" is not in its shortest form: write "/x"`},
-		"a folder":        {file(func(f *bootstrapv1.File) { f.Path = "/etc/x/" }), "is not in its shortest form"},
-		"Capstan's own":   {file(func(f *bootstrapv1.File) { f.Path = "/etc/capstan/node.yaml" }), "which only Capstan writes"},
-		"a path in lines": {file(func(f *bootstrapv1.File) { f.Path = "/etc/x\ny" }), "contains a control character"},
-		"a long name":     {file(func(f *bootstrapv1.File) { f.Path = "/etc/" + strings.Repeat("x", 241) }), "expected names with at most 240 bytes, found one with 241"},
-		"an owner":        {file(func(f *bootstrapv1.File) { f.Owner = "ann:1000" }), ""},
-		"only a group":    {file(func(f *bootstrapv1.File) { f.Owner = ":staff" }), ""},
-		"three owners":    {file(func(f *bootstrapv1.File) { f.Owner = "a:b:c" }), "expected user or user:group"},
-		"a spaced owner":  {file(func(f *bootstrapv1.File) { f.Owner = "ann staff" }), "expected user or user:group"},
-		"no base64":       {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = "%", bootstrapv1.EncodingBase64 }), "content: is not base64, but the encoding of /etc/x is base64"},
-		"text as gzip":    {file(func(f *bootstrapv1.File) { f.Encoding = bootstrapv1.EncodingGzip }), "content: is not gzip"},
-		"damaged gzip":    {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 10)[:20], bootstrapv1.EncodingGzipBase64 }), "content: is damaged gzip"},
-		"gzip":            {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 32<<20), bootstrapv1.EncodingGzipBase64 }), ""},
-		"much gzip": {func(s *spec) {
-			f := bootstrapv1.File{Content: zeros(t, 33<<20), Encoding: bootstrapv1.EncodingGzipBase64}
-			for _, f.Path = range []string{"/a", "/b"} {
-				s.Files = append(s.Files, f)
-			}
-		}, "files[1]: Invalid value: the files of the spec have more than 64 MiB unpacked"},
-		"permissions":   {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
-		"an encoding":   {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
-		"content twice": {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
+		"a relative path":   {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
+		"a path with ..":    {file(func(f *bootstrapv1.File) { f.Path = "/etc/../x" }), `files[0]: Invalid value: path "/etc/../x" is not in its shortest form: write "/x"`},
+		"a folder":          {file(func(f *bootstrapv1.File) { f.Path = "/etc/x/" }), "is not in its shortest form"},
+		"Capstan's own":     {file(func(f *bootstrapv1.File) { f.Path = "/etc/capstan/node.yaml" }), "which only Capstan writes"},
+		"a path in lines":   {file(func(f *bootstrapv1.File) { f.Path = "/etc/x\ny" }), "contains a line break"},
+		"a path with a tab": {file(func(f *bootstrapv1.File) { f.Path = "/etc/x\ty" }), ""},
+		"a long name":       {file(func(f *bootstrapv1.File) { f.Path = "/etc/" + strings.Repeat("x", 243) }), "expected at most 255 bytes for the name of a folder, and 242 for that of the file"},
+		"longest names":     {file(func(f *bootstrapv1.File) { f.Path = "/" + strings.Repeat("x", 255) + "/" + strings.Repeat("x", 242) }), ""},
+		"a long folder":     {file(func(f *bootstrapv1.File) { f.Path = "/" + strings.Repeat("x", 256) + "/x" }), "expected at most 255 bytes"},
+		"an owner":          {file(func(f *bootstrapv1.File) { f.Owner = "ann:1000" }), ""},
+		"another owner":     {file(func(f *bootstrapv1.File) { f.Owner = `LAB\ann$` }), ""},
+		"only a group":      {file(func(f *bootstrapv1.File) { f.Owner = ":staff" }), ""},
+		"three owners":      {file(func(f *bootstrapv1.File) { f.Owner = "a:b:c" }), "expected user or user:group"},
+		"a spaced owner":    {file(func(f *bootstrapv1.File) { f.Owner = "ann staff" }), "expected user or user:group"},
+		"no base64":         {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = "%", bootstrapv1.EncodingBase64 }), "content: is not base64, but the encoding of /etc/x is base64"},
+		"text as gzip":      {file(func(f *bootstrapv1.File) { f.Encoding = bootstrapv1.EncodingGzip }), "content: is not gzip"},
+		"damaged gzip":      {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 10)[:20], bootstrapv1.EncodingGzipBase64 }), "content: is damaged gzip"},
+		"gzip":              {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 10), bootstrapv1.EncodingGzipBase64 }), ""},
+		"much gzip":         {file(func(f *bootstrapv1.File) { f.Content, f.Encoding = zeros(t, 64<<20+1), bootstrapv1.EncodingGzipBase64 }), "files[0]: Invalid value: the content of /etc/x has more than 64 MiB unpacked"},
+		"permissions":       {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
+		"an encoding":       {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
+		"content twice":     {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
 		"a file of a ConfigMap": {file(func(f *bootstrapv1.File) {
 			f.Content, f.ContentFrom = "", bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
 		}), ""},
+	}
+}
+
+// TestWarnings: a machine starts with these settings, so configs and templates only get a warning.
+func TestWarnings(t *testing.T) {
+	path := func(path string) bootstrapv1.CapstanConfigSpec {
+		return bootstrapv1.CapstanConfigSpec{Files: []bootstrapv1.File{{Path: path}}}
+	}
+	names := func(names ...string) (s bootstrapv1.CapstanConfigSpec) {
+		s.Cluster.APIServer.CertSANs = names
+		return s
+	}
+	twoFiles := func(size int) (s bootstrapv1.CapstanConfigSpec) {
+		f := bootstrapv1.File{Content: zeros(t, size), Encoding: bootstrapv1.EncodingGzipBase64}
+		for _, f.Path = range []string{"/a", "/b"} {
+			s.Files = append(s.Files, f)
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		spec bootstrapv1.CapstanConfigSpec
+		want string
+	}{
+		"a path with a tab":   {path("/etc/x\ty"), "files[0].path contains a control character"},
+		"a path with a space": {path("/etc/x y"), ""},
+		"a URL in certSANs":   {names("a", "https://api.example.com"), "certSANs[1] has no effect: expected a DNS name"},
+		"names and addresses": {names("api.example.com", "*.example.com", "API_1", "192.0.2.7", "2001:db8::1"), ""},
+		"64 MiB in two files": {twoFiles(32 << 20), ""},
+		"80 MiB in two files": {twoFiles(40 << 20), "files: only the first 64 MiB of the unpacked content were checked"},
+	} {
+		config, template := &bootstrapv1.CapstanConfig{Spec: c.spec}, &bootstrapv1.CapstanConfigTemplate{}
+		template.Spec.Template.Spec = c.spec
+		created, err := webhook{}.ValidateCreate(t.Context(), config)
+		changed, changeErr := webhook{}.ValidateUpdate(t.Context(), &bootstrapv1.CapstanConfig{}, config)
+		ofTemplate, templateErr := templateWebhook{}.ValidateCreate(t.Context(), template)
+		if err := errors.Join(err, changeErr, templateErr); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, got := range []admission.Warnings{created, changed, ofTemplate} {
+			if all := strings.Join(got, "; "); (c.want == "") != (all == "") || !strings.Contains(all, c.want) {
+				t.Errorf("%s: %q", name, all)
+			}
+		}
 	}
 }
 

@@ -72,7 +72,8 @@ func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPl
 
 // ValidateCreate checks a new control plane.
 func (webhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
-	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")), reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, validateSpec(obj))
+	warnings, errs := validateSpec(obj)
+	return warnings, reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, errs)
 }
 
 // ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so that its deletion can
@@ -86,8 +87,8 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if stored.Equal(*was, obj.Spec) {
 		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
-	return warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, field.NewPath("spec")),
-		reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
+	warnings, errs := validateSpec(obj)
+	return warnings, reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneKind), obj.Name, append(errs, validateChange(before, obj)...))
 }
 
 // ValidateDelete allows every deletion.
@@ -104,17 +105,17 @@ func warnAboutExpiry(rollout controlplanev1.RolloutSpec, cluster bootstrapv1.Clu
 	return admission.Warnings{spec.Child("rollout", "before", "certificatesExpiryDays").String() + " has no effect with an external etcd"}
 }
 
-func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
-	var errs field.ErrorList
+func validateSpec(obj *controlplanev1.CapstanControlPlane) (admission.Warnings, field.ErrorList) {
 	spec := field.NewPath("spec")
+	warnings, errs := bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))
+	warnings = append(warnings, warnAboutExpiry(obj.Spec.Rollout, obj.Spec.Config.Cluster, spec)...)
 	if _, err := render.Version(obj.Spec.Version); err != nil {
 		errs = append(errs, field.Invalid(spec.Child("version"), obj.Spec.Version, err.Error()))
 	}
 	errs = append(errs, validateNaming(obj.Spec.MachineNaming, obj.Name, spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Backup, spec)...)
 	errs = append(errs, obj.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
-	errs = append(errs, validateManifests(obj.Spec.Manifests, spec)...)
-	return append(errs, bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))...)
+	return warnings, append(errs, validateManifests(obj.Spec.Manifests, spec)...)
 }
 
 func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *field.Path) field.ErrorList {
@@ -240,13 +241,14 @@ type templateWebhook struct{}
 func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
 	template := field.NewPath("spec", "template")
 	spec := template.Child("spec")
-	errs := obj.Spec.Template.ObjectMeta.Validate(template.Child("metadata"))
+	warnings, errs := bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))
+	warnings = append(warnings, warnAboutExpiry(obj.Spec.Template.Spec.Rollout, obj.Spec.Template.Spec.Config.Cluster, spec)...)
+	errs = append(errs, obj.Spec.Template.ObjectMeta.Validate(template.Child("metadata"))...)
 	errs = append(errs, obj.Spec.Template.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
 	errs = append(errs, validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
 	errs = append(errs, validateManifests(obj.Spec.Template.Spec.Manifests, spec)...)
-	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
-	return warnAboutExpiry(obj.Spec.Template.Spec.Rollout, obj.Spec.Template.Spec.Config.Cluster, spec), reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneTemplateKind), obj.Name, errs)
+	return warnings, reconciling.Invalid(controlplanev1.GroupVersion.WithKind(controlplanev1.ControlPlaneTemplateKind), obj.Name, errs)
 }
 
 // ValidateUpdate refuses changes, except in a dry run of the topology controller, which tries a change of a ClusterClass.

@@ -363,20 +363,24 @@ func TestTemplateRules(t *testing.T) {
 	}
 }
 
-// TestExpiryWarning: certificatesExpiryDays has no effect with an external etcd, so both kinds get a warning.
-func TestExpiryWarning(t *testing.T) {
+// TestWarnings: certificatesExpiryDays has no effect with an external etcd, and some names in certificates have none, so both kinds get a
+// warning.
+func TestWarnings(t *testing.T) {
 	ctx, external := context.Background(), []string{"https://etcd:2379"}
 	for name, c := range map[string]struct {
 		days      int32
 		endpoints []string
+		names     []string
 		want      string
 	}{
-		"both":          {30, external, "rollout.before.certificatesExpiryDays has no effect"},
-		"stacked etcd":  {30, nil, ""},
-		"external etcd": {0, external, ""},
+		"both":              {30, external, nil, "rollout.before.certificatesExpiryDays has no effect"},
+		"stacked etcd":      {30, nil, nil, ""},
+		"external etcd":     {0, external, nil, ""},
+		"a URL in certSANs": {0, nil, []string{"https://a"}, "config.cluster.apiServer.certSANs[0] has no effect"},
 	} {
 		was, obj, template := &controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlane{}, &controlplanev1.CapstanControlPlaneTemplate{}
 		obj.Spec.Rollout.Before.CertificatesExpiryDays, obj.Spec.Config.Cluster.Etcd.External.Endpoints = c.days, c.endpoints
+		obj.Spec.Config.Cluster.APIServer.CertSANs = c.names
 		template.Spec.Template.Spec.Rollout, template.Spec.Template.Spec.Config = obj.Spec.Rollout, obj.Spec.Config
 		created, _ := webhook{}.ValidateCreate(ctx, obj)
 		changed, _ := webhook{}.ValidateUpdate(ctx, was, obj)

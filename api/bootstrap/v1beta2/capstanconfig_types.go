@@ -425,7 +425,7 @@ type File struct {
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
-	// +kubebuilder:validation:XValidation:rule="self.matches('^([A-Za-z0-9_][A-Za-z0-9_.@-]*)?(:([A-Za-z0-9_][A-Za-z0-9_.@-]*)?)?$')",message="expected user or user:group, as names or numbers, for example ann:staff"
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^:[:space:]]*(:[^:[:space:]]*)?$')",message="expected user or user:group, as names or numbers, for example ann:staff"
 	Owner string `json:"owner,omitempty"`
 
 	// permissions are the permissions of the file in octal. Default: 0644, or 0600 if the content comes from a

@@ -246,7 +246,7 @@ type APIServerSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.all(n, isIP(n) || n.matches('^([*][.])?[a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?([.][a-zA-Z0-9_]([-a-zA-Z0-9_]*[a-zA-Z0-9_])?)*$'))",message="expected DNS names and IP addresses, without a scheme and a port, for example api.example.com"
+	// +kubebuilder:validation:XValidation:rule="self.all(n, n.matches('^[[:ascii:]]*$'))",message="expected ASCII characters: write an international name in Punycode, for example xn--bcher-kva.example.com"
 	CertSANs []string `json:"certSANs,omitempty"`
 
 	// auditPolicy is an audit.k8s.io/v1 Policy. The default policy records the user and the verb of each request,

@@ -12,7 +12,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,9 +31,8 @@ const (
 
 	header = "#cloud-config\n"
 
-	// maxNameBytes is the longest name of a file or folder. A machine writes a file beside its path first, with a longer name, and a name
-	// has at most 255 bytes.
-	maxNameBytes = 240
+	// maxNameBytes is the longest name of a file or folder on a machine.
+	maxNameBytes = 255
 )
 
 // controlPlaneTaint keeps workloads off control plane machines.
@@ -261,11 +259,11 @@ func ownFile(path, permissions string, content []byte) writeFile {
 	return f
 }
 
-// MaxUnpacked bounds the size of all files of a spec without their encodings, because whoever checks them unpacks them.
+// MaxUnpacked bounds the work of a check of all files of a spec. Only the machine checks the content behind it.
 const MaxUnpacked = cloudconfig.MaxFileBytes
 
-// CheckFile checks a file as CloudConfig does, without content that it references. left is the size that it and the next files may have
-// without their encodings.
+// CheckFile checks a file as CloudConfig does, without content that it references. left is the rest of MaxUnpacked for it and the next files.
+// It is negative if content was not checked.
 func CheckFile(f bootstrapv1.File, left *int64) error {
 	if f.ContentFrom != (bootstrapv1.ContentSource{}) {
 		f.Encoding = ""
@@ -281,12 +279,13 @@ func checkPath(name string) error {
 	if strings.HasPrefix(name, ownFolder) {
 		return fmt.Errorf("path %q lies in %s, which only Capstan writes", name, ownFolder)
 	}
-	if strings.ContainsFunc(name, unicode.IsControl) {
-		return fmt.Errorf("path %q contains a control character", name)
+	if strings.ContainsAny(name, "\x00\n") {
+		return fmt.Errorf("path %q contains a line break or a zero byte", name)
 	}
-	for part := range strings.SplitSeq(name, "/") {
+	const suffix = cloudconfig.TemporarySuffix + "0"
+	for part := range strings.SplitSeq(name+suffix, "/") {
 		if len(part) > maxNameBytes {
-			return fmt.Errorf("path %q: expected names with at most %d bytes, found one with %d", name, maxNameBytes, len(part))
+			return fmt.Errorf("path %q: expected at most %d bytes for the name of a folder, and %d for that of the file", name, maxNameBytes, maxNameBytes-len(suffix))
 		}
 	}
 	return nil
@@ -323,12 +322,16 @@ func (in Input) userFile(f bootstrapv1.File, left *int64) (writeFile, error) {
 	case bootstrapv1.EncodingGzipBase64:
 		out.Encoding, out.Content = "gz+b64", string(bytes.TrimSpace(content))
 	}
+	if *left < 0 {
+		return out, nil
+	}
 	size, err := cloudconfig.DecodedSize(out.Content, out.Encoding, *left)
+	*left -= size
 	if err != nil {
 		return writeFile{}, fmt.Errorf("%w, but the encoding of %s is %s", err, f.Path, f.Encoding)
 	}
-	if *left -= size; *left < 0 {
-		return writeFile{}, fmt.Errorf("the files of the spec have more than %d MiB unpacked: download large files with a command", MaxUnpacked>>20)
+	if size > cloudconfig.MaxFileBytes {
+		return writeFile{}, fmt.Errorf("the content of %s has more than %d MiB unpacked: download large files with a command", f.Path, cloudconfig.MaxFileBytes>>20)
 	}
 	return out, nil
 }

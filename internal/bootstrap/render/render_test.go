@@ -3,6 +3,9 @@ package render_test
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
+	"encoding/base64"
+	"errors"
 	"flag"
 	"maps"
 	"os"
@@ -317,6 +320,21 @@ func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
 	}
 	t.Fatal("no " + nodeconfig.Path)
 	return nil
+}
+
+// TestContentBehindTheCheck: only the machine checks the content behind MaxUnpacked, and it accepts each of these files.
+func TestContentBehindTheCheck(t *testing.T) {
+	in, zeros := worker(t), &bytes.Buffer{}
+	w := gzip.NewWriter(zeros)
+	_, err := w.Write(make([]byte, render.MaxUnpacked/2+1))
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	file := bootstrapv1.File{Content: base64.StdEncoding.EncodeToString(zeros.Bytes()), Encoding: bootstrapv1.EncodingGzipBase64}
+	for _, file.Path = range []string{"/one", "/with a\ttab", "/three"} {
+		in.Spec.Files = append(in.Spec.Files, file)
+	}
+	node(t, in)
 }
 
 func TestRefused(t *testing.T) {

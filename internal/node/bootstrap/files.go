@@ -93,7 +93,7 @@ func stage(root string, f cloudconfig.File, index int) (*newFile, error) {
 // stageAt writes a file beside path, with its owner and mode. Only root can read it before it has them. Two files of one commit have
 // different indexes, because a link can make two paths the same.
 func stageAt(path string, index int, content []byte, mode os.FileMode, uid, gid int) (*newFile, error) {
-	file, err := os.OpenFile(fmt.Sprintf("%s.capstan-tmp%d", path, index), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(fmt.Sprintf("%s%s%d", path, cloudconfig.TemporarySuffix, index), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}

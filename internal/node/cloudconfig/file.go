@@ -18,6 +18,9 @@ import (
 // MaxFileBytes bounds the uncompressed size of a file. The data comes from Secrets, which contain at most 1 MiB.
 const MaxFileBytes = 64 << 20
 
+// TemporarySuffix and a number follow the path of a file while a machine writes it.
+const TemporarySuffix = ".capstan-tmp"
+
 // File is a file to write, with decoded content.
 type File struct {
 	Path    string
