@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -77,16 +78,22 @@ func namedEtcdCertificates(cluster bootstrapv1.ClusterConfiguration, certificate
 
 // refreshAuthorities replaces the certificate authorities in the data of a pool during a rotation. A pool creates
 // machines at any time, and a new machine must trust the current authorities. All the rest of the data stays: the pool replaces no
-// machine, and no other input can prevent the change.
+// machine, and no other input can prevent the change. With an error, the data has the former authorities.
 func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if s.owner.pool == nil {
 		return data, nil
 	}
-	certificates, err := r.certificates(ctx, s, nodeconfig.RoleWorker)
-	if _, waits := asNotYet(err); waits {
-		return data, nil
+	fresh, err := r.withCurrentAuthorities(ctx, s, existing)
+	if err != nil {
+		return data, fmt.Errorf("the certificate authorities in the Secret %s cannot be replaced: %w", existing.Name, err)
 	}
+	return fresh, nil
+}
+
+func (r *Reconciler) withCurrentAuthorities(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
+	data := existing.Data[secret.KubeconfigDataName]
+	certificates, err := r.certificates(ctx, s, nodeconfig.RoleWorker)
 	have, want := existing.Annotations[bootstrapv1.AuthoritiesAnnotation], namedAuthorities(certificates)
 	// Data of older versions of Capstan does not record its authorities. Each rotation starts with two authorities.
 	if err != nil || have == want || have == "" && !strings.Contains(want, ",") {
@@ -94,7 +101,7 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 	}
 	fresh, err := render.WithCertificates(data, certificates)
 	if err != nil {
-		return data, err
+		return nil, err
 	}
 	err = reconciling.Change(ctx, r.Client, existing, func() {
 		existing.Data[secret.KubeconfigDataName] = fresh

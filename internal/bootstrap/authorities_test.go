@@ -160,7 +160,8 @@ func TestAuthoritiesKeepTheToken_CP15(t *testing.T) {
 }
 
 // TestPoolDataNeedsNoReference: the data of a pool stays available, and gets new certificate authorities, while a Secret that its config
-// references cannot be read or is missing. Only new data needs the content of the Secret. Meanwhile, the former data gets the authorities.
+// references cannot be read or is missing. Only new data needs the content of the Secret. Meanwhile, the former data gets the authorities, and
+// its token is renewed.
 func TestPoolDataNeedsNoReference(t *testing.T) {
 	s, ca, stored := poolScope(t)
 	s.config.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
@@ -169,7 +170,7 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken, authorities := false, ""
-	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: stored}, Client: interceptor.NewClient(stored, interceptor.Funcs{
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: reconciling.Live(stored)}, Client: interceptor.NewClient(stored, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			if broken && key.Name == "mine" {
 				return errors.New("the API server does not answer")
@@ -183,22 +184,30 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	change := func(commands ...string) { s.config.Spec.PreCommands = commands }
 	for _, step := range []struct {
 		name   string
 		before func()
 		other  bool // other authorities than before
 		waits  bool
+		fails  bool
 	}{
-		{"the Secret can be read", func() {}, true, false},
-		{"the Secret cannot be read", func() { broken = true }, false, false},
-		{"new authorities", func() { addAuthority(t, stored, ca) }, true, false},
-		{"no Secret, and new authorities", func() { remove(); addAuthority(t, stored, ca) }, true, false},
-		{"another spec, and new authorities", func() { s.config.Spec.PreCommands = []string{"true"}; addAuthority(t, stored, ca) }, true, true},
+		{"the Secret can be read", func() {}, true, false, false},
+		{"the Secret cannot be read", func() { broken = true }, false, false, false},
+		{"new authorities", func() { addAuthority(t, stored, ca) }, true, false, false},
+		{"another spec, the Secret cannot be read, and new authorities", func() { change("true"); addAuthority(t, stored, ca) }, true, true, true},
+		{"the former spec, no Secret, and new authorities", func() { change(); remove(); addAuthority(t, stored, ca) }, true, false, false},
+		{"another spec, and new authorities", func() { change("true"); addAuthority(t, stored, ca) }, true, true, false},
 	} {
 		step.before()
-		_, err := r.reconcileData(t.Context(), s)
+		s.data = nil
+		conditions.Delete(s.config, bootstrapv1.BootstrapTokenAvailableCondition)
+		_, err := r.reconcileNormal(t.Context(), s)
+		if fails := err != nil; fails != step.fails || !conditions.Has(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
+			t.Errorf("%s: %v, the conditions are %v", step.name, err, s.config.Status.Conditions)
+		}
 		data := &corev1.Secret{}
-		if err := errors.Join(err, stored.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: s.config.Status.DataSecretName}, data)); err != nil {
+		if err := stored.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: s.config.Status.DataSecretName}, data); err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		before := authorities
@@ -208,6 +217,35 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 		}
 		if in, err := nodeconfig.Fingerprints(fileIn(t, s.data, caPath)); err != nil || strings.Join(in, ",") != authorities {
 			t.Errorf("%s: the data has the authorities %v, its annotation %s, %v", step.name, in, authorities, err)
+		}
+	}
+}
+
+// TestFormerAuthoritiesAreReported_CP15: the data of a pool stays available while its certificate authorities cannot be replaced. A condition
+// reports the cause, also while the pool waits for other data. No event may report the Secret of a user, so it is tried again.
+func TestFormerAuthoritiesAreReported_CP15(t *testing.T) {
+	s, ca, stored := poolScope(t)
+	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: stored}, Client: stored}
+	for _, step := range []struct {
+		name   string
+		before func() error
+		status metav1.ConditionStatus
+		want   string // empty: no message
+	}{
+		{"new", func() error { return nil }, metav1.ConditionTrue, ""},
+		{"no authority", func() error { return stored.Delete(t.Context(), ca) }, metav1.ConditionTrue, "cannot be replaced: the Secret demo-ca does not exist"},
+		{"another, invalid spec", func() error { s.config.Spec.Role = bootstrapv1.RoleInit; return nil }, metav1.ConditionFalse, "cannot be replaced: the Secret demo-ca does not exist"},
+	} {
+		if err := step.before(); err != nil {
+			t.Fatal(err)
+		}
+		result, err := r.reconcileData(t.Context(), s)
+		c := conditions.Get(s.config, bootstrapv1.DataSecretAvailableCondition)
+		if err != nil || len(s.data) == 0 || c.Status != step.status || (c.Message == "") != (step.want == "") || !strings.Contains(c.Message, step.want) {
+			t.Errorf("%s: %v, %d bytes, %v", step.name, err, len(s.data), c)
+		}
+		if again := result.RequeueAfter == missingSecretRetry; again != (step.want != "") {
+			t.Errorf("%s: %v", step.name, result)
 		}
 	}
 }

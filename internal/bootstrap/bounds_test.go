@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -43,7 +44,7 @@ func TestReferencesAreBounded(t *testing.T) {
 				spec.Files = append(spec.Files, f)
 			}
 			_, _, err := r.references(t.Context(), "ns", spec)
-			if n, ok := asNotYet(err); ok != tc.refused || ok && (!n.unseen || n.reason != bootstrapv1.InvalidConfigReason) || err != nil && !ok {
+			if n, ok := errors.AsType[*notYet](err); ok != tc.refused || ok && (!n.unseen || n.reason != bootstrapv1.InvalidConfigReason) || err != nil && !ok {
 				t.Errorf("found %v, expected a refusal: %v", err, tc.refused)
 			}
 		})

@@ -14,6 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -315,8 +316,24 @@ func missingReference(err error) error {
 	return err
 }
 
-func asNotYet(err error) (*notYet, bool) {
-	var n *notYet
-	ok := errors.As(err, &n)
-	return n, ok
+// reasonOf returns the reason of the condition that reports an error.
+func reasonOf(err error) string {
+	if n, ok := errors.AsType[*notYet](err); ok {
+		return n.reason
+	}
+	return bootstrapv1.DataSecretNotAvailableReason
+}
+
+// retry returns the result of a step with errors. A *notYet is tried again by time only if no event reports the change that it waits for.
+func retry(errs ...error) (result ctrl.Result, failed error) {
+	for _, err := range errs {
+		n, waits := errors.AsType[*notYet](err)
+		switch {
+		case !waits:
+			failed = errors.Join(failed, err)
+		case n.unseen:
+			result.RequeueAfter = missingSecretRetry
+		}
+	}
+	return result, failed
 }

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,7 +44,7 @@ func TestEncryptionKeyOfUser(t *testing.T) {
 			}
 			r := &Reconciler{Options: reconciling.Options{SecretCachingClient: cached.Build()}, Client: live.Build()}
 			got, err := r.encryptionKey(t.Context(), cluster)
-			waits, ok := asNotYet(err)
+			waits, ok := errors.AsType[*notYet](err)
 			if !bytes.Equal(got, tc.want) || ok != (tc.want == nil) || err != nil && !ok {
 				t.Fatalf("got %d bytes, %v", len(got), err)
 			}
@@ -63,7 +64,7 @@ func TestAuthorityOfUser(t *testing.T) {
 	}
 	r := &Reconciler{Options: reconciling.Options{SecretCachingClient: fake.NewFakeClient()}, Client: fake.NewFakeClient()}
 	_, err := r.certificates(t.Context(), s, nodeconfig.RoleWorker)
-	if waits, ok := asNotYet(err); !ok || !waits.unseen || waits.reason != bootstrapv1.CertificatesMissingReason {
+	if waits, ok := errors.AsType[*notYet](err); !ok || !waits.unseen || waits.reason != bootstrapv1.CertificatesMissingReason {
 		t.Errorf("it is not tried again, or has another reason: %v", err)
 	}
 	if err := r.Client.Create(t.Context(), ca); err != nil {

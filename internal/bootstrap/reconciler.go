@@ -103,15 +103,16 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	result, err := r.reconcileData(ctx, s)
 	setReady(s.config)
 	update, updateErr := r.reconcileUpdate(ctx, s)
-	result = util.LowestNonZeroResult(result, update)
-	if err = errors.Join(err, updateErr); err != nil || s.data == nil {
-		return result, err
+	result, errs := util.LowestNonZeroResult(result, update), []error{err, updateErr}
+	if s.data != nil { // Machines join with data that exists, whatever new data or an update waits for.
+		errs = append(errs, r.dropFormerData(ctx, s))
+		token, err := r.reconcileToken(ctx, s)
+		result, errs = util.LowestNonZeroResult(result, token), append(errs, err)
 	}
-	if err := r.dropFormerData(ctx, s); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return ctrl.Result{}, err
 	}
-	token, err := r.reconcileToken(ctx, s)
-	return util.LowestNonZeroResult(result, token), err
+	return result, nil
 }
 
 // scope reads the objects that a config belongs to. It is nil as long as one of them does not exist.
@@ -145,30 +146,27 @@ func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfi
 // reconcileData keeps an existing data secret, or creates it when all its inputs exist (BC-02, BC-03).
 func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, error) {
 	data, err := r.dataSecret(ctx, s)
-	if n, ok := asNotYet(err); ok {
-		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, n.reason, "%s", n.message)
-		if s.data, err = r.formerData(ctx, s); err != nil {
-			return ctrl.Result{}, err
-		}
-		if n.unseen {
-			return ctrl.Result{RequeueAfter: missingSecretRetry}, nil
-		}
-		return ctrl.Result{}, nil
-	}
-	if err != nil && !errors.Is(err, errUsed) {
-		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, "%s", err)
-		return ctrl.Result{}, err
+	used := errors.Is(err, errUsed)
+	if data == nil && !used {
+		var formerErr error
+		s.data, formerErr = r.formerData(ctx, s)
+		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, reasonOf(err), "%s", errors.Join(err, formerErr))
+		return retry(err, formerErr)
 	}
 	s.data = data
 	s.config.Status.DataSecretName = dataSecretName(s)
 	s.config.Status.Initialization.DataSecretCreated = ptr.To(true)
-	if err != nil {
+	if used {
 		reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretUsedReason,
 			"The Secret %s was deleted after the machine had used it and is not created again", dataSecretName(s))
 		return ctrl.Result{}, nil
 	}
-	reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
-	return ctrl.Result{}, nil
+	message := ""
+	if err != nil {
+		message = err.Error() // The data is available, with former certificate authorities.
+	}
+	reconciling.SetCondition(s.config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "%s", message)
+	return retry(err)
 }
 
 // errUsed means that the data Secret was deleted and the machine no longer needs it.
@@ -185,7 +183,7 @@ func dataSecretName(s *scope) string {
 
 // dataSecret returns the existing bootstrap data, or creates it. Existing data does not follow changes of the spec,
 // because the machine may have used it (BC-04, ALL-17). Deleted data is created again only before the machine has
-// started.
+// started. Data with an error is available, and has former certificate authorities.
 func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	key := client.ObjectKey{Namespace: s.config.Namespace, Name: dataSecretName(s)}
 	existing := &corev1.Secret{}

@@ -34,17 +34,9 @@ func (r *Reconciler) reconcileUpdate(ctx context.Context, s *scope) (ctrl.Result
 		conditions.Delete(s.config, bootstrapv1.UpdateDataAvailableCondition)
 		return ctrl.Result{}, r.dropUpdateData(ctx, s, "")
 	}
-	err := r.updateData(ctx, s)
-	if n, ok := asNotYet(err); ok {
-		reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, n.reason, "%s", n.message)
-		if n.unseen {
-			return ctrl.Result{RequeueAfter: missingSecretRetry}, nil
-		}
-		return ctrl.Result{}, nil
-	}
-	if err != nil {
-		reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, "%s", err)
-		return ctrl.Result{}, err
+	if err := r.updateData(ctx, s); err != nil {
+		reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, reasonOf(err), "%s", err)
+		return retry(err)
 	}
 	reconciling.SetCondition(s.config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
 	return ctrl.Result{}, nil
