@@ -247,18 +247,19 @@ func checkCgroups(f Facts) []Result {
 	return []Result{result}
 }
 
-// limits are sysctls that limit the number of machines on one box.
+// limits are sysctls that limit the number of machines on one box. capstand raises some of them.
 var limits = []struct {
 	sysctl  string
 	least   int64
 	comfort int64
+	raised  bool
 	purpose string
 }{
-	{"fs.inotify.max_user_instances", 128, 1024, "kubelets and containerds watch files"},
-	{"fs.inotify.max_user_watches", 8192, 262144, "kubelets and containerds watch files"},
-	{"fs.file-max", 65536, 262144, "each connection is an open file"},
-	{"kernel.pid_max", 16384, 32768, "each process of each pod has an id on this box"},
-	{"kernel.keys.maxkeys", 100, 200, "each container uses a key"},
+	{"fs.inotify.max_user_instances", 128, 1024, true, "kubelets and containerds watch files"},
+	{"fs.inotify.max_user_watches", 8192, 262144, true, "kubelets and containerds watch files"},
+	{"fs.file-max", 65536, 262144, false, "each connection is an open file"},
+	{"kernel.pid_max", 16384, 32768, true, "each process of each pod has an id on this box"},
+	{"kernel.keys.maxkeys", 100, 200, false, "each container uses a key"},
 }
 
 func checkLimits(f Facts) []Result {
@@ -266,6 +267,10 @@ func checkLimits(f Facts) []Result {
 	for _, l := range limits {
 		value, found := f.Sysctls[l.sysctl]
 		if !found {
+			continue
+		}
+		if l.raised && value < l.comfort && !f.Running && !f.Machines {
+			results = append(results, Result{l.sysctl, Info, strconv.FormatInt(value, 10), "nothing to do: capstand raises it when it starts, and within seconds while it runs"})
 			continue
 		}
 		results = append(results, atLeast(l.sysctl, value, l.least, l.comfort, l.purpose, fmt.Sprintf("run `sysctl -w %s=%d`, and write the setting to /etc/sysctl.d/90-capstan.conf", l.sysctl, l.comfort)))
