@@ -275,6 +275,7 @@ archive() {
 	systemctl daemon-reload
 	systemctl enable capstan.service
 	doctor
+	plane # The unit starts no plane that does not exist yet.
 	unit
 	until_true 600 kubectl wait --for=condition=Ready --timeout=5s capstanhosts --all
 	capstan down
