@@ -5,7 +5,6 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,7 +12,8 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 // TestReasonsAreDocumented_IC03 (IC-03): what cannot be mended is a condition with a documented reason, so every condition
@@ -148,6 +148,7 @@ func mentioned(decl *ast.GenDecl, name string) bool {
 func TestFieldsOfTheContract(t *testing.T) {
 	failures := map[string]string{"status.failureReason": "string", "status.failureMessage": "string", "status.conditions[].severity": "string"}
 	conditions := map[string]string{"status.conditions[].observedGeneration": "integer"}
+	all := testcrds.All(t)
 	for kind, contract := range map[string]struct{ v1beta1, v1beta2 map[string]string }{
 		"capstanclusters": {
 			map[string]string{"status.ready": "boolean", "status.failureDomains": "object"},
@@ -188,18 +189,11 @@ func TestFieldsOfTheContract(t *testing.T) {
 			},
 		},
 	} {
-		files, err := filepath.Glob("../config/*/crd/bases/*_" + kind + ".yaml")
-		if err != nil || len(files) != 1 {
-			t.Fatalf("%s: %v, %v", kind, files, err)
+		found := slices.DeleteFunc(slices.Clone(all), func(crd *apiextensionsv1.CustomResourceDefinition) bool { return crd.Spec.Names.Plural != kind })
+		if len(found) != 1 {
+			t.Fatalf("%s: %d CRDs", kind, len(found))
 		}
-		data, err := os.ReadFile(files[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatal(err)
-		}
+		crd := found[0]
 		maps.Copy(contract.v1beta1, failures)
 		maps.Copy(contract.v1beta2, conditions)
 		wanted := map[string]map[string]string{"v1beta1": contract.v1beta1, "v1beta2": contract.v1beta2}
@@ -225,19 +219,11 @@ func TestFieldsOfTheContract(t *testing.T) {
 // TestKinds (ALL-01, ALL-02, ALL-06, IPAM-01): only hosts and global pools are cluster-scoped, each kind has a list and short names, and
 // each field has a description.
 func TestKinds(t *testing.T) {
-	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")
-	if err != nil || len(files) < 12 {
-		t.Fatalf("%d CRDs: %v", len(files), err)
+	crds := testcrds.All(t)
+	if len(crds) < 12 {
+		t.Fatalf("%d CRDs", len(crds))
 	}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatal(err)
-		}
+	for _, crd := range crds {
 		names := crd.Spec.Names
 		if clusterScoped := names.Kind == "CapstanHost" || names.Kind == "GlobalCapstanIPPool"; clusterScoped != (crd.Spec.Scope == apiextensionsv1.ClusterScoped) {
 			t.Errorf("ALL-01: %s is %s", names.Kind, crd.Spec.Scope)

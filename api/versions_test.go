@@ -3,14 +3,13 @@ package api_test
 import (
 	"encoding/json"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 // sameMeaning maps fields of v1beta1 to those of v1beta2. A template has the fields of its objects.
@@ -37,20 +36,8 @@ var otherContract = []string{
 // TestVersionsHaveEqualRules: the versions of a kind have the same fields with the same rules, patterns and bounds. Otherwise a value could
 // be stored through one version that the other refuses.
 func TestVersionsHaveEqualRules(t *testing.T) {
-	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
 	kinds, used := 0, map[string]bool{}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatal(err)
-		}
+	for _, crd := range testcrds.All(t) {
 		versions := map[string]map[string]string{}
 		for _, v := range crd.Spec.Versions {
 			versions[v.Name] = map[string]string{}

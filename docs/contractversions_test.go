@@ -1,7 +1,6 @@
 package docs
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -10,7 +9,8 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 var (
@@ -151,20 +151,8 @@ func cells(line string) (out []string) {
 // crds returns the CRDs of Capstan by the plural of their kinds.
 func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := map[string]*apiextensionsv1.CustomResourceDefinition{}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatal(err)
-		}
+	for _, crd := range testcrds.All(t) {
 		all[crd.Spec.Names.Plural] = crd
 	}
 	return all
