@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +19,6 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
-	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -215,7 +213,8 @@ func TestPoolDataNeedsNoReference(t *testing.T) {
 		if waits := conditions.IsFalse(s.config, bootstrapv1.DataSecretAvailableCondition); waits != step.waits || (authorities != before) != step.other || !bytes.Equal(s.data, data.Data["value"]) {
 			t.Errorf("%s: the data waits: %v, the authorities are %s", step.name, waits, authorities)
 		}
-		if in, err := nodeconfig.Fingerprints(fileIn(t, s.data, caPath)); err != nil || strings.Join(in, ",") != authorities {
+		files, _ := filesOf(t, data)
+		if in, err := nodeconfig.Fingerprints(files[caPath].Content); err != nil || strings.Join(in, ",") != authorities {
 			t.Errorf("%s: the data has the authorities %v, its annotation %s, %v", step.name, in, authorities, err)
 		}
 	}
@@ -248,20 +247,6 @@ func TestFormerAuthoritiesAreReported_CP15(t *testing.T) {
 			t.Errorf("%s: %v", step.name, result)
 		}
 	}
-}
-
-// fileIn returns the content of a file in bootstrap data.
-func fileIn(t *testing.T, data []byte, path string) []byte {
-	t.Helper()
-	config, err := cloudconfig.Parse(data, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := slices.IndexFunc(config.Files, func(f cloudconfig.File) bool { return f.Path == path })
-	if i < 0 {
-		t.Fatalf("the data has no file %s", path)
-	}
-	return config.Files[i].Content
 }
 
 // TestExternalEtcdAnnotation: an annotation lists the certificates of an external etcd in the data of a control plane machine.

@@ -179,14 +179,7 @@ func TestSentinel_BC05(t *testing.T) {
 	for _, failing := range []string{"", "before", "up", "after"} {
 		in := worker(t)
 		in.Spec.PreCommands, in.Spec.PostCommands = []string{"[ $FAILING != before ]"}, []string{"[ $FAILING != after ]"}
-		data, err := render.CloudConfig(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		config, err := cloudconfig.Parse(data, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := parsed(t, in)
 		script, folder := "", t.TempDir()
 		for _, c := range config.RunCommands {
 			script += strings.NewReplacer(nodeconfig.UpCommand, "[ $FAILING != up ]", filepath.Dir(nodeconfig.SentinelPath), folder).Replace(c.String()) + "\n"
@@ -194,7 +187,7 @@ func TestSentinel_BC05(t *testing.T) {
 		run := exec.Command("sh")
 		run.Stdin, run.Env = strings.NewReader(script), append(os.Environ(), "FAILING="+cmp.Or(failing, "nothing"))
 		runErr := run.Run()
-		_, err = os.Stat(filepath.Join(folder, filepath.Base(nodeconfig.SentinelPath)))
+		_, err := os.Stat(filepath.Join(folder, filepath.Base(nodeconfig.SentinelPath)))
 		if (runErr == nil) != (failing == "") || (err == nil) != (failing == "") {
 			t.Errorf("%q fails: the script: %v, the file: %v", failing, runErr, err)
 		}
@@ -207,14 +200,7 @@ func TestMachineReadsIt(t *testing.T) {
 		"worker": worker(t), "control-plane": controlPlane(t), "everything": everything(t),
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, err := render.CloudConfig(in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			config, err := cloudconfig.Parse(data, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			config := parsed(t, in)
 			if n := len(config.RunCommands); n != 3+len(in.Spec.PreCommands)+len(in.Spec.PostCommands) {
 				t.Errorf("the data has %d commands", n)
 			}
@@ -299,7 +285,8 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
+// parsed renders the data of a machine, and returns it as the machine reads it.
+func parsed(t *testing.T, in render.Input) *cloudconfig.Config {
 	t.Helper()
 	data, err := render.CloudConfig(in)
 	if err != nil {
@@ -309,7 +296,12 @@ func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range config.Files {
+	return config
+}
+
+func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
+	t.Helper()
+	for _, f := range parsed(t, in).Files {
 		if f.Path == nodeconfig.Path {
 			out, err := nodeconfig.Parse(f.Content)
 			if err != nil {

@@ -10,7 +10,6 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
-	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -26,18 +25,11 @@ func TestRestore(t *testing.T) {
 	if got, maps := render.References(spec); !slices.Equal(got, []bootstrapv1.SecretKeyReference{id, ca, key}) || len(maps) > 0 {
 		t.Errorf("references: %v, %v", got, maps)
 	}
-	data, err := render.CloudConfig(render.Input{
+	config := parsed(t, render.Input{
 		ClusterName: "demo", KubernetesVersion: "v1.36.3", Role: nodeconfig.RoleInit, Endpoint: "10.0.0.1:6443", Spec: spec,
 		EncryptionKey: make([]byte, render.EncryptionKeySize),
 		Secrets:       map[bootstrapv1.SecretKeyReference][]byte{id: []byte("me"), key: []byte("hidden"), ca: []byte("PEM")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := cloudconfig.Parse(data, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := false
 	for _, f := range config.Files {
 		if f.Path != nodeconfig.RestorePath {
