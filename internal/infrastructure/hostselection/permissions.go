@@ -34,10 +34,11 @@ func Permissions(ctx context.Context, c client.Reader, m *infrav1.CapstanMachine
 // A host has an address in one VLAN of the LAN, and no record says in which one: its endpoints are those of all VLANs.
 func virtualAddresses(ctx context.Context, c client.Reader, lan string) (all []string, err error) {
 	hosts := &infrav1.CapstanHostList{}
-	if err := c.List(ctx, hosts); err != nil {
+	if err := c.List(ctx, hosts, client.UnsafeDisableDeepCopy); err != nil { // All hosts, and only read.
 		return nil, err
 	}
-	for _, h := range hosts.Items {
+	for i := range hosts.Items {
+		h := &hosts.Items[i]
 		if slices.ContainsFunc(h.Spec.LANNetworks, func(n infrav1.LANNetwork) bool { return n.Name == lan }) {
 			all = append(all, h.Spec.VirtualAddresses...)
 		}
