@@ -104,7 +104,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	setReady(s.config)
 	update, updateErr := r.reconcileUpdate(ctx, s)
 	result, errs := util.LowestNonZeroResult(result, update), []error{err, updateErr}
-	if s.data != nil { // Machines join with data that exists, whatever new data or an update waits for.
+	if s.data != nil { // Machines join with existing data, also while new data or an update waits.
 		errs = append(errs, r.dropFormerData(ctx, s))
 		token, err := r.reconcileToken(ctx, s)
 		result, errs = util.LowestNonZeroResult(result, token), append(errs, err)

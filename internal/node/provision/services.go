@@ -176,9 +176,9 @@ func (n *node) size() string {
 	return size
 }
 
-// agentRevision returns a hash of the configuration that the node agent reads at its start. The arguments and files of other services, and
-// the StorageClass, do not belong to it (package inplace tells users which services restart). The version does on control plane machines: the agent checks backups with the etcdutl of this version, and the
-// version before may be removed from the host.
+// agentRevision returns a hash of the configuration that the node agent reads at its start. The hash excludes the arguments and files of other
+// services, and the StorageClass. Package inplace lists the services that each setting restarts. On control plane machines, the hash
+// includes the version: the agent checks backups with the etcdutl of this version, and the host may remove the former version.
 func (n *node) agentRevision() string {
 	config := *n.NodeConfiguration
 	config.BootstrapToken, config.Kubelet, config.Registries = "", nodeconfig.Kubelet{}, nil

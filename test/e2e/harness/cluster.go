@@ -105,8 +105,8 @@ func (c *Cluster) MustKubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// Machines lists the cluster's CapstanMachines. It fails the test if there is none, because checks of each machine would then check
-// nothing. It retries for some time, because an API server that has just started denies requests until it has loaded its roles.
+// Machines lists the cluster's CapstanMachines. A cluster without a machine fails the test: a loop over an empty list would check nothing.
+// Machines retries for some time, because an API server that has just started denies requests until it has loaded its roles.
 func (c *Cluster) Machines(t *testing.T) []infrav1.CapstanMachine {
 	t.Helper()
 	list := &infrav1.CapstanMachineList{}
