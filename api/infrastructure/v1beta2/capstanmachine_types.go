@@ -93,9 +93,9 @@ type CapstanMachineSpec struct {
 	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$')",message="memory must be a number without exponent, with a suffix such as Mi or Gi"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
-	// pidsLimit is the most processes and threads that the machine can have, its pods included; its kubelet gives each pod a
-	// quarter of it at most. 16384 when not set. A machine that reaches the limit cannot start processes; other machines and
-	// the host can.
+	// pidsLimit is the most processes and threads that the machine can have, its pods included. Its kubelet gives each pod a
+	// quarter of it at most, and all pods together three quarters. 16384 when not set. A machine that reaches the limit cannot
+	// start processes; other machines and the host can.
 	// +optional
 	// +kubebuilder:validation:Minimum=1024
 	// +kubebuilder:validation:Maximum=1048576

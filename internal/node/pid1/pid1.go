@@ -27,6 +27,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/process"
+	"capstan.dev/capstan/internal/node/provision"
 	"capstan.dev/capstan/internal/node/supervisor"
 	"capstan.dev/capstan/internal/node/update"
 	"capstan.dev/capstan/internal/thread"
@@ -72,6 +73,7 @@ func Run(log *slog.Logger) {
 	complain(log, "block volumes", m.blocks.Prepare())
 	ctx, cancel := context.WithCancel(context.Background())
 	complain(log, "socket", m.serve(initapi.Socket))
+	complain(log, "reservation of the kubelet", provision.RenewReservation(metadata))
 	complain(log, "services", m.reload())
 	go supervisor.RotateLogs(ctx, machine.LogDir)
 	go m.followCertificates(ctx)

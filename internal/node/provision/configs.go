@@ -2,7 +2,6 @@ package provision
 
 import (
 	"bytes"
-	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -159,6 +158,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		SeccompDefault:           ptr.To(true),
 		ServerTLSBootstrap:       true,
 		StaticPodPath:            "/etc/kubernetes/manifests",
+		SystemReserved:           n.reservation(),
 		TLSCipherSuites:          cipherSuites,
 		TLSMinVersion:            tlsMinVersion,
 		VolumePluginDir:          volumePluginDir,
@@ -192,10 +192,6 @@ func imageGCThreshold(diskBytes int64) int32 {
 	}
 	return 85
 }
-
-// podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. An old
-// capstand reports no limit.
-func podPidsLimit(machine int64) int64 { return cmp.Or(machine, 16384) / 4 }
 
 // parseTaint reads key=value:Effect or key:Effect.
 func parseTaint(text string) (corev1.Taint, error) {

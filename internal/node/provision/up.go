@@ -41,8 +41,10 @@ type node struct {
 	ips      []netip.Addr
 	// cgroupV1 is true if the host does not have the unified hierarchy of cgroup v2.
 	cgroupV1 bool
-	init     *initapi.Client
-	log      *slog.Logger
+	// kernelProcesses is the largest number of processes of the host's kernel, 0 if it is unknown.
+	kernelProcesses int64
+	init            *initapi.Client
+	log             *slog.Logger
 	// reportImages reports why the machine does not have its images yet; an empty reason withdraws this.
 	reportImages func(ctx context.Context, reason string)
 	// initialCluster is the list of members that a joining etcd starts with.
@@ -89,7 +91,10 @@ func (n *node) up(ctx context.Context) error {
 }
 
 func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname string) (*node, error) {
-	n := &node{NodeConfiguration: config, machine: m, name: config.NodeName(hostname), hostname: strings.ToLower(hostname)}
+	n := &node{
+		NodeConfiguration: config, machine: m, name: config.NodeName(hostname), hostname: strings.ToLower(hostname),
+		kernelProcesses: kernelProcesses(),
+	}
 	var err error
 	if n.ips, err = m.IPs(); err != nil {
 		return nil, err

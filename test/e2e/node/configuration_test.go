@@ -319,7 +319,7 @@ func environment(t *testing.T, h *host, service string) string {
 	return out
 }
 
-// testComponentSettings: the kubelet and kube-proxy run with the patched fields and keep the others.
+// testComponentSettings: the kubelet and kube-proxy run with the patched fields and keep the others. The kubelet limits all pods together.
 func testComponentSettings(t *testing.T, cp, worker *host) {
 	if got := cp.mustKubectl("get", "node", "worker", "-o", "jsonpath={.status.capacity.pods}"); got != "77" {
 		t.Errorf("the worker takes %s pods, want 77", got)
@@ -334,6 +334,10 @@ func testComponentSettings(t *testing.T, cp, worker *host) {
 	expect.NoError(t, json.Unmarshal([]byte(out), &kubelet))
 	if c := kubelet.KubeletConfig; c.EvictionHard["memory.available"] != "64Mi" || c.EvictionHard["nodefs.available"] != "1Gi" || c.Authorization.Mode != "Webhook" {
 		t.Errorf("the kubelet runs with %s", out)
+	}
+	pods, err := os.ReadFile(filepath.Join(filepath.Dir(worker.limitOfProcesses(t)), "kubepods/pids.max"))
+	if err != nil || strings.TrimSpace(string(pods)) != "12288" {
+		t.Errorf("all pods together can have %q processes, %v; want three quarters of 16384", pods, err)
 	}
 	config, err := worker.get(t, "http://"+worker.ip+":10249/configz")
 	expect.NoError(t, err)
