@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/localvolume"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/provision"
 	"capstan.dev/capstan/internal/projectquota"
 	"capstan.dev/capstan/internal/wakeup"
 )
@@ -255,6 +256,10 @@ func (v *volumes) measure() error {
 	}
 	disk, err := v.folders.Disk()
 	if err != nil {
+		return err
+	}
+	// Read it each time: an update in place changes the file and does not restart the agent.
+	if disk.Eviction, err = provision.EvictionSpace(disk.Total); err != nil {
 		return err
 	}
 	for _, block := range []bool{false, true} {

@@ -5,6 +5,7 @@
 package localvolume
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -57,11 +58,15 @@ func Wants(claim *corev1.PersistentVolumeClaim, node string) bool {
 }
 
 // Disk is the file system that contains the volumes of a machine, in bytes. Unwritten is the part of Free that volumes can still fill.
-type Disk struct{ Total, Free, Unwritten int64 }
+// Eviction is the free space below which the kubelet evicts pods, or 0 for the default.
+type Disk struct{ Total, Free, Unwritten, Eviction int64 }
 
-// reserve is the space that volumes leave for etcd, images and the logs of services. The kubelet evicts pods at half of it: volumes alone
+// reserve is the space that volumes leave for etcd, images and the logs of services. The kubelet evicts pods at a part of it: volumes alone
 // must not lead to that.
-func (d Disk) reserve() int64 { return 2 * machine.EvictionSpace(d.Total) }
+func (d Disk) reserve() int64 {
+	space := machine.EvictionSpace(d.Total)
+	return cmp.Or(d.Eviction, space) + space
+}
 
 // Check returns an error unless the node can provide the volume of a claim. Promised is the sum of the sizes of the volumes that
 // the node has.

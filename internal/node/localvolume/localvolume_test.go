@@ -67,6 +67,7 @@ func TestCheck(t *testing.T) {
 		{"all that is free", claim("4Gi", nil), 4 << 30, ""},
 		{"more than is free", claim("4097Mi", nil), 0, "expected at most 4Gi, found a request for 4097Mi"},
 		{"the reserve of the machine", claim("6Gi", nil), 0, "2Gi are reserved for the services of the machine"},
+		{"the eviction of the kubelet", claim("4Gi", nil), 0, "expected at most 1Gi, found a request for 4Gi"},
 		{"what another volume has not written", claim("4Gi", nil), 1 << 30, "expected at most 3Gi, found a request for 4Gi"},
 		{"more than is not promised", claim("2Gi", nil), 7 << 30, "expected at most 1Gi, found a request for 2Gi"},
 		{"more is promised than the disk has", claim("1", nil), 11 << 30, "expected at most 0, found a request for 1"},
@@ -89,6 +90,9 @@ func TestCheck(t *testing.T) {
 		disk := Disk{Total: 10 << 30, Free: 6 << 30}
 		if c.name == "what another volume has not written" {
 			disk.Unwritten = 1 << 30
+		}
+		if c.name == "the eviction of the kubelet" {
+			disk.Eviction = 4 << 30
 		}
 		err := Check(c.claim, disk, c.promised)
 		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
