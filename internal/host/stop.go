@@ -26,6 +26,10 @@ const (
 // StopMachines stops all machines in order, because the host shuts down: first the pods of all machines, then the machines. Call
 // it after Wait. The machines start again with the next capstand.
 func (h *Host) StopMachines(ctx context.Context) {
+	// The pods can have more time to stop than fencing leaves to machines without contact. Other hosts are a contact until the end.
+	contact, end := context.WithCancel(ctx)
+	defer end()
+	h.running.Go(func() { h.keepFenced(contact) })
 	h.mu.Lock()
 	all := make([]*machine, 0, len(h.machines.byID))
 	for _, m := range h.machines.byID {

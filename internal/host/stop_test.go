@@ -6,13 +6,16 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // PID 1 gets the limit of the host. With the limit 0, it is not asked: it would take a missing limit for its default.
@@ -22,35 +25,54 @@ func TestStopPods(t *testing.T) {
 			h := recorded(t)
 			h.config.StopPodsWithin = limit
 			m := onDisk(t, h)
-			bin := t.TempDir()
-			h.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state")}
-			for _, dir := range []string{filepath.Join(h.runc.Root, m.spec.Id), m.runDir()} {
-				if err := os.MkdirAll(dir, 0o700); err != nil {
-					t.Fatal(err)
-				}
-			}
-			write(t, filepath.Join(h.runc.Root, m.spec.Id, "state.json"), "")
-			script := fmt.Sprintf("#!/bin/sh\necho '{\"status\":\"running\",\"pid\":%d}'\n", os.Getpid())
-			if err := os.WriteFile(h.runc.Binary, []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			listener, err := net.Listen("unix", filepath.Join(m.runDir(), "init.sock"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			var asked []string
-			pid1 := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			withPID1(t, m, os.Getpid(), func(_ http.ResponseWriter, r *http.Request) {
 				asked = append(asked, r.FormValue(machineapi.StopPodsWithin))
-			})}
-			defer func() { _ = pid1.Close() }()
-			go func() { _ = pid1.Serve(listener) }()
-
+			})
 			m.stopPods(t.Context())
 			if !slices.Equal(asked, want) {
 				t.Errorf("PID 1 was asked with the limits %q, want %q", asked, want)
 			}
 		})
 	}
+}
+
+// withPID1 makes a process the PID 1 of the machine, whose socket has a handler.
+func withPID1(t *testing.T, m *machine, pid int, handle http.HandlerFunc) {
+	t.Helper()
+	bin := t.TempDir()
+	m.host.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state")}
+	for _, dir := range []string{filepath.Join(m.host.runc.Root, m.spec.Id), m.runDir()} {
+		expect.NoError(t, os.MkdirAll(dir, 0o700))
+	}
+	write(t, filepath.Join(m.host.runc.Root, m.spec.Id, "state.json"), "")
+	script := fmt.Sprintf("#!/bin/sh\necho '{\"status\":\"running\",\"pid\":%d}'\n", pid)
+	expect.NoError(t, os.WriteFile(m.host.runc.Binary, []byte(script), 0o700))
+	listener, err := net.Listen("unix", filepath.Join(m.runDir(), "init.sock"))
+	expect.NoError(t, err)
+	pid1 := &http.Server{Handler: handle}
+	t.Cleanup(func() { _ = pid1.Close() })
+	go func() { _ = pid1.Serve(listener) }()
+}
+
+// While the pods of a host that shuts down stop, the contact with other hosts is recorded, so that the guard does not kill them.
+func TestStopKeepsContact(t *testing.T) {
+	h := recorded(t)
+	h.config.StopPodsWithin = time.Minute
+	openFence(t, h)
+	memory := strings.TrimSuffix(h.fence.GuardLog(), ".log")
+	write(t, memory, "{}")
+	pid1 := exec.Command("sleep", "600")
+	expect.NoError(t, pid1.Start())
+	defer func() { _ = pid1.Process.Kill(); _ = pid1.Wait() }()
+	asked, answer, stopped := make(chan bool), make(chan bool), make(chan bool)
+	withPID1(t, h.machines.byID["m-1"], pid1.Process.Pid, func(http.ResponseWriter, *http.Request) { close(asked); <-answer })
+	go func() { defer close(stopped); h.StopMachines(t.Context()) }()
+	<-asked
+	expect.True(t, "the contacts are recorded", func() bool { return read(t, memory) != "{}" })
+	close(answer)
+	<-stopped
+	h.Wait()
 }
 
 // A runc that does not answer, as with a freezer of cgroup v1 that never reaches its state, holds up the stop and the deletion of a machine for
