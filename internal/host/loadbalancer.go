@@ -47,6 +47,10 @@ type loadBalancer struct {
 	// halfChanged: the last change failed, so the record and the configuration can be the old or the new ones. The host's mu guards it.
 	halfChanged bool
 
+	// files is held while the folder of the process changes. It is taken before mu, which is not held during a write to the disk: readers
+	// of the status wait for mu.
+	files sync.Mutex
+
 	// mu guards the fields below. spec and listen change only while the host's mu is held too.
 	mu   sync.Mutex
 	spec *hostpb.LoadBalancer
@@ -83,22 +87,26 @@ func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCg
 
 // configure writes the process's configuration for the spec, which the process watches.
 func (lb *loadBalancer) configure() error {
+	lb.files.Lock()
+	defer lb.files.Unlock()
 	lb.mu.Lock()
-	defer lb.mu.Unlock()
-	return lb.writeConfig(lb.spec, lb.listen)
+	spec, listen := lb.spec, lb.listen
+	lb.mu.Unlock()
+	return lb.writeConfig(spec, listen)
 }
 
 // reconfigure writes the configuration for a new spec, and makes it the spec after that.
-func (lb *loadBalancer) reconfigure(spec *hostpb.LoadBalancer, listen []string) (err error) {
-	lb.change(func() {
-		if err = lb.writeConfig(spec, listen); err == nil {
-			lb.spec, lb.listen = spec, listen
-		}
-	})
-	return err
+func (lb *loadBalancer) reconfigure(spec *hostpb.LoadBalancer, listen []string) error {
+	lb.files.Lock()
+	defer lb.files.Unlock()
+	if err := lb.writeConfig(spec, listen); err != nil {
+		return err
+	}
+	lb.change(func() { lb.spec, lb.listen = spec, listen })
+	return nil
 }
 
-// writeConfig writes the configuration for a spec; lb.mu is held.
+// writeConfig writes the configuration for a spec; lb.files is held.
 func (lb *loadBalancer) writeConfig(spec *hostpb.LoadBalancer, listen []string) error {
 	config := balancer.Config{Listen: listen, Roaming: roaming(spec), Backends: []balancer.Backend{}}
 	for _, b := range spec.Backends {
@@ -123,8 +131,8 @@ func (lb *loadBalancer) renewShared() error {
 	if atomicfile.Exists(lb.startMark()) || lb.cgroup().Exists() {
 		return nil
 	}
-	lb.mu.Lock()
-	defer lb.mu.Unlock()
+	lb.files.Lock()
+	defer lb.files.Unlock()
 	if err := lb.removeShared(); err != nil {
 		return err
 	}
