@@ -59,7 +59,7 @@ var topColumns = map[string][]column{
 	"host": {
 		path("MACHINES", "status.machines"), outOf("FREE CPUS", "status.allocatable.cpu", "status.capacity.cpu"),
 		outOf("FREE MEMORY", "status.allocatable.memory", "status.capacity.memory"),
-		outOf("FREE DISK", "status.allocatable.ephemeral-storage", "status.capacity.ephemeral-storage"), path("KUBERNETES", "status.versions"),
+		outOf("UNCLAIMED DISK", "status.allocatable.ephemeral-storage", "status.capacity.ephemeral-storage"), path("KUBERNETES", "status.versions"),
 	},
 	"pool": {
 		path("TOTAL", "status.addresses.total"), path("FREE", "status.addresses.free"), path("USED", "status.addresses.used"),

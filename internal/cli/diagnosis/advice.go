@@ -64,7 +64,7 @@ var adviceByReason = map[string]advice{
 	"ServicesEnding":          {"repair the connection that the message names", "a-service-has-no-address"},
 	"WorkloadNotConnected":    {"look at the control plane machines", "a-service-has-no-address"},
 	"NotApplied":              {"correct the manifest, or create the objects that it needs", "a-manifest-is-not-applied"},
-	"MachineRefused":          {"remove the cause that the message names", "a-machine-does-not-start"},
+	"MachineRefused":          {"remove the cause that the message names", "a-host-refuses-a-machine"},
 	"BootstrapRunning":        {none, "a-machine-does-not-become-a-node"},
 	"BootstrapStalled":        {"read the message and its log on the host: `capstan logs MACHINE`; a slow machine needs only time", "a-machine-does-not-become-a-node"},
 	"BootstrapFailed":         {"read its log on the host: `capstan logs MACHINE`; correct the CapstanConfig and replace the Machine", "a-machine-does-not-become-a-node"},

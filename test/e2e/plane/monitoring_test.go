@@ -81,7 +81,7 @@ func TestMonitoring(t *testing.T) {
 	for _, panel := range panels(t) {
 		i.eventually(panel.title, func() bool { return len(query(t, address, panel.expr)) > 0 })
 	}
-	if firing := query(t, address, `ALERTS{alertname=~"CapstanManagerDown|CapstanHostNotConnected|CapstanMachineFailed|CapstanEtcd.*|CapstanCertificateExpires|CapstanBalancer.*"}`); len(firing) > 0 {
+	if firing := query(t, address, `ALERTS{alertname=~"CapstanManagerDown|CapstanHostNotConnected|CapstanMachineFailed|CapstanMachineRefused|CapstanBootstrap.*|CapstanEtcd.*|CapstanCertificateExpires|CapstanBalancer.*"}`); len(firing) > 0 {
 		t.Errorf("alerts of a healthy plane: %s", firing)
 	}
 }
