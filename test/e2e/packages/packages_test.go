@@ -305,6 +305,7 @@ func checkInstalled(t *testing.T, b *box) {
 		t.Errorf("kubectl_complete-capstan: %s", out)
 	}
 	b.run("test $(grep -lx RequiresMountsFor=/var/lib/capstan /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
+	b.run("test $(grep -lE '^After=.* remote-fs.target$' /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
 	b.run("systemd-analyze verify --man=no /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
 	for unit, page := range map[string]string{"capstan": "capstan-plane.1", "capstand": "capstand.8"} {
 		name, section, _ := strings.Cut(page, ".")
