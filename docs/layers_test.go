@@ -37,7 +37,7 @@ var layerOf = map[string]string{
 	"cmd": "main", "hack": "main",
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/boottime": "library", "internal/conversion": "library", "internal/manager/replace": "library",
-	"internal/changes": "library", "internal/clearfolder": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/logging": "library", "internal/loopdevice": "library", "internal/naming": "library", "internal/order": "library", "internal/polarity": "library", "internal/projectquota": "library", "internal/selection": "library", "internal/shorten": "library", "internal/stall": "library", "internal/stored": "library", "internal/thread": "library", "internal/tracing": "library", "internal/wakeup": "library",
+	"internal/changes": "library", "internal/clearfolder": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/logging": "library", "internal/loopdevice": "library", "internal/naming": "library", "internal/order": "library", "internal/polarity": "library", "internal/projectquota": "library", "internal/searchpath": "library", "internal/selection": "library", "internal/shorten": "library", "internal/stall": "library", "internal/stored": "library", "internal/thread": "library", "internal/tracing": "library", "internal/wakeup": "library",
 	"internal/contentsource": "library", "internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/imagearchive": "library", "internal/pki": "library",
 
 	// The two sides of a boundary share these packages: manager and host, manager and node, host and node.

@@ -31,6 +31,7 @@ import (
 	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
+	"capstan.dev/capstan/internal/searchpath"
 	"capstan.dev/capstan/internal/tracing"
 	"capstan.dev/capstan/internal/tracing/collector"
 	"capstan.dev/capstan/internal/version"
@@ -38,6 +39,7 @@ import (
 
 func main() {
 	syscall.Umask(0o022) // The disks of machines contain files of other users.
+	searchpath.Complete()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	root := command()

@@ -28,6 +28,7 @@ import (
 
 	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/manpages"
+	"capstan.dev/capstan/internal/searchpath"
 	"capstan.dev/capstan/internal/version"
 )
 
@@ -88,6 +89,7 @@ func (a *app) structured() bool { return a.output != "" }
 
 // Main runs the command and returns its exit code.
 func Main() int {
+	searchpath.Complete()
 	// The first signal ends the wait and the command in order. The second signal kills the process.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
