@@ -158,7 +158,7 @@ func enoughMemory(cluster string, limits []int64, hosts []infrav1.CapstanHost) e
 		free += hosts[i].Status.Allocatable.Memory().Value()
 	}
 	return coded{fmt.Errorf("expected %d MiB of free memory for the %d machines of cluster %s, found %d MiB without the memory that is reserved for the box: "+
-		"use a box with more memory, delete other clusters, or run the command again with smaller machines: CAPSTAN_CONTROL_PLANE_MEMORY=1Gi CAPSTAN_WORKER_MEMORY=512Mi in its environment",
+		"use a box with more memory, delete other clusters, or create smaller machines: `sudo CAPSTAN_CONTROL_PLANE_MEMORY=1Gi CAPSTAN_WORKER_MEMORY=512Mi capstan quickstart`",
 		sum(limits)>>20, len(limits), cluster, free>>20), exitUnfit}
 }
 
