@@ -297,6 +297,35 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
+// TestCounts: numbers of machines come from the command line, else from the environment, else from the template, else they are 1. The default
+// template has one worker.
+func TestCounts(t *testing.T) {
+	const bare = "kind: Cluster\napiVersion: cluster.x-k8s.io/v1beta2\nmetadata: {name: '${CLUSTER_NAME}'}\nspec: {a: ${ CONTROL_PLANE_MACHINE_COUNT }, b: ${WORKER_MACHINE_COUNT}}\n"
+	defaults := strings.NewReplacer("${ CONTROL_PLANE_MACHINE_COUNT }", "${CONTROL_PLANE_MACHINE_COUNT:=3}", "${WORKER_MACHINE_COUNT}", "${WORKER_MACHINE_COUNT:=2}").Replace(bare)
+	for name, test := range map[string]struct {
+		template      string
+		o             clusterOptions
+		environment   map[string]string
+		control, work int64
+	}{
+		"a flavor":                   {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
+		"a template of the user":     {defaults, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
+		"flags":                      {defaults, clusterOptions{flavor: "ha", controlPlanes: 1, workers: 0}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 1, 0},
+		"the environment":            {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 3, 7},
+		"a template without default": {bare, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
+		"the default template":       {defaults, clusterOptions{controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
+	} {
+		test.o.name = "a"
+		objects, err := test.o.process([]byte(test.template), func(name string) (string, bool) { v, ok := test.environment[name]; return v, ok })
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(map[string]any{"a": test.control, "b": test.work}, objects[0].Object["spec"]); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
 func TestTemplateSources(t *testing.T) {
 	shipped := fstest.MapFS{"cluster-template.yaml": {Data: []byte("default")}, "cluster-template-ha.yaml": {Data: []byte("ha")}}
 	for name, test := range map[string]struct{ flavor, from, want, wrong string }{

@@ -62,8 +62,8 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 	f := c.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the cluster's objects; created if missing (default: that of the context)")
 	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest that a host can run)")
-	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "number of control plane machines; must be odd")
-	f.IntVar(&o.workers, "workers", 1, "number of worker machines")
+	f.IntVar(&o.controlPlanes, "control-plane-machines", unchanged, "number of control plane machines; must be odd (default: that of the template: 3 with --flavor ha, else 1)")
+	f.IntVar(&o.workers, "workers", unchanged, "number of worker machines (default: 1, with --flavor or --from that of the template)")
 	f.StringVar(&o.flavor, "flavor", "", "another template of Capstan: "+strings.Join(flavors(templates.FS), ", "))
 	f.StringVar(&o.from, "from", "", "template file; - for standard input")
 	f.BoolVar(&dryRun, "dry-run", false, "print the objects without creating them")
@@ -252,18 +252,32 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 	return data, nil
 }
 
-// process replaces the variables of a template as `clusterctl generate cluster` does.
+// process replaces the variables of a template as `clusterctl generate cluster` does. A number of machines that neither the command line
+// nor the environment sets is the default of the template, or 1.
 func (o *clusterOptions) process(template []byte, environment func(string) (string, bool)) ([]*unstructured.Unstructured, error) {
-	values := map[string]string{
-		"CLUSTER_NAME": o.name, "NAMESPACE": o.namespace, "KUBERNETES_VERSION": o.kubernetesVersion,
-		"CONTROL_PLANE_MACHINE_COUNT": strconv.Itoa(o.controlPlanes), "WORKER_MACHINE_COUNT": strconv.Itoa(o.workers),
+	values := map[string]string{"CLUSTER_NAME": o.name, "NAMESPACE": o.namespace, "KUBERNETES_VERSION": o.kubernetesVersion}
+	counts := map[string]int{"CONTROL_PLANE_MACHINE_COUNT": o.controlPlanes, "WORKER_MACHINE_COUNT": o.workers}
+	processor := yamlprocessor.NewSimpleProcessor()
+	defaults, err := processor.GetVariableMap(template)
+	if err != nil {
+		return nil, coded{fmt.Errorf("expected a template with variables such as ${CLUSTER_NAME}: %w", err), exitUsage}
 	}
-	data, err := yamlprocessor.NewSimpleProcessor().Process(template, func(name string) (string, error) {
+	if o.flavor == "" && o.from == "" {
+		clear(defaults) // On a small box, one worker fits.
+	}
+	data, err := processor.Process(template, func(name string) (string, error) {
+		count, counted := counts[name]
+		if counted && count != unchanged {
+			return strconv.Itoa(count), nil
+		}
 		if value, ok := values[name]; ok {
 			return value, nil
 		}
 		if value, ok := environment(name); ok {
 			return value, nil
+		}
+		if counted && defaults[name] == nil {
+			return "1", nil
 		}
 		return "", fmt.Errorf("%s is not set", name)
 	})
