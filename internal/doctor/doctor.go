@@ -192,6 +192,7 @@ var features = []struct {
 	{"bridge", "the clusters' networks", "bridge", false},
 	{"nftables", "Services, outbound NAT and isolation", "nf_tables", false},
 	{"vxlan", "clusters that span several boxes", "vxlan", true},
+	{"disks of machines", "disks of a fixed size", "loop", true},
 	{"project quotas", "the enforcement of the sizes of local volumes", "quota_v2", true},
 }
 

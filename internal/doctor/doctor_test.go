@@ -61,6 +61,7 @@ func TestCheck(t *testing.T) {
 		"probe did not run":    {func(f *Facts) { delete(f.Probes, "veth") }, "veth", Fail, "does not work", "modprobe veth"},
 		"bridge":               {func(f *Facts) { f.Probes["bridge"] = "not supported" }, "bridge", Fail, "networks", "kernel 6.1.0"},
 		"nftables":             {func(f *Facts) { f.Probes["nftables"] = "not supported" }, "nftables", Fail, "Services", "nf_tables"},
+		"no loop devices":      {func(f *Facts) { f.Probes["disks of machines"] = "no loop devices" }, "disks of machines", Info, "fixed size", "modprobe loop"},
 		"no vxlan, one host":   {func(f *Facts) { f.Probes["vxlan"] = "not supported" }, "vxlan", Info, "several boxes", "modprobe vxlan"},
 		"seccomp":              {func(f *Facts) { f.Seccomp = false }, "seccomp", Fail, "seccomp", "CONFIG_SECCOMP_FILTER"},
 		"no cgroups":           {func(f *Facts) { f.CgroupVersion = 0 }, "cgroups", Fail, "none", "cgroup2"},

@@ -192,7 +192,7 @@ func probeHere() map[string]string {
 	flags := unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 	if err := unix.Unshare(flags); err != nil {
 		problem := "cannot create namespaces: " + err.Error()
-		return map[string]string{"namespaces": problem, "overlay": problem, "veth": problem, "bridge": problem, "nftables": problem, "vxlan": problem, "project quotas": problem}
+		return map[string]string{"namespaces": problem, "overlay": problem, "veth": problem, "bridge": problem, "nftables": problem, "vxlan": problem, "disks of machines": problem, "project quotas": problem}
 	}
 	found := map[string]string{"namespaces": ""}
 	note := func(name string, err error) {
@@ -206,6 +206,7 @@ func probeHere() map[string]string {
 	note("bridge", netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}))
 	note("vxlan", netlink.LinkAdd(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx"}, VxlanId: 1, Port: 4789}))
 	note("nftables", probeNFTables())
+	note("disks of machines", machinedisk.Probe())
 	note("project quotas", machinedisk.ProbeQuotas(context.Background(), "/tmp")) // the tmpfs of probeOverlay
 	return found
 }
