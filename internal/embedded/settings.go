@@ -191,7 +191,7 @@ func checkCollector(f *collector.Flags) error {
 		return err
 	}
 	if err := owner.do(func() error { _, err := f.TLS(); return err }); err != nil {
-		return fmt.Errorf("expected files for the collector that the system user %s can read: %w", SystemUser, err)
+		return fmt.Errorf("expected files for the collector that the system user %s can read: %w; correct the files, or end traces with `capstan up --tracing-endpoint none`", SystemUser, err)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func TestCheckCollector(t *testing.T) {
 		"no files":               {&collector.Flags{Endpoint: "c:1"}, ""},
 		"readable files":         {&collector.Flags{CAFile: file("of root.crt"), CertFile: file("own.crt"), KeyFile: file("own.key")}, ""},
 		"a key of root":          {&collector.Flags{CertFile: file("of root.crt"), KeyFile: file("of root.key")}, "permission denied"},
-		"a missing authority":    {&collector.Flags{CAFile: file("missing.crt")}, "no such file"},
+		"a missing authority":    {&collector.Flags{CAFile: file("missing.crt")}, "no such file or directory; correct the files, or end traces with `capstan up --tracing-endpoint none`"},
 		"an empty authority":     {&collector.Flags{CAFile: file("empty.crt")}, "expected a certificate"},
 		"no key":                 {&collector.Flags{CertFile: file("own.crt")}, "--tracing-key-file"},
 		"the key of another one": {&collector.Flags{CertFile: file("of root.crt"), KeyFile: file("own.key")}, "does not match"},
