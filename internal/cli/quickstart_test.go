@@ -39,8 +39,9 @@ func TestCreateDemo(t *testing.T) {
 		code        int
 		complete    bool
 	}{
-		"new":               {memory: "4Gi", complete: true},
-		"too little memory": {memory: "3Gi", wrong: "expected 4096 MiB of free memory for the 3 machines of cluster demo, found 3072 MiB", code: exitUnfit},
+		"new": {memory: "4Gi", complete: true},
+		"too little memory": {memory: "3Gi", wrong: "expected 4096 MiB of free memory for the 3 machines of cluster demo, found 3072 MiB without the memory that is reserved for the box: use a box " +
+			"with more memory, delete other clusters, or create smaller machines: `sudo CAPSTAN_CONTROL_PLANE_MEMORY=1Gi CAPSTAN_WORKER_MEMORY=512Mi capstan quickstart`", code: exitUnfit},
 		"interrupted, its machines have the memory": {memory: "0", interrupted: true, complete: true},
 		"complete":       {memory: "0", cluster: cluster(func(*clusterv1.Cluster) {})},
 		"being deleted":  {memory: "4Gi", cluster: cluster(func(c *clusterv1.Cluster) { c.DeletionTimestamp = &metav1.Time{Time: metav1.Now().Time} }), wrong: "being deleted", code: exitFailed},
