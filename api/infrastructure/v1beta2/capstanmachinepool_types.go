@@ -308,7 +308,7 @@ const (
 	// PoolInvalidReplicasReason: the number of replicas is negative or above 10000. The pool changes nothing until
 	// it is corrected.
 	PoolInvalidReplicasReason = "InvalidReplicas"
-	// PoolInvalidFailureDomainReason: the MachinePool names a failure domain that the Cluster does not have. The
+	// PoolInvalidFailureDomainReason: the MachinePool names failure domains, and the Cluster has none of them. The
 	// pool creates and replaces nothing until it is corrected.
 	PoolInvalidFailureDomainReason = "InvalidFailureDomain"
 	// PoolInvalidVersionReason: the MachinePool has no valid version. The pool creates and replaces nothing until

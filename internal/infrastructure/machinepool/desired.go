@@ -63,6 +63,7 @@ func (r *Reconciler) desire(ctx context.Context, s *scope) error {
 	if err := r.Client.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
+	s.want.open = openDomains(s.want.domains, s.cluster.Status.FailureDomains, s.hosts, pool.Spec.MachineTemplate.Spec)
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
 	if len(pool.Spec.MachineTemplate.Spec.Volumes) > 0 {
 		s.want.budget = s.want.budget.withVolumes()
@@ -123,24 +124,6 @@ func checkReplicas(n int) *invalid {
 		return &invalid{infrav1.PoolInvalidReplicasReason, fmt.Sprintf("The MachinePool has %d replicas: set spec.replicas to a number from 0 to %d", n, maxReplicas)}
 	}
 	return nil
-}
-
-func checkDomains(wanted []string, known []clusterv1.FailureDomain) *invalid {
-	var names, unknown []string
-	for _, d := range known {
-		names = append(names, d.Name)
-	}
-	for _, d := range wanted {
-		if !slices.Contains(names, d) {
-			unknown = append(unknown, d)
-		}
-	}
-	if len(unknown) == 0 {
-		return nil
-	}
-	return &invalid{infrav1.PoolInvalidFailureDomainReason, fmt.Sprintf(
-		"The MachinePool's spec.failureDomains name %s, but the cluster has %s: remove the name, or set spec.failureDomain of a CapstanHost",
-		strings.Join(unknown, ", "), cmp.Or(strings.Join(names, ", "), "none"))}
 }
 
 func checkVersion(wanted string, available []string) *invalid {

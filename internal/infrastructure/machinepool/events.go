@@ -127,11 +127,12 @@ func clusterChanged() predicate.Predicate {
 	})
 }
 
-// hostChanged passes changes of the versions and the size of a host, but not of its free resources.
+// hostChanged passes changes of the versions and the size of a host, and whether it takes machines, but no changes of its free resources.
 func hostChanged() predicate.Predicate {
 	return reconciling.FilterUpdates(func(before, after *infrav1.CapstanHost) bool {
 		return !slices.Equal(before.Status.Versions, after.Status.Versions) ||
 			!equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) ||
-			before.Status.NodeInfo != after.Status.NodeInfo
+			before.Status.NodeInfo != after.Status.NodeInfo ||
+			takesMachines(before) != takesMachines(after)
 	})
 }

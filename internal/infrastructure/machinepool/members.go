@@ -138,11 +138,16 @@ func (m member) domain() string {
 	return cmp.Or(m.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], m.capstan.Status.FailureDomain)
 }
 
-// misplaced reports whether the machine is outside of the failure domains of the pool. The status of a machine is empty after a move or a
-// restore. Every host is in a domain, so without one the host has not reported yet: the domain is unknown, and no difference.
+// misplaced reports whether the machine is outside of the failure domains of the pool, or waits for a host in one that has closed while
+// another one is open. The status of a machine is empty after a move or a restore. Every host is in a domain, so without one the host has
+// not reported yet: the domain is unknown, and no difference.
 func (d desired) misplaced(m member) bool {
 	unknown := m.domain() == "" && m.provisioned()
-	return len(d.domains) > 0 && !unknown && !slices.Contains(d.domains, m.domain())
+	domains := d.domains
+	if m.capstan.Spec.HostName == "" && len(d.open) > 0 {
+		domains = d.open
+	}
+	return len(domains) > 0 && !unknown && !slices.Contains(domains, m.domain())
 }
 
 func nodeVersion(m *clusterv1.Machine) string {

@@ -277,9 +277,9 @@ func Schedulable(h *infrav1.CapstanHost) bool {
 	return !ptr.Deref(h.Spec.Unschedulable, false) && !ptr.Deref(h.Spec.Drain, false) && !h.RebootPending()
 }
 
-// Repels reports whether a host has a taint that keeps off machines without tolerations.
-func Repels(h *infrav1.CapstanHost) bool {
-	return repelling(&Host{Taints: h.Spec.Taints}, Request{}) != nil
+// Repels reports whether a host has a taint that keeps off machines with these tolerations.
+func Repels(h *infrav1.CapstanHost, tolerations ...infrav1.HostToleration) bool {
+	return repelling(&Host{Taints: h.Spec.Taints}, Request{Tolerations: tolerations}) != nil
 }
 
 // AllowsControlPlane reports whether control plane machines may be placed on a host; the default is true.

@@ -410,6 +410,20 @@ func TestFailureDomains(t *testing.T) {
 	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"y", "z"} })
 	w.Eventually(w.domains).Should(Equal(map[string]int{"y": 1, "z": 1}))
 	w.settled(2)
+	// The drain of a host replaces its machine in another domain.
+	y := w.hosts[1]
+	w.Expect(testenv.Change(ctx, env.Client, y, func(h *infrav1.CapstanHost) { h.Spec.Drain = ptr.To(true) })).To(Succeed())
+	w.Eventually(w.domains).Should(Equal(map[string]int{"z": 2}))
+	w.settled(2)
+	w.Eventually(func() bool { w.get(y); return conditions.IsTrue(y, infrav1.HostDrainedCondition) }).Should(BeTrue())
+	// The pool goes on without a domain whose only host is abandoned.
+	w.Expect(testenv.Change(ctx, env.Client, y, func(h *infrav1.CapstanHost) {
+		metav1.SetMetaDataAnnotation(&h.ObjectMeta, infrav1.HostAbandonedAnnotation, "")
+	})).To(Succeed())
+	w.Eventually(func() int { w.get(w.cluster); return len(w.cluster.Status.FailureDomains) }).Should(Equal(2))
+	w.scale(3)
+	w.settled(3)
+	w.Expect(w.domains()).To(Equal(map[string]int{"z": 3}))
 }
 
 func (w *world) domains() map[string]int {
@@ -435,7 +449,7 @@ func TestBadInput(t *testing.T) {
 		{infrav1.PoolVersionNotAvailableReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "v1.99.0" }, []string{"No CapstanHost", "can run Kubernetes v1.99.0", oldVersion, newVersion}},
 		{infrav1.PoolInvalidVersionReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "latest" }, []string{"latest"}},
 		{infrav1.PoolInvalidVersionReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "" }, []string{"version"}},
-		{infrav1.PoolInvalidFailureDomainReason, func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"x", "mars"} }, []string{"name mars, but the cluster has x", "remove the name"}},
+		{infrav1.PoolInvalidFailureDomainReason, func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"mars"} }, []string{"name mars, but the cluster has x", "name one of these"}},
 		{infrav1.PoolInvalidReplicasReason, func(mp *clusterv1.MachinePool) { mp.Spec.Replicas = ptr.To[int32](10001) }, []string{"10000"}},
 	} {
 		w.update(tc.change)

@@ -1,0 +1,57 @@
+package machinepool
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+)
+
+// checkDomains refuses failure domains of which the cluster has none. A single missing one can come back: a domain is missing while its
+// hosts are abandoned, and the pool goes on in the others.
+func checkDomains(wanted []string, known []clusterv1.FailureDomain) *invalid {
+	var names []string
+	for _, d := range known {
+		if slices.Contains(wanted, d.Name) {
+			return nil
+		}
+		names = append(names, d.Name)
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	return &invalid{infrav1.PoolInvalidFailureDomainReason, fmt.Sprintf(
+		"The MachinePool's spec.failureDomains name %s, but the cluster has %s: name one of these, or set spec.failureDomain of a CapstanHost",
+		strings.Join(wanted, ", "), cmp.Or(strings.Join(names, ", "), "none"))}
+}
+
+// openDomains returns the wanted failure domains in which one of the pool's hosts takes a new machine. In another one, the machine would wait,
+// for example for the end of a drain that itself waits for the machine. A machine with volumes waits for the host of its volume anyway, so
+// all domains that exist are open to it.
+func openDomains(wanted []string, known []clusterv1.FailureDomain, hosts []infrav1.CapstanHost, machine infrav1.CapstanMachineSpec) []string {
+	takes := map[string]bool{}
+	for i := range hosts {
+		h := &hosts[i]
+		if len(machine.Volumes) > 0 || takesMachines(h) && !placement.Repels(h, machine.HostTolerations...) {
+			takes[placement.FailureDomain(h)] = true
+		}
+	}
+	var open []string
+	for _, d := range known { // A host that the network of the cluster does not reach is in none of them.
+		if takes[d.Name] && slices.Contains(wanted, d.Name) {
+			open = append(open, d.Name)
+		}
+	}
+	return open
+}
+
+// takesMachines reports whether a host is not drained, rebooted, cordoned, deleted or lost.
+func takesMachines(h *infrav1.CapstanHost) bool {
+	return placement.Schedulable(h) && h.DeletionTimestamp.IsZero() && !conditions.IsFalse(h, infrav1.HostConnectedCondition)
+}
