@@ -1,15 +1,15 @@
-package config
+package config_test
 
 import (
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 // columns contains the columns of every kind, as kubectl shows them. The first ones show whether an object works and to
@@ -36,26 +36,11 @@ var columns = map[string][]string{
 
 // ALL-06: every kind has these columns, by name and in order, and each column shows a field of the schema.
 func TestPrinterColumns_ALL06(t *testing.T) {
-	var files []string
-	for _, pattern := range []string{"*/crd/bases/*.yaml", "../internal/node/provision/manifests/etcd.capstan.dev_*.yaml"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil || len(found) == 0 {
-			t.Fatalf("%s: %d files, %v", pattern, len(found), err)
-		}
-		files = append(files, found...)
+	crds := append(testcrds.All(t), testcrds.In(t, os.DirFS("../internal/node/provision/manifests"), "etcd.capstan.dev_*.yaml")...)
+	if len(crds) != len(columns) {
+		t.Errorf("%d CRDs, columns of %d kinds", len(crds), len(columns))
 	}
-	if len(files) != len(columns) {
-		t.Errorf("%d CRDs, columns of %d kinds", len(files), len(columns))
-	}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+	for _, crd := range crds {
 		kind := crd.Spec.Names.Kind
 		for _, version := range crd.Spec.Versions {
 			var names []string

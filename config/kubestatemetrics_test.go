@@ -3,8 +3,6 @@ package config_test
 import (
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
-	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 // labelPaths are the labels that kube-state-metrics takes from fields, by their names.
@@ -83,20 +81,8 @@ func field(s *schemaProps, path []string) *schemaProps {
 // definitions returns the CRDs by group and kind.
 func definitions(t *testing.T) map[schema.GroupKind]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(testenv.Root(), "config", "*", "crd", "bases", "*.yaml"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d CRDs, %v", len(files), err)
-	}
 	crds := map[schema.GroupKind]*apiextensionsv1.CustomResourceDefinition{}
-	for _, file := range files {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		data, err := os.ReadFile(file)
-		if err == nil {
-			err = yaml.UnmarshalStrict(data, crd)
-		}
-		if err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+	for _, crd := range testcrds.All(t) {
 		crds[schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}] = crd
 	}
 	return crds

@@ -1,31 +1,17 @@
-package config
+package config_test
 
 import (
-	"io/fs"
 	"os"
 	"strings"
 	"testing"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"sigs.k8s.io/yaml"
+	"capstan.dev/capstan/internal/testenv/testcrds"
 )
 
 // ALL-14: released versions are still served, and versions.txt contains every kind.
 func TestReleasedVersionsAreServed(t *testing.T) {
 	served := map[string]bool{}
-	files, err := fs.Glob(FS, "*/crd/bases/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		data, err := FS.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(data, crd); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+	for _, crd := range testcrds.All(t) {
 		stored := 0
 		for _, version := range crd.Spec.Versions {
 			served[crd.Name+" "+version.Name] = version.Served

@@ -1,4 +1,4 @@
-// Package testcrds reads in tests the CRDs of the providers.
+// Package testcrds reads CRDs in tests.
 package testcrds
 
 import (
@@ -12,14 +12,20 @@ import (
 )
 
 // All returns the CRDs of the providers, as their files contain them.
-func All(t testing.TB) (all []*apiextensionsv1.CustomResourceDefinition) {
+func All(t testing.TB) []*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	files, err := fs.Glob(config.FS, "*/crd/bases/*.yaml")
-	if err != nil {
-		t.Fatal(err)
+	return In(t, config.FS, "*/crd/bases/*.yaml")
+}
+
+// In returns the CRDs in the files that match a pattern. There must be one at least.
+func In(t testing.TB, folder fs.FS, pattern string) (all []*apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	files, err := fs.Glob(folder, pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %d files, %v", pattern, len(files), err)
 	}
 	for _, file := range files {
-		data, err := config.FS.ReadFile(file)
+		data, err := fs.ReadFile(folder, file)
 		if err != nil {
 			t.Fatal(err)
 		}
