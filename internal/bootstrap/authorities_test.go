@@ -29,7 +29,7 @@ import (
 // data of a pool gets the new authorities and keeps its name and token, because a pool creates machines at any time.
 func TestRotatedAuthority_CP15(t *testing.T) {
 	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	answers(t, cluster, cp)
 	_, ofPool := poolOf(cluster)
 	_, ofMachine := cluster.Machine("worker", nil, nil)

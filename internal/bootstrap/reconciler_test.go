@@ -15,8 +15,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -175,18 +173,9 @@ func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.Caps
 }
 
 // kubeconfigOf creates the kubeconfig Secret, with the test API server as the workload cluster.
-func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster, server string) {
+func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster) {
 	t.Helper()
-	data, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server, CertificateAuthorityData: env.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: env.Config.BearerToken}},
-		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
-		CurrentContext: "x",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": data}})
+	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": env.Kubeconfig}})
 }
 
 func tokenIn(t *testing.T, token string) *corev1.Secret {
@@ -203,7 +192,7 @@ func tokenIn(t *testing.T, token string) *corev1.Secret {
 // token is valid as soon as the API server answers, and is removed after the node has joined.
 func TestWorker(t *testing.T) {
 	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	machine, config := cluster.Machine("worker", nil, nil)
 	files, node := dataOf(t, cluster, config)
 	if node.Role != nodeconfig.RoleWorker || !strings.Contains(env.Config.Host, "//"+node.Endpoint) || node.Network.DNS != "None" || node.Network.PodNetwork != "Routes" {
@@ -246,7 +235,7 @@ func TestWorker(t *testing.T) {
 // TestDropTokenAfterFailedRenewal: a condition with the status False does not prove that the workload cluster has no token.
 func TestDropTokenAfterFailedRenewal(t *testing.T) {
 	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	answers(t, cluster, cp)
 	token, err := newToken()
 	expect.NoError(t, err)
@@ -269,7 +258,7 @@ func TestHostileKubeconfig(t *testing.T) {
 	} {
 		t.Run(field, func(t *testing.T) {
 			cluster, cp := withControlPlane(t)
-			kubeconfigOf(t, cluster, env.Config.Host)
+			kubeconfigOf(t, cluster)
 			secret := cluster.Secret("demo-kubeconfig")
 			good := secret.Data["value"]
 			bad := regexp.MustCompile(spoil[0]).ReplaceAll(good, []byte(spoil[1]))
@@ -318,7 +307,7 @@ func TestNextTokenStep(t *testing.T) {
 // TestTokenComesBack: a removed token, or one that expired while the provider was down, is valid again.
 func TestTokenComesBack(t *testing.T) {
 	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	answers(t, cluster, cp)
 	_, config := cluster.Machine("worker", nil, nil)
 	_, node := dataOf(t, cluster, config)
@@ -359,7 +348,7 @@ func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.
 // Row BC-02.
 func TestMachinePool(t *testing.T) {
 	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	answers(t, cluster, cp)
 	pool, config := poolOf(cluster)
 	_, node := dataOf(t, cluster, config)
@@ -469,7 +458,7 @@ func TestForeignControlPlane(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane", Name: "demo"}
 	})
-	kubeconfigOf(t, cluster, env.Config.Host)
+	kubeconfigOf(t, cluster)
 	cluster.SetEndpoint(testServer(t))
 	authorities(t, cluster)
 	_, config := cluster.Machine("worker", nil, nil)

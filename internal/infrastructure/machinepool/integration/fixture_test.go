@@ -124,7 +124,7 @@ func (w *world) addCluster() {
 	w.Expect(err).NotTo(HaveOccurred())
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name + "-kubeconfig", Labels: map[string]string{clusterv1.ClusterNameLabel: name}},
-		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": kubeconfig},
+		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": env.Kubeconfig},
 	})
 	w.create(&infrav1.CapstanCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -26,9 +24,8 @@ import (
 )
 
 var (
-	env        *testenv.Env
-	ctx        = context.Background()
-	kubeconfig []byte
+	env *testenv.Env
+	ctx = context.Background()
 	// kubeconfigFile is the file with the kubeconfig.
 	kubeconfigFile string
 	provider       *process
@@ -59,11 +56,8 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	defer func() { _ = env.Stop() }()
-	if kubeconfig, err = writeKubeconfig(); err != nil {
-		return fail(err)
-	}
 	kubeconfigFile = filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(kubeconfigFile, kubeconfig, 0o600); err != nil {
+	if err := os.WriteFile(kubeconfigFile, env.Kubeconfig, 0o600); err != nil {
 		return fail(err)
 	}
 	stopCore, err := startCore(kubeconfigFile)
@@ -82,15 +76,6 @@ func run(m *testing.M) int {
 func fail(err error) int {
 	fmt.Fprintln(os.Stderr, err)
 	return 1
-}
-
-func writeKubeconfig() ([]byte, error) {
-	c := clientcmdapi.NewConfig()
-	c.Clusters["test"] = &clientcmdapi.Cluster{Server: env.Config.Host, CertificateAuthorityData: env.Config.CAData}
-	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: env.Config.BearerToken}
-	c.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
-	c.CurrentContext = "test"
-	return clientcmd.Write(*c)
 }
 
 // startCore runs Cluster API core as `make build-capi` built it.
