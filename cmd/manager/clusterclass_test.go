@@ -114,7 +114,7 @@ var settingsKept = map[string]string{"controlPlane.config.cluster.certificateVal
 // patches, and the webhooks of Capstan accept the objects. No machine starts, as there is no host.
 func TestVariablesOfClass_CTL10(t *testing.T) {
 	w := sharedEnvironment(t, allWebhooks...)
-	w.run(w.serveWebhooks()...)
+	w.run(w.env.WebhookFlags()...)
 	w.core()
 	namespace := w.env.Namespace(t)
 	class, err := shipped.FS.ReadFile("clusterclass-capstan.yaml")

@@ -107,7 +107,7 @@ func parse(data []byte) (all []*unstructured.Unstructured, err error) {
 func TestExamplesOfDocuments(t *testing.T) {
 	all := examples(t)
 	w := sharedEnvironment(t, allWebhooks...)
-	w.run(w.serveWebhooks()...)
+	w.run(w.env.WebhookFlags()...)
 	applied, fragments := 0, 0
 	for _, e := range all {
 		kind := e.GroupVersionKind().GroupKind()

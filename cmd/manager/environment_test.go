@@ -105,12 +105,6 @@ func (w *environment) run(args ...string) (stop func()) {
 	return p.stop
 }
 
-// serveWebhooks returns the arguments of a manager that serves the webhooks of the environment.
-func (w *environment) serveWebhooks() []string {
-	hooks := w.env.Webhooks
-	return []string{"--webhook-host=" + hooks.LocalServingHost, fmt.Sprintf("--webhook-port=%d", hooks.LocalServingPort), "--webhook-cert-dir=" + hooks.LocalServingCertDir}
-}
-
 // process is a manager of a test.
 type process struct {
 	*exec.Cmd

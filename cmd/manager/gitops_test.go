@@ -95,7 +95,7 @@ func written(o *unstructured.Unstructured) map[string]any {
 // field of the manifest away.
 func TestGitOps(t *testing.T) {
 	w := sharedEnvironment(t, allWebhooks...)
-	w.run(w.serveWebhooks()...)
+	w.run(w.env.WebhookFlags()...)
 	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "host-of-gitops"}, Spec: infrav1.CapstanHostSpec{Address: fakehost.New(t).Address()}}
 	w.create(host)
 	// The next tests of this API server have no host.

@@ -20,7 +20,7 @@ import (
 // ALL-07: the API server calls the webhooks of a manager of one namespace for the objects of all namespaces.
 func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
 	w := sharedEnvironment(t, allWebhooks...)
-	w.run(append(w.serveWebhooks(), "--namespace="+w.env.Namespace(t))...)
+	w.run(append(w.env.WebhookFlags(), "--namespace="+w.env.Namespace(t))...)
 	// try waits for a refusal: it creates an object with dry run. This succeeds until the API server uses the webhooks, and fails with
 	// another error until the manager has started.
 	try := func(obj client.Object) func() error {

@@ -3,10 +3,8 @@ package bootstrap
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -150,25 +148,11 @@ func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.Capst
 	return cluster, cp
 }
 
-// testServer is the endpoint of the test API server.
-func testServer(t *testing.T) clusterv1.APIEndpoint {
-	t.Helper()
-	u, err := url.Parse(env.Config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	port, err := strconv.ParseInt(u.Port(), 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(port)}
-}
-
 // answers sets the state after core has copied the endpoint and the API server has answered. The test API server is also that of
 // the workload cluster.
 func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
-	cluster.SetEndpoint(testServer(t))
+	cluster.SetEndpoint(env.Endpoint())
 	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 }
 
@@ -459,7 +443,7 @@ func TestForeignControlPlane(t *testing.T) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane", Name: "demo"}
 	})
 	kubeconfigOf(t, cluster)
-	cluster.SetEndpoint(testServer(t))
+	cluster.SetEndpoint(env.Endpoint())
 	authorities(t, cluster)
 	_, config := cluster.Machine("worker", nil, nil)
 	cluster.Becomes(t, config, "waits", func() bool {

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -38,21 +37,17 @@ func newPublishing(t *testing.T, hosts int, change func(*infrav1.CapstanCluster)
 	t.Helper()
 	b := newNamespace(t)
 	p := &publishing{box: b, hosts: b.rack(hosts)}
-	p.api = newAPIRelay(t, strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/"))
-	host, port, err := net.SplitHostPort(p.api.Addr().String())
-	b.Expect(err).NotTo(HaveOccurred())
-	number, err := strconv.Atoi(port)
-	b.Expect(err).NotTo(HaveOccurred())
-	b.addCluster(func(c *clusterv1.Cluster) {
-		c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: host, Port: int32(number)}
-	}, func(c *infrav1.CapstanCluster) {
+	p.api = newAPIRelay(t, env.Endpoint().String())
+	relay := p.api.Addr().(*net.TCPAddr)
+	endpoint := clusterv1.APIEndpoint{Host: relay.IP.String(), Port: int32(relay.Port)}
+	b.addCluster(func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = endpoint }, func(c *infrav1.CapstanCluster) {
 		c.Spec.LoadBalancer.HostName = p.hosts[0].Name
 		if change != nil {
 			change(c)
 		}
 	})
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://" + net.JoinHostPort(host, port), CertificateAuthorityData: env.Config.CAData}},
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://" + endpoint.String(), CertificateAuthorityData: env.Config.CAData}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: env.Config.BearerToken}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",

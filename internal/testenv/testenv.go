@@ -61,6 +61,20 @@ type Env struct {
 // Etcd returns the address of the etcd of the API server, to read objects as they are stored.
 func (e *Env) Etcd() string { return e.env.ControlPlane.Etcd.URL.String() }
 
+// Endpoint returns the address of the API server, for clusters whose API server it is too.
+func (e *Env) Endpoint() clusterv1.APIEndpoint {
+	address := e.env.ControlPlane.GetAPIServer().SecureServing.ListenAddr
+	port, err := strconv.ParseInt(address.Port, 10, 32)
+	utilruntime.Must(err)
+	return clusterv1.APIEndpoint{Host: address.Address, Port: int32(port)}
+}
+
+// WebhookFlags returns the flags of a manager that serves the webhooks.
+func (e *Env) WebhookFlags() []string {
+	w := e.Webhooks
+	return []string{"--webhook-host=" + w.LocalServingHost, fmt.Sprint("--webhook-port=", w.LocalServingPort), "--webhook-cert-dir=" + w.LocalServingCertDir}
+}
+
 // Options of Start.
 type Options struct {
 	// AddToScheme adds the types of the tests.

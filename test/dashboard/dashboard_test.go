@@ -300,7 +300,7 @@ func (g *gate) serve(address string) {
 		g.t.Fatal(err)
 	}
 	g.listener = listener
-	target := strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/")
+	target := env.Endpoint().String()
 	go func() {
 		for {
 			in, err := listener.Accept()

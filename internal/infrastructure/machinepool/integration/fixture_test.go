@@ -117,11 +117,6 @@ func (w *world) addHost(domain string, b hollow.Behaviour) {
 func (w *world) addCluster() {
 	w.t.Helper()
 	name := unique("c")
-	host, port, err := net.SplitHostPort(trimScheme(env.Config.Host))
-	w.Expect(err).NotTo(HaveOccurred())
-	var p int32
-	_, err = fmt.Sscan(port, &p)
-	w.Expect(err).NotTo(HaveOccurred())
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name + "-kubeconfig", Labels: map[string]string{clusterv1.ClusterNameLabel: name}},
 		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": env.Kubeconfig},
@@ -130,13 +125,13 @@ func (w *world) addCluster() {
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},
 		Spec: infrav1.CapstanClusterSpec{
 			LoadBalancer:         infrav1.LoadBalancerSpec{Mode: infrav1.LoadBalancerExternal},
-			ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: host, Port: p},
+			ControlPlaneEndpoint: env.Endpoint(),
 		},
 	})
 	w.cluster = &clusterv1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},
 		Spec: clusterv1.ClusterSpec{
-			ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: host, Port: p},
+			ControlPlaneEndpoint: env.Endpoint(),
 			InfrastructureRef:    clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: name},
 		},
 	}
@@ -161,15 +156,6 @@ func (w *world) addCluster() {
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: name + "-control-plane"},
 		},
 	})
-}
-
-func trimScheme(host string) string {
-	for _, s := range []string{"https://", "http://"} {
-		if len(host) > len(s) && host[:len(s)] == s {
-			return host[len(s):]
-		}
-	}
-	return host
 }
 
 // addPool adds a pool without waiting for it.

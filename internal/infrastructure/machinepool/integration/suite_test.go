@@ -116,11 +116,7 @@ type process struct {
 const asProvider = "CAPSTAN_TEST_RUN_PROVIDER"
 
 func newProcess(kubeconfig string) *process {
-	w := env.Webhooks
-	return &process{args: []string{
-		"--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--leader-elect=false", "--webhook-host=" + w.LocalServingHost,
-		fmt.Sprintf("--webhook-port=%d", w.LocalServingPort), "--webhook-cert-dir=" + w.LocalServingCertDir,
-	}}
+	return &process{args: append(env.WebhookFlags(), "--kubeconfig="+kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--leader-elect=false")}
 }
 
 // start starts the process with additional flags.
