@@ -9,7 +9,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 )
 
 // env is a real API server. The bootstrap provider and its webhooks run on it. The tests act as the control plane provider.
@@ -28,7 +28,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = env.Stop() }()
-	stop, err := testcluster.StartManager(env, Provider)
+	stop, err := testmanager.Start(env, Provider, nil)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

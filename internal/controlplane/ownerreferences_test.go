@@ -18,6 +18,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 )
 
 // TestOwnerReferencesEnforcement (ALL-05): the role is sufficient for all owner references on an API server that enforces rights on owners,
@@ -31,11 +32,8 @@ func TestOwnerReferencesEnforcement(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = strict.Stop() })
-	config, err := testcluster.Restricted(strict, Provider.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(config, client.Options{Scheme: strict.Scheme})
+	expect.NoError(t, testmanager.Bind(strict.Client, Provider.Name, "role.yaml"))
+	c, err := client.New(testmanager.As(strict.Config), client.Options{Scheme: strict.Scheme})
 	if err != nil {
 		t.Fatal(err)
 	}

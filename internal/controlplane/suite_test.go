@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/internal/testenv/testcluster"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 )
 
 // env is a real API server. The control plane provider and its webhooks run on it.
@@ -37,7 +37,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	model.StuckAfter = time.Second
-	stop, err := testcluster.StartManager(env, Provider)
+	stop, err := testmanager.Start(env, Provider, nil)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,16 +17,12 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -36,12 +31,11 @@ import (
 	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/manager"
-	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 )
 
 var (
@@ -82,94 +76,17 @@ func run(m *testing.M) int {
 	return code
 }
 
-// startManager runs the provider with webhooks, as `manager infrastructure` does.
+// startManager runs the provider with the roles of an installed one (IC-13).
 func startManager() (stop func(), err error) {
 	provider := infrastructure.Provider()
-	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
-	flags := manager.AddFlags(fs, []reconciling.Provider{provider})
-	w := env.Webhooks
-	if err := fs.Parse([]string{
-		"--health-addr=0", "--diagnostics-address=0",
-		"--machine-network-pool=" + networkPool.String(),
-		"--webhook-host=" + w.LocalServingHost, fmt.Sprintf("--webhook-port=%d", w.LocalServingPort), "--webhook-cert-dir=" + w.LocalServingCertDir,
-	}); err != nil {
+	if err := testmanager.Bind(env.Client, provider.Name, "host_credentials_role.yaml"); err != nil {
 		return nil, err
 	}
-	if err := bindRole(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	config := rest.CopyConfig(env.Config)
-	config.Impersonate.UserName = managerUser
-	config.Wrap(writes.wrap)
-	mgr, err := manager.New(ctx, config, flags, []reconciling.Provider{provider})
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	done := make(chan error, 1)
-	go func() { done <- mgr.Start(ctx) }()
-	select {
-	case <-mgr.Elected():
-	case err := <-done:
-		cancel()
-		return nil, fmt.Errorf("the manager ended: %w", err)
-	}
-	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		cancel()
-		return nil, fmt.Errorf("the caches did not sync")
-	}
-	for started := mgr.GetWebhookServer().StartedChecker(); started(nil) != nil; {
-		select {
-		case err := <-done:
-			cancel()
-			return nil, fmt.Errorf("the manager ended: %w", err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	return func() {
-		cancel()
-		<-done
-	}, nil
+	return testmanager.Start(env, provider, writes.wrap, "--machine-network-pool="+networkPool.String())
 }
-
-// managerUser has exactly the roles of an installed provider, so the tests prove that they are sufficient (IC-13). The roles for
-// metrics and leader election are not needed here.
-const managerUser = "manager"
 
 // providerNamespace is the namespace of the provider and of the credentials of hosts.
 const providerNamespace = "capstan-infrastructure-system"
-
-func bindRole() error {
-	role, own := &rbacv1.ClusterRole{}, &rbacv1.Role{}
-	for file, object := range map[string]client.Object{"role.yaml": role, "host_credentials_role.yaml": own} {
-		data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "infrastructure", "rbac", file))
-		if err != nil {
-			return err
-		}
-		if err := yaml.UnmarshalStrict(data, object); err != nil {
-			return err
-		}
-	}
-	manager := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}}
-	objects := []client.Object{
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: providerNamespace}}, role, own,
-		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: manager,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		},
-		&rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: own.Namespace, Name: own.Name}, Subjects: manager,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
-		},
-	}
-	for _, o := range objects {
-		if err := env.Client.Create(ctx, o); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // writeCounter counts the writes of the manager by the name of the object, and makes chosen writes fail.
 type writeCounter struct {

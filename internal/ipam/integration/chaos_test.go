@@ -32,6 +32,7 @@ import (
 	"capstan.dev/capstan/internal/ipam"
 	"capstan.dev/capstan/internal/ipam/pool"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 )
 
 // The chaos test starts this test binary again as a manager. If this variable is set to a kubeconfig, TestMain runs a
@@ -89,7 +90,7 @@ func kubeconfig(t *testing.T) string {
 	file := t.TempDir() + "/kubeconfig"
 	expect.NoError(t, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.Host, CertificateAuthorityData: c.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: c.BearerToken, Impersonate: managerUser}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: c.BearerToken, Impersonate: testmanager.User}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
 	}, file))

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
-	rbacv1 "k8s.io/api/rbac/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -23,13 +21,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
-	"sigs.k8s.io/yaml"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam"
 	ipamwebhook "capstan.dev/capstan/internal/ipam/webhook"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/testenv/testmanager"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -68,7 +66,7 @@ func run(m *testing.M) int {
 			_ = second.Stop()
 		}
 	}()
-	if err := errors.Join(bindRole(env.Client), protectRecord(env.Client)); err != nil {
+	if err := errors.Join(testmanager.Bind(env.Client, "ipam", "role.yaml"), protectRecord(env.Client)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -88,7 +86,7 @@ func moveTarget(t *testing.T) *testenv.Env {
 		target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}, CRDLabels: marks})
 		expect.NoError(t, err)
 		second = target
-		expect.NoError(t, errors.Join(bindRole(target.Client), protectRecord(target.Client)))
+		expect.NoError(t, errors.Join(testmanager.Bind(target.Client, "ipam", "role.yaml"), protectRecord(target.Client)))
 	}
 	return second
 }
@@ -104,16 +102,8 @@ func startWebhooks(ctx context.Context) error {
 	if err := ipamwebhook.Setup(mgr); err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
-	for started := mgr.GetWebhookServer().StartedChecker(); started(nil) != nil; {
-		select {
-		case err := <-ended:
-			return fmt.Errorf("the webhooks' manager ended: %w", err)
-		case <-time.After(10 * time.Millisecond): // The server does not signal its start.
-		}
-	}
-	return nil
+	_, err = testmanager.Run(ctx, mgr)
+	return err
 }
 
 // options returns the options of a test's manager, with short time limits.
@@ -128,29 +118,6 @@ func managerOptions(scheme *runtime.Scheme) ctrl.Options {
 	return o
 }
 
-// managerUser has only the role that the provider is installed with, so every test proves that the role is sufficient.
-const managerUser = "ipam-manager"
-
-func bindRole(c client.Client) error {
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "ipam", "rbac", "role.yaml"))
-	if err != nil {
-		return err
-	}
-	role := &rbacv1.ClusterRole{}
-	if err := yaml.UnmarshalStrict(data, role); err != nil {
-		return err
-	}
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}},
-	}
-	if err := c.Create(ctx, role); err != nil {
-		return err
-	}
-	return c.Create(ctx, binding)
-}
-
 // startManager starts a manager. It stops at the end of the test, or when the returned function is called.
 func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func()) {
 	t.Helper()
@@ -161,13 +128,11 @@ func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func(
 // runManager is startManager for tests that read the manager's cache.
 func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached client.Reader, stop func()) {
 	t.Helper()
-	cfg = rest.CopyConfig(cfg)
-	cfg.Impersonate.UserName = managerUser
 	o := managerOptions(env.Scheme)
 	if opts.WatchNamespace != "" {
 		o.Cache.DefaultNamespaces = map[string]cache.Config{opts.WatchNamespace: {}}
 	}
-	mgr, err := ctrl.NewManager(cfg, o)
+	mgr, err := ctrl.NewManager(testmanager.As(cfg), o)
 	expect.NoError(t, err)
 	expect.NoError(t, ipam.SetupWithManager(ctx, mgr, opts))
 	run, cancel := context.WithCancel(ctx)
