@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -15,24 +14,9 @@ import (
 // env is a real API server. The bootstrap provider and its webhooks run on it. The tests act as the control plane provider.
 var env *testenv.Env
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	var err error
-	env, err = testenv.Start(testenv.Options{
+func TestMain(m *testing.M) {
+	os.Exit(testenv.Run(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{Provider.AddToScheme, infrav1.AddToScheme},
 		Webhooks:    []string{"config/bootstrap/webhook"},
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = env.Stop() }()
-	stop, err := testmanager.Start(env, Provider, nil)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer stop()
-	return m.Run()
+	}, &env, func() (stop func(), err error) { return testmanager.Start(env, Provider, nil) }))
 }

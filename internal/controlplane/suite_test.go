@@ -1,7 +1,6 @@
 package controlplane
 
 import (
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -18,30 +17,18 @@ import (
 // env is a real API server. The control plane provider and its webhooks run on it.
 var env *testenv.Env
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	var err error
-	env, err = testenv.Start(testenv.Options{
+func TestMain(m *testing.M) {
+	os.Exit(testenv.Run(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{Provider.AddToScheme, infrav1.AddToScheme},
 		Webhooks:    []string{"config/control-plane/webhook"},
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = env.Stop() }()
+	}, &env, startManager))
+}
+
+func startManager() (stop func(), err error) {
 	env.Client = reconciling.Live(env.Client) // Reconcilers of tests have no cache.
 	if err := installMembers(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return nil, err
 	}
 	model.StuckAfter = time.Second
-	stop, err := testmanager.Start(env, Provider, nil)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer stop()
-	return m.Run()
+	return testmanager.Start(env, Provider, nil)
 }

@@ -43,37 +43,16 @@ var (
 	ctx = context.Background()
 )
 
-// Row IC-13.
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-// run starts one API server and one manager for all tests. Each test has its own namespace and hosts.
-func run(m *testing.M) int {
-	var err error
-	env, err = testenv.Start(testenv.Options{
-		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, bootstrapv1.AddToScheme, apiextensionsv1.AddToScheme},
-		Webhooks:    []string{"config/infrastructure/webhook"},
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	stop, err := startManager()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		_ = env.Stop()
-		return 1
-	}
+// TestMain starts one API server and one manager for all tests. Each test has its own namespace and hosts. Row IC-13.
+func TestMain(m *testing.M) {
 	// Each object is reconciled at most once a second, so tests mostly wait. These are not parallel: tests of the events of clusters and of
 	// machines without a host, because the hosts of other tests are events for all of them; tests of published Services, because each of their
 	// clusters sees the Services of all tests; and tests that change CRDs.
 	testenv.Parallel(4)
-	code := m.Run()
-	stop()
-	if err := env.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+	os.Exit(testenv.Run(m, testenv.Options{
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, bootstrapv1.AddToScheme, apiextensionsv1.AddToScheme},
+		Webhooks:    []string{"config/infrastructure/webhook"},
+	}, &env, startManager))
 }
 
 // startManager runs the provider with the roles of an installed one (IC-13).

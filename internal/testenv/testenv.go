@@ -87,22 +87,33 @@ type Options struct {
 	AdmissionPlugins []string
 }
 
-// Run starts an API server, runs the tests of a package and stops it. For TestMain:
+// Run starts an API server, runs the tests of a package and stops it. prepare, if it is not nil, is called before the tests, and end after
+// them. For TestMain:
 //
-//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m, testenv.Options{...}, &env)) }
-func Run(m *testing.M, opts Options, into **Env) int {
+//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m, testenv.Options{...}, &env, nil)) }
+func Run(m *testing.M, opts Options, into **Env, prepare func() (end func(), err error)) (code int) {
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	env, err := Start(opts)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return fail(err)
 	}
 	*into = env
-	code := m.Run()
-	if err := env.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	defer func() {
+		if err := env.Stop(); err != nil {
+			code = fail(err)
+		}
+	}()
+	if prepare != nil {
+		end, err := prepare()
+		if err != nil {
+			return fail(err)
+		}
+		defer end()
 	}
-	return code
+	return m.Run()
 }
 
 // Parallel sets how many tests with t.Parallel run at the same time, for packages whose tests mostly wait. The default is the

@@ -49,7 +49,7 @@ import (
 var env *testenv.Env
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*k8sruntime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, ipamv1.AddToScheme}}, &env))
+	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*k8sruntime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, ipamv1.AddToScheme}}, &env, nil))
 }
 
 // program is a running `capstan dashboard`.

@@ -46,37 +46,30 @@ func TestMain(m *testing.M) {
 	if os.Getenv(chaosManagerEnv) != "" {
 		os.Exit(runChaosManager())
 	}
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	e, err := testenv.Start(testenv.Options{
+	os.Exit(testenv.Run(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme},
 		Webhooks:    []string{"config/ipam/webhook"},
 		CRDLabels:   marks,
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	}, &env, prepare))
+}
+
+func prepare() (end func(), err error) {
+	if err := install(env.Client); err != nil {
+		return nil, err
 	}
-	env = e
-	defer func() {
-		_ = e.Stop()
+	serve, stop := context.WithCancel(ctx)
+	end = func() {
+		stop()
 		if second != nil {
 			_ = second.Stop()
 		}
-	}()
-	if err := errors.Join(testmanager.Bind(env.Client, "ipam", "role.yaml"), protectRecord(env.Client)); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
 	}
-	serve, stop := context.WithCancel(ctx)
-	defer stop()
-	if err := startWebhooks(serve); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+	return end, startWebhooks(serve)
+}
+
+// install creates what a manager needs in an API server.
+func install(c client.Client) error {
+	return errors.Join(testmanager.Bind(c, "ipam", "role.yaml"), protectRecord(c))
 }
 
 // moveTarget returns the API server to which tests move objects. The managers of a test end with it, and names of objects differ.
@@ -86,7 +79,7 @@ func moveTarget(t *testing.T) *testenv.Env {
 		target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}, CRDLabels: marks})
 		expect.NoError(t, err)
 		second = target
-		expect.NoError(t, errors.Join(testmanager.Bind(target.Client, "ipam", "role.yaml"), protectRecord(target.Client)))
+		expect.NoError(t, install(target.Client))
 	}
 	return second
 }
