@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
 // Cluster is a workload cluster of a plane.
@@ -43,6 +44,20 @@ func (p *Plane) CreateCluster(t *testing.T, namespace, name string, args ...stri
 	p.Must(t, append([]string{"create", "cluster", name, "--namespace", namespace}, args...)...)
 	c.Connect(t)
 	return c
+}
+
+// CreatePool creates a pool of addresses. It is deleted at the end of the test.
+func (p *Plane) CreatePool(t *testing.T, namespace, name string, subnet ipamv1.Subnet) {
+	t.Helper()
+	pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{subnet}}}
+	if err := p.Client.Create(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Must runs the CLI and fails the test on an error.

@@ -27,8 +27,8 @@ const (
 // TestDualStack_IPAM08 creates a cluster whose machines have an IPv4 address from one pool and an IPv6 address from
 // another one.
 func TestDualStack_IPAM08(t *testing.T) {
-	makePool(t, "machines-ipv4", ipamv1.Subnet{CIDR: fourCIDR, Gateway: fourGateway, Ranges: []ipamv1.AddressRange{"10.215.42.10-10.215.42.19"}})
-	makePool(t, "machines-ipv6", ipamv1.Subnet{CIDR: sixCIDR, Gateway: sixGateway, Ranges: []ipamv1.AddressRange{"fd00:215:42::10-fd00:215:42::19"}})
+	plane.CreatePool(t, namespace, "machines-ipv4", ipamv1.Subnet{CIDR: fourCIDR, Gateway: fourGateway, Ranges: []ipamv1.AddressRange{"10.215.42.10-10.215.42.19"}})
+	plane.CreatePool(t, namespace, "machines-ipv6", ipamv1.Subnet{CIDR: sixCIDR, Gateway: sixGateway, Ranges: []ipamv1.AddressRange{"fd00:215:42::10-fd00:215:42::19"}})
 	makeServicePools(t, "dual")
 	t.Setenv("CAPSTAN_MACHINE_CIDR", fourCIDR)
 	t.Setenv("CAPSTAN_MACHINE_IPV6_CIDR", sixCIDR)
@@ -43,20 +43,6 @@ func TestDualStack_IPAM08(t *testing.T) {
 	t.Run("the addresses are free after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		checkAllFree(t, "machines-ipv4", "machines-ipv6", outsideFour.poolOf(c.Name), outsideSix.poolOf(c.Name))
-	})
-}
-
-func makePool(t *testing.T, name string, subnet ipamv1.Subnet) {
-	t.Helper()
-	pool := &ipamv1.CapstanIPPool{Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{subnet}}}
-	pool.Namespace, pool.Name = namespace, name
-	if err := plane.Client.Create(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
-			t.Error(err)
-		}
 	})
 }
 

@@ -50,8 +50,8 @@ var (
 // which the host gives up while its capstand hangs.
 func TestLAN(t *testing.T) {
 	router := makeLAN(t, labHost, labRouter+"/24", labRouterV6+"/64")
-	makePool(t, "lab", labPool)
-	makePool(t, "lab-ipv6", labIPv6Pool)
+	plane.CreatePool(t, namespace, "lab", labPool)
+	plane.CreatePool(t, namespace, "lab-ipv6", labIPv6Pool)
 	offerLAN(t, labEndpoint+"/32")
 	template := labTemplate(t, "dual-stack", `{lan: {name: lab}, machineIPv6CIDR: "`+labIPv6CIDR+`"}`, func(text string) string {
 		text = strings.ReplaceAll(text, "${CAPSTAN_IPV6_POOL_NAME:=machines-ipv6}", "lab-ipv6")

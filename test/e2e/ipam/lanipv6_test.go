@@ -22,7 +22,7 @@ import (
 func TestLANIPv6Only(t *testing.T) {
 	const host, endpoint = "fd00:215:44::1/64", "fd00:215:44::10"
 	router := makeLAN(t, host, labRouterV6+"/64")
-	makePool(t, "lab-ipv6", labIPv6Pool)
+	plane.CreatePool(t, namespace, "lab-ipv6", labIPv6Pool)
 	offerLAN(t, endpoint+"/128")
 	template := labTemplate(t, "ipv6", `{lan: {name: lab}, machineCIDR: "`+labIPv6CIDR+`"}`, func(text string) string {
 		return regexp.MustCompile(`(?m)^      memory: .*$`).ReplaceAllString(text, "${0}\n      network: {addressesFromPools: [{apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: lab-ipv6}]}")

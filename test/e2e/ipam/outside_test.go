@@ -39,8 +39,8 @@ func (n outsideNetwork) poolOf(cluster string) string { return n.pool + "-" + cl
 // makeServicePools makes the pools of the networks outside. They outlive the cluster.
 func makeServicePools(t *testing.T, cluster string) {
 	t.Helper()
-	makePool(t, outsideFour.poolOf(cluster), ipamv1.Subnet{CIDR: "198.51.100.0/24", Ranges: []ipamv1.AddressRange{"198.51.100.100-198.51.100.109"}})
-	makePool(t, outsideSix.poolOf(cluster), ipamv1.Subnet{CIDR: "2001:db8:51::/64", Ranges: []ipamv1.AddressRange{"2001:db8:51::100-2001:db8:51::109"}})
+	plane.CreatePool(t, namespace, outsideFour.poolOf(cluster), ipamv1.Subnet{CIDR: "198.51.100.0/24", Ranges: []ipamv1.AddressRange{"198.51.100.100-198.51.100.109"}})
+	plane.CreatePool(t, namespace, outsideSix.poolOf(cluster), ipamv1.Subnet{CIDR: "2001:db8:51::/64", Ranges: []ipamv1.AddressRange{"2001:db8:51::100-2001:db8:51::109"}})
 }
 
 // checkOutside: a client outside of the box reaches Services at the addresses of all families of the cluster: those of pools, and those

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -36,20 +35,7 @@ const (
 // TestPool_IPAM07 creates, scales and deletes a cluster whose addresses all come from one pool. Each part depends on the
 // previous ones. The pool first contains two addresses, for the endpoint and the control plane machine.
 func TestPool_IPAM07(t *testing.T) {
-	pool := &ipamv1.CapstanIPPool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"},
-		Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{
-			CIDR: cidr, Gateway: gateway, Ranges: []ipamv1.AddressRange{"10.215.40.10-10.215.40.11"},
-		}}},
-	}
-	if err := plane.Client.Create(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
-			t.Error(err)
-		}
-	})
+	plane.CreatePool(t, namespace, "machines", ipamv1.Subnet{CIDR: cidr, Gateway: gateway, Ranges: []ipamv1.AddressRange{"10.215.40.10-10.215.40.11"}})
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: "pooled"}
 	t.Cleanup(func() { c.Delete(t) })
 	t.Setenv("CAPSTAN_MACHINE_CIDR", cidr)

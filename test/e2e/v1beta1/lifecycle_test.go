@@ -14,7 +14,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -41,7 +40,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
 func TestLife(t *testing.T) {
 	onlyV1Beta1(t)
 	former := harness.FormerMinor(t)
-	makePool(t)
+	plane.CreatePool(t, namespace, "machines", ipamv1.Subnet{CIDR: cidr, Gateway: "10.218.40.1", Ranges: []ipamv1.AddressRange{"10.218.40.10-10.218.40.29"}})
 	t.Setenv("CAPSTAN_MACHINE_CIDR", cidr)
 	t.Setenv("CAPSTAN_CONTROL_PLANE_MEMORY", "1536Mi")
 	t.Setenv("CAPSTAN_WORKER_MEMORY", "768Mi")
@@ -90,24 +89,6 @@ func onlyV1Beta1(t *testing.T) {
 	if labelled != 10 {
 		t.Fatalf("%d CRDs are labelled for v1beta1, want 10", labelled)
 	}
-}
-
-func makePool(t *testing.T) {
-	t.Helper()
-	pool := &ipamv1.CapstanIPPool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"},
-		Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{
-			CIDR: cidr, Gateway: "10.218.40.1", Ranges: []ipamv1.AddressRange{"10.218.40.10-10.218.40.29"},
-		}}},
-	}
-	if err := plane.Client.Create(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // writeMachinePool returns a file with an empty machine pool, in v1beta1 for Capstan's kinds.
