@@ -444,7 +444,7 @@ test-vm-rack: setup-vm build ## Test one cluster in two emulated Debian 12 guest
 
 # Packages whose tests start API servers, and others that take long because they use the kernel's network or whole planes.
 integration_packages = $(addprefix ./,internal/doctor internal/embedded internal/host/network \
-	$(shell grep -rlE 'testenv\.(Run|Start)\>' --include='*_test.go' cmd config internal | xargs -n1 dirname | sort -u))
+	$(shell grep -rlE 'testenv\.(Run|RunWith|Start)\>' --include='*_test.go' cmd config internal | xargs -n1 dirname | sort -u))
 unit_packages = $(filter-out $(integration_packages),$(patsubst $(CURDIR)/%,./%,$(shell go list -f '{{.Dir}}' ./api/... ./cmd/... ./config/... ./docs/... ./hack/... ./internal/...)))
 
 # Without vet, as in hack/gotest.sh: it would analyse all of Kubernetes, twice.

@@ -18,7 +18,7 @@ import (
 var env *testenv.Env
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Run(m, testenv.Options{
+	os.Exit(testenv.RunWith(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{Provider.AddToScheme, infrav1.AddToScheme},
 		Webhooks:    []string{"config/control-plane/webhook"},
 	}, &env, startManager))

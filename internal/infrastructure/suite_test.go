@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	// machines without a host, because the hosts of other tests are events for all of them; tests of published Services, because each of their
 	// clusters sees the Services of all tests; and tests that change CRDs.
 	testenv.Parallel(4)
-	os.Exit(testenv.Run(m, testenv.Options{
+	os.Exit(testenv.RunWith(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, bootstrapv1.AddToScheme, apiextensionsv1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"},
 	}, &env, startManager))

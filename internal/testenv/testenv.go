@@ -87,11 +87,15 @@ type Options struct {
 	AdmissionPlugins []string
 }
 
-// Run starts an API server, runs the tests of a package and stops it. prepare, if it is not nil, is called before the tests, and end after
-// them. For TestMain:
+// Run starts an API server, runs the tests of a package and stops it. For TestMain:
 //
-//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m, testenv.Options{...}, &env, nil)) }
-func Run(m *testing.M, opts Options, into **Env, prepare func() (end func(), err error)) (code int) {
+//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m, testenv.Options{...}, &env)) }
+func Run(m *testing.M, opts Options, into **Env) int {
+	return RunWith(m, opts, into, func() (end func(), err error) { return func() {}, nil })
+}
+
+// RunWith is Run for tests with a manager: prepare is called before the tests, and end after them.
+func RunWith(m *testing.M, opts Options, into **Env, prepare func() (end func(), err error)) (code int) {
 	fail := func(err error) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -106,13 +110,11 @@ func Run(m *testing.M, opts Options, into **Env, prepare func() (end func(), err
 			code = fail(err)
 		}
 	}()
-	if prepare != nil {
-		end, err := prepare()
-		if err != nil {
-			return fail(err)
-		}
-		defer end()
+	end, err := prepare()
+	if err != nil {
+		return fail(err)
 	}
+	defer end()
 	return m.Run()
 }
 

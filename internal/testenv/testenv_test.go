@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{apiextensionsv1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"}, // Its CRDs have a conversion.
-	}, &env, nil))
+	}, &env))
 }
 
 type crd = apiextensionsv1.CustomResourceDefinition

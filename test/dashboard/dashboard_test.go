@@ -49,7 +49,7 @@ import (
 var env *testenv.Env
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*k8sruntime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, ipamv1.AddToScheme}}, &env, nil))
+	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*k8sruntime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, ipamv1.AddToScheme}}, &env))
 }
 
 // program is a running `capstan dashboard`.
@@ -300,7 +300,7 @@ func (g *gate) serve(address string) {
 		g.t.Fatal(err)
 	}
 	g.listener = listener
-	target := env.Endpoint().String()
+	target := strings.Trim(strings.TrimPrefix(env.Config.Host, "https://"), "/")
 	go func() {
 		for {
 			in, err := listener.Accept()

@@ -43,7 +43,7 @@ import (
 var env *testenv.Env
 
 func TestMain(m *testing.M) {
-	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}}, &env, nil))
+	os.Exit(testenv.Run(m, testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}}, &env))
 }
 
 // fixture is a served API with two namespaces, each with one machine of the same host.

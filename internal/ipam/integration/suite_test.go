@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(chaosManagerEnv) != "" {
 		os.Exit(runChaosManager())
 	}
-	os.Exit(testenv.Run(m, testenv.Options{
+	os.Exit(testenv.RunWith(m, testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme},
 		Webhooks:    []string{"config/ipam/webhook"},
 		CRDLabels:   marks,
