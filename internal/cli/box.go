@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"capstan.dev/capstan/internal/embedded"
-	"capstan.dev/capstan/internal/host/foreignfile"
+	"capstan.dev/capstan/internal/foreignfile"
 )
 
 // boxFlags are the flags that select an installation of this box.

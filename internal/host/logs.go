@@ -16,8 +16,8 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/foreignfile"
 	"capstan.dev/capstan/internal/host/admission"
-	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 )

@@ -9,9 +9,9 @@ import (
 	"time"
 	"unicode"
 
+	"capstan.dev/capstan/internal/foreignfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
-	"capstan.dev/capstan/internal/host/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/host/updaterecord"

@@ -13,7 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/boottime"
-	"capstan.dev/capstan/internal/host/foreignfile"
+	"capstan.dev/capstan/internal/foreignfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/machineapi"

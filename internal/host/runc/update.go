@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 
-	"capstan.dev/capstan/internal/host/foreignfile"
+	"capstan.dev/capstan/internal/foreignfile"
 )
 
 // Update changes the limits of a running container, on cgroup v1 and v2. A memory limit below the present use is refused, and

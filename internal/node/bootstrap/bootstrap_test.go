@@ -2,12 +2,14 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -265,6 +267,67 @@ runcmd:
 		}
 		return nil
 	})
+}
+
+// WriteFile follows no link that a user of the machine has planted in an own folder.
+func TestWriteFileAvoidsLinks(t *testing.T) {
+	for name, tt := range map[string]struct{ planted, path string }{
+		"temporary file": {"home/ann/.profile.capstan-tmp0", "/home/ann/.profile"},
+		"file":           {"home/ann/.profile", "/home/ann/.profile"},
+		"folder":         {"home/ann/etc", "/home/ann/etc/victim"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			victim := f.path("etc/victim")
+			target := victim
+			if name == "folder" {
+				target = filepath.Dir(victim)
+			}
+			if err := errors.Join(os.MkdirAll(f.path("home/ann"), 0o700), os.MkdirAll(filepath.Dir(victim), 0o700),
+				os.WriteFile(victim, []byte("kept"), 0o600), os.Chown(f.path("home/ann"), 1000, 1000), os.Symlink(target, f.path(tt.planted))); err != nil {
+				t.Fatal(err)
+			}
+			err := WriteFile(f.Root, cloudconfig.File{Path: tt.path, Content: []byte("new"), Owner: "1000:1000", Mode: 0o666})
+			if (err != nil) != (name == "folder") {
+				t.Errorf("written: %v", err)
+			}
+			info, err := os.Lstat(victim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if uid := info.Sys().(*syscall.Stat_t).Uid; f.read("etc/victim") != "kept" || info.Mode() != 0o600 || uid != 0 {
+				t.Errorf("the other file became %q, %s, owner %d", f.read("etc/victim"), info.Mode(), uid)
+			}
+		})
+	}
+}
+
+// A home that users of other machines can write to gives its user no folder outside of it.
+func TestEnsureOwned(t *testing.T) {
+	for _, planted := range []bool{false, true} {
+		dir := t.TempDir()
+		home, etc := filepath.Join(dir, "home"), filepath.Join(dir, "etc")
+		if err := errors.Join(os.Mkdir(home, 0o700), os.Mkdir(etc, 0o755), os.Chown(home, 1000, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		owned := filepath.Join(home, ".ssh")
+		if planted {
+			owned = etc
+			if err := os.Symlink("../etc", filepath.Join(home, ".ssh")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := ensureOwned(dir, "/home/.ssh", 1000, 1000); (err != nil) != planted {
+			t.Errorf("planted %v: %v", planted, err)
+		}
+		info, err := os.Lstat(owned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; (uid == 1000) == planted {
+			t.Errorf("planted %v: %s has the owner %d", planted, owned, uid)
+		}
+	}
 }
 
 // The files before one with an error are written and recorded, those after it are not.

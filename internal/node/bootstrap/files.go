@@ -13,6 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/foreignfile"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
@@ -71,10 +72,23 @@ func WriteFile(root string, f cloudconfig.File) error {
 	return commit([]*newFile{file})
 }
 
-// newFile is a file beside the path that it will have.
+// ReplaceFile writes a file below root completely or not at all.
+func ReplaceFile(root, path string, content []byte, mode os.FileMode, uid, gid int) error {
+	file, err := stageAt(root, path, 0, content, mode, uid, gid)
+	if err != nil {
+		return err
+	}
+	return commit([]*newFile{file})
+}
+
+// newFile is a file beside the path that it will have. All calls name it below its open folder: when a machine is updated, users of the
+// machine can replace the folders of the path by links.
 type newFile struct {
 	*os.File
-	path string
+	folder *os.Root
+	// temporary and name are the names of the file in the folder, now and later.
+	temporary, name string
+	path            string
 }
 
 // stage writes a file of bootstrap data beside its path below root.
@@ -83,21 +97,22 @@ func stage(root string, f cloudconfig.File, index int) (*newFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(root, f.Path)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	return stageAt(path, index, f.Content, f.Mode, uid, gid)
+	return stageAt(root, f.Path, index, f.Content, f.Mode, uid, gid)
 }
 
-// stageAt writes a file beside path, with its owner and mode. Only root can read it before it has them. Two files of one commit have
-// different indexes, because a link can make two paths the same.
-func stageAt(path string, index int, content []byte, mode os.FileMode, uid, gid int) (*newFile, error) {
-	file, err := os.OpenFile(fmt.Sprintf("%s%s%d", path, cloudconfig.TemporarySuffix, index), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+// stageAt writes a file beside its path below root, with its owner and mode, and creates its folder. Only root can read it before it has
+// them. Two files of one commit have different indexes, because a link can make two paths the same.
+func stageAt(root, path string, index int, content []byte, mode os.FileMode, uid, gid int) (*newFile, error) {
+	folder, name, err := foreignfile.MakeParent(root, path)
 	if err != nil {
 		return nil, err
 	}
-	out := &newFile{file, path}
+	temporary := fmt.Sprintf("%s%s%d", name, cloudconfig.TemporarySuffix, index)
+	file, err := foreignfile.Create(folder, temporary)
+	if err != nil {
+		return nil, errors.Join(err, folder.Close())
+	}
+	out := &newFile{file, folder, temporary, name, path}
 	_, err = file.Write(content)
 	if os.Getuid() == 0 {
 		err = errors.Join(err, file.Chown(uid, gid))
@@ -108,19 +123,10 @@ func stageAt(path string, index int, content []byte, mode os.FileMode, uid, gid 
 	return out, nil
 }
 
-// replaceFile writes a file completely or not at all.
-func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) error {
-	file, err := stageAt(path, 0, content, mode, uid, gid)
-	if err != nil {
-		return err
-	}
-	return commit([]*newFile{file})
-}
-
 // discard removes the file, unless it has its path.
 func (f *newFile) discard() error {
 	_ = f.Close()
-	return atomicfile.Remove(f.Name())
+	return errors.Join(atomicfile.IgnoreMissing(f.folder.Remove(f.temporary)), f.folder.Close())
 }
 
 // commit gives files their paths, in their order, and returns when all are on the disk: then their steps are recorded.
@@ -139,12 +145,12 @@ func commit(files []*newFile) error {
 	}
 	seen := map[string]bool{}
 	for _, f := range files {
-		if err := os.Rename(f.Name(), f.path); err != nil {
+		if err := f.folder.Rename(f.temporary, f.name); err != nil {
 			return err
 		}
 		if folder := filepath.Dir(f.path); !seen[folder] {
 			seen[folder] = true
-			folders = append(folders, func() error { return atomicfile.SyncDir(folder) })
+			folders = append(folders, func() error { return foreignfile.Sync(f.folder) })
 		}
 	}
 	return atomicfile.Together(folders...)

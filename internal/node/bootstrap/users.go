@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"capstan.dev/capstan/internal/foreignfile"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
@@ -89,11 +90,11 @@ func (r *Runner) writeSudo(u cloudconfig.User) error {
 	for _, rule := range u.Sudo {
 		fmt.Fprintf(&b, "%s %s\n", u.Name, rule)
 	}
-	path := filepath.Join(r.Root, "/etc/sudoers.d/90-capstan-"+u.Name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	path := "/etc/sudoers.d/90-capstan-" + u.Name
+	if err := os.MkdirAll(filepath.Join(r.Root, filepath.Dir(path)), 0o750); err != nil {
 		return err
 	}
-	return replaceFile(path, []byte(b.String()), 0o440, 0, 0)
+	return ReplaceFile(r.Root, path, []byte(b.String()), 0o440, 0, 0)
 }
 
 func (r *Runner) writeKeys(u cloudconfig.User) error {
@@ -103,19 +104,34 @@ func (r *Runner) writeKeys(u cloudconfig.User) error {
 	}
 	uid, _ := strconv.Atoi(account.Uid)
 	gid, _ := strconv.Atoi(account.Gid)
-	home := filepath.Join(r.Root, account.HomeDir)
-	if err := ensureHome(home, uid, gid); err != nil {
+	if err := ensureHome(filepath.Join(r.Root, account.HomeDir), uid, gid); err != nil {
 		return err
 	}
-	dir := filepath.Join(home, ".ssh")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	if err := os.Chown(dir, uid, gid); err != nil {
+	dir := filepath.Join(account.HomeDir, ".ssh")
+	if err := ensureOwned(r.Root, dir, uid, gid); err != nil {
 		return err
 	}
 	keys := strings.Join(u.SSHAuthorizedKeys, "\n") + "\n"
-	return replaceFile(filepath.Join(dir, "authorized_keys"), []byte(keys), 0o600, uid, gid)
+	return ReplaceFile(r.Root, filepath.Join(dir, "authorized_keys"), []byte(keys), 0o600, uid, gid)
+}
+
+// ensureOwned gives a user a folder of the own home, and creates it if it is missing. The home can be a folder of the host, to which users of
+// other machines can write.
+func ensureOwned(root, path string, uid, gid int) error {
+	parent, name, err := foreignfile.Parent(root, path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+	if err := parent.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	folder, err := parent.OpenRoot(name + "/.")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	return folder.Chown(".", uid, gid)
 }
 
 // ensureHome creates a missing home folder: useradd may have been killed before it did. The folder appears with its owner.

@@ -12,6 +12,9 @@ import (
 	"syscall"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/foreignfile"
+	"capstan.dev/capstan/internal/node/bootstrap"
+	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
 // snapshot keeps copies of files below dir. It is complete or does not exist. Only root can read it.
@@ -55,14 +58,12 @@ func (s snapshot) take(paths []string) error {
 	}
 	m := manifest{Paths: paths}
 	for _, path := range paths {
-		err := s.files(path, func(name string, info fs.FileInfo) error {
-			file := saved{Path: name, Mode: info.Mode().Perm(), Copy: strconv.Itoa(len(m.Files))}
-			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-				file.UID, file.GID = int(stat.Uid), int(stat.Gid)
+		err := s.files(path, func(f found) error {
+			file, err := f.saveTo(unfinished, strconv.Itoa(len(m.Files)))
+			if err == nil {
+				m.Files = append(m.Files, file)
 			}
-			err := s.copyTo(unfinished, &file, info.Mode())
-			m.Files = append(m.Files, file)
-			return err
+			return atomicfile.IgnoreMissing(err) // It was removed meanwhile.
 		})
 		if err != nil {
 			return fmt.Errorf("saving %s: %w", path, err)
@@ -74,42 +75,66 @@ func (s snapshot) take(paths []string) error {
 	return atomicfile.Rename(unfinished, s.dir)
 }
 
-// copyTo copies a file to dir, or notes the target of a link.
-func (s snapshot) copyTo(dir string, file *saved, mode fs.FileMode) error {
-	path := filepath.Join(s.root, file.Path)
-	if mode.Type() == fs.ModeSymlink {
-		target, err := os.Readlink(path)
-		file.Copy, file.Link = "", target
-		return err
+// found is a regular file or a symbolic link. Users of the machine can be able to change its path, so it is named below an open folder.
+type found struct {
+	folder *os.Root
+	name   string
+	path   string
+	isLink bool
+}
+
+// saveTo copies a file to dir, or notes the target of a link. Content, owner and mode are those of the same file: a restore gives nobody a
+// copy of a file that replaced it meanwhile.
+func (f found) saveTo(dir, name string) (saved, error) {
+	if f.isLink {
+		target, err := f.folder.Readlink(f.name)
+		if err != nil {
+			return saved{}, err
+		}
+		info, err := f.folder.Lstat(f.name)
+		if err != nil {
+			return saved{}, err
+		}
+		return savedAs(f.path, info, saved{Link: target}), nil
 	}
-	data, err := os.ReadFile(path)
+	data, info, err := foreignfile.ReadIn(f.folder, f.name, cloudconfig.MaxFileBytes)
 	if err != nil {
-		return err
+		return saved{}, err
 	}
-	return atomicfile.WriteFile(filepath.Join(dir, file.Copy), data, 0o600)
+	return savedAs(f.path, info, saved{Copy: name}), atomicfile.WriteFile(filepath.Join(dir, name), data, 0o600)
+}
+
+func savedAs(path string, info fs.FileInfo, file saved) saved {
+	stat := info.Sys().(*syscall.Stat_t)
+	file.Path, file.Mode, file.UID, file.GID = path, info.Mode().Perm(), int(stat.Uid), int(stat.Gid)
+	return file
 }
 
 // files calls f with each regular file and symbolic link at or below path. A missing path has none.
-func (s snapshot) files(path string, f func(name string, info fs.FileInfo) error) error {
-	return filepath.WalkDir(filepath.Join(s.root, path), func(full string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
+func (s snapshot) files(path string, f func(found) error) error {
+	folder, name, err := foreignfile.Parent(s.root, path)
+	if err != nil {
+		return atomicfile.IgnoreMissing(err)
+	}
+	defer func() { _ = folder.Close() }()
+	info, err := folder.Lstat(name)
+	if err != nil {
+		return atomicfile.IgnoreMissing(err)
+	}
+	visit := func(below string, mode fs.FileMode) error {
+		if !mode.IsRegular() && mode.Type() != fs.ModeSymlink {
 			return nil
 		}
-		if err != nil || !entry.Type().IsRegular() && entry.Type() != fs.ModeSymlink {
-			return err
-		}
-		info, err := entry.Info()
-		if errors.Is(err, fs.ErrNotExist) { // It was replaced meanwhile.
-			return nil
-		}
+		return f(found{folder, below, filepath.Join(filepath.Dir(path), below), mode.Type() == fs.ModeSymlink})
+	}
+	if !info.IsDir() {
+		return visit(name, info.Mode())
+	}
+	return fs.WalkDir(folder.FS(), name, func(below string, entry fs.DirEntry, err error) error {
 		if err != nil {
-			return err
+			return atomicfile.IgnoreMissing(err)
 		}
-		name, err := filepath.Rel(filepath.Join(s.root, "/"), full)
-		if err != nil {
-			return err
-		}
-		return f("/"+name, info)
+		return visit(below, entry.Type())
 	})
 }
 
@@ -125,11 +150,11 @@ func (s snapshot) restore() error {
 		}
 	}
 	for _, path := range m.Paths {
-		err := s.files(path, func(name string, _ fs.FileInfo) error {
-			if slices.ContainsFunc(m.Files, func(f saved) bool { return f.Path == name }) {
+		err := s.files(path, func(f found) error {
+			if slices.ContainsFunc(m.Files, func(file saved) bool { return file.Path == f.path }) {
 				return nil
 			}
-			return os.Remove(filepath.Join(s.root, name))
+			return f.folder.Remove(f.name)
 		})
 		if err != nil {
 			return fmt.Errorf("removing the new files of %s: %w", path, err)
@@ -143,35 +168,37 @@ func (s snapshot) restoreFile(file saved) error {
 		return s.restoreLink(file)
 	}
 	data, err := os.ReadFile(filepath.Join(s.dir, file.Copy))
-	if err != nil {
+	if err != nil || s.unchanged(file, data) {
 		return err
 	}
-	path := filepath.Join(s.root, file.Path)
-	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, data) {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := atomicfile.WriteFile(path, data, file.Mode); err != nil {
-			return err
-		}
+	return bootstrap.ReplaceFile(s.root, file.Path, data, file.Mode, file.UID, file.GID)
+}
+
+// unchanged reports whether a file has the saved content, owner and mode.
+func (s snapshot) unchanged(file saved, data []byte) bool {
+	folder, name, err := foreignfile.Parent(s.root, file.Path)
+	if err != nil {
+		return false
 	}
-	// The update can have changed only the rights, and an earlier attempt can have ended before these steps.
-	return errors.Join(os.Chown(path, file.UID, file.GID), os.Chmod(path, file.Mode))
+	defer func() { _ = folder.Close() }()
+	now, info, err := foreignfile.ReadIn(folder, name, cloudconfig.MaxFileBytes)
+	return err == nil && bytes.Equal(now, data) && savedAs(file.Path, info, saved{Copy: file.Copy}) == file
 }
 
 func (s snapshot) restoreLink(file saved) error {
-	path := filepath.Join(s.root, file.Path)
-	if now, err := os.Readlink(path); err == nil && now == file.Link {
+	folder, name, err := foreignfile.MakeParent(s.root, file.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	if now, err := folder.Readlink(name); err == nil && now == file.Link {
 		return nil
 	}
-	temporary := path + ".capstan-link"
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), atomicfile.Remove(temporary)); err != nil {
+	temporary := name + ".capstan-link"
+	if err := foreignfile.Symlink(folder, file.Link, temporary, file.UID, file.GID); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Symlink(file.Link, temporary), os.Lchown(temporary, file.UID, file.GID)); err != nil {
-		return err
-	}
-	return atomicfile.Rename(temporary, path)
+	return errors.Join(folder.Rename(temporary, name), foreignfile.Sync(folder))
 }
 
 // read returns the saved content of a file.

@@ -2,9 +2,11 @@ package update
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -41,6 +43,71 @@ func TestSnapshotOfLinks(t *testing.T) {
 	}
 	if data, err := os.ReadFile(at("target")); err != nil || string(data) != "precious" {
 		t.Errorf("the target has %q: %v", data, err)
+	}
+}
+
+// A rollback gives a user of the machine no file to which a planted link leads, neither its content nor the file itself.
+func TestSnapshotAvoidsLinks(t *testing.T) {
+	for name, tt := range map[string]struct {
+		plant func(home, etc string) error
+		ok    bool
+	}{
+		"file":          {func(home, etc string) error { return replace(home+"/file", etc+"/victim") }, true},
+		"folder":        {func(home, etc string) error { return replace(home+"/dir", etc) }, false},
+		"new folder":    {func(home, etc string) error { return os.Symlink(etc, home+"/new") }, false},
+		"temporary":     {func(home, etc string) error { return os.Symlink(etc+"/victim", home+"/file.capstan-tmp0") }, true},
+		"nothing":       {func(string, string) error { return nil }, true},
+		"only the mode": {func(home, _ string) error { return os.Chmod(home+"/file", 0o600) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			home, etc := filepath.Join(root, "home/ann"), filepath.Join(root, "etc")
+			expect.NoError(t, errors.Join(os.MkdirAll(home+"/dir", 0o755), os.MkdirAll(etc, 0o755), os.Chown(home, 1000, 1000)))
+			for _, path := range []string{home + "/file", home + "/dir/victim"} {
+				expect.NoError(t, errors.Join(os.WriteFile(path, []byte("old"), 0o640), os.Chown(path, 1000, 1000)))
+			}
+			expect.NoError(t, os.WriteFile(etc+"/victim", []byte("secret"), 0o600))
+			s := snapshot{root: root, dir: filepath.Join(root, "copies")}
+			expect.NoError(t, s.take([]string{"/home/ann/file", "/home/ann/dir/victim", "/home/ann/new/victim"}))
+			expect.NoError(t, tt.plant(home, etc))
+			if err := s.restore(); (err == nil) != tt.ok {
+				t.Errorf("restored: %v", err)
+			}
+			for path, want := range map[string]string{home + "/file": "-rw-r----- 1000 old", etc + "/victim": "-rw------- 0 secret"} {
+				if got := describe(t, path); got != want {
+					t.Errorf("%s is %q, want %q", path, got, want)
+				}
+			}
+		})
+	}
+}
+
+func replace(path, target string) error {
+	return errors.Join(os.RemoveAll(path), os.Symlink(target, path))
+}
+
+func describe(t *testing.T, path string) string {
+	t.Helper()
+	info, err := os.Lstat(path)
+	expect.NoError(t, err)
+	data, err := os.ReadFile(path)
+	expect.NoError(t, err)
+	return fmt.Sprintf("%s %d %s", info.Mode(), info.Sys().(*syscall.Stat_t).Uid, data)
+}
+
+// A link that replaced a file after it was found is not copied.
+func TestSaveAvoidsLinks(t *testing.T) {
+	dir := t.TempDir()
+	folder, err := os.OpenRoot(dir)
+	expect.NoError(t, err)
+	defer func() { _ = folder.Close() }()
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "secret"), nil, 0o600))
+	expect.NoError(t, os.Symlink("secret", filepath.Join(dir, "file")))
+	if _, err := (found{folder: folder, name: "file", path: "/file"}).saveTo(dir, "copy"); err == nil {
+		t.Error("the target of a link was copied")
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "copy")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
 }
 

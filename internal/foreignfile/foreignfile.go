@@ -1,7 +1,8 @@
-// Package foreignfile reads and replaces files in folders that a less privileged process can write to: root in a machine, or a balancer. Such a
-// process can put a link, a pipe, a device or a file of any size in the place of a file. No other code of capstand reads such files.
+// Package foreignfile reads and replaces files in folders that a less privileged process can write to. For capstand this is root in a machine
+// or a balancer, for capstan-init a user or a pod. Such a process can put a link, a pipe, a device or a file of any size in the place of a
+// file. No other code of capstand reads such files.
 //
-// Layer: host. Allowed imports: api, library, contract.
+// Layer: library. Allowed imports: api.
 package foreignfile
 
 import (
@@ -52,11 +53,30 @@ func Read(folder, path string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	data, err := readAll(file, most)
+	return data, errors.Join(err, file.Close())
+}
+
+func readAll(file *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err == nil && int64(len(data)) > most {
-		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("expected at most %d bytes: %w", most, unix.EFBIG)}
+		err = &fs.PathError{Op: "read", Path: file.Name(), Err: fmt.Errorf("expected at most %d bytes: %w", most, unix.EFBIG)}
 	}
-	return data, errors.Join(err, file.Close())
+	return data, err
+}
+
+// ReadIn is Read for a file below root. The returned owner and mode are those of the file that was read.
+func ReadIn(root *os.Root, path string, most int64) ([]byte, fs.FileInfo, error) {
+	file, err := open(root, path, os.O_RDONLY)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, nil, errors.Join(err, file.Close())
+	}
+	data, err := readAll(file, most)
+	return data, info, errors.Join(err, file.Close())
 }
 
 // ReadJSON decodes the content of a file as Read reads it.
@@ -92,10 +112,7 @@ func Write(root *os.Root, path string, data []byte, mode fs.FileMode) error {
 // the other process. Nothing is synchronized with the disk: the content is worthless after a crash.
 func Replace(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 	tmp := name + ".capstand"
-	if err := atomicfile.IgnoreMissing(root.Remove(tmp)); err != nil {
-		return err
-	}
-	file, err := root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	file, err := Create(root, tmp)
 	if err != nil {
 		return err
 	}
@@ -107,4 +124,41 @@ func Replace(root *os.Root, name string, data []byte, mode fs.FileMode) error {
 		return errors.Join(err, atomicfile.IgnoreMissing(root.Remove(tmp)))
 	}
 	return nil
+}
+
+// Create removes what has a name in the folder root, and creates a file that only the caller can read.
+func Create(root *os.Root, name string) (*os.File, error) {
+	if err := atomicfile.IgnoreMissing(root.Remove(name)); err != nil {
+		return nil, err
+	}
+	return root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+}
+
+// Symlink removes what has a name in the folder root, and creates a symbolic link with an owner.
+func Symlink(root *os.Root, target, name string, uid, gid int) error {
+	if err := errors.Join(atomicfile.IgnoreMissing(root.Remove(name)), root.Symlink(target, name)); err != nil {
+		return err
+	}
+	link, err := root.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = link.Close() }()
+	info, err := link.Stat()
+	if err == nil && info.Mode().Type() != fs.ModeSymlink { // Otherwise, a file that replaced the link would get the owner.
+		err = &fs.PathError{Op: "symlink", Path: name, Err: fmt.Errorf("expected a link, found one of mode %s", info.Mode())}
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Fchownat(int(link.Fd()), "", uid, gid, unix.AT_EMPTY_PATH)
+}
+
+// Sync makes renames in the folder root durable.
+func Sync(root *os.Root) error {
+	folder, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
 }
