@@ -299,12 +299,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	if err := create(ctx, localvolume.Name(claim), localvolume.Size(claim)); err != nil {
 		return err
 	}
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(localvolume.Volume(claim, v.name))
-	if err != nil {
-		return err
-	}
-	_, err = v.client.Resource(kube.PersistentVolumes).Create(ctx, &unstructured.Unstructured{Object: fields}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := v.createVolume(ctx, claim); err != nil {
 		return err
 	}
 	v.made[localvolume.Name(claim)] = claim
@@ -312,8 +307,37 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return folders.End(localvolume.Name(claim))
 }
 
-// removeUnfinished removes the data of volumes that no claim wants any more before they had a PersistentVolume. It asks the API server:
-// the answer to a creation can have been lost, also by the death of an earlier agent.
+// createVolume creates the PersistentVolume of a claim, unless an earlier attempt has. Another node can have created it, because the claim had
+// selected that node as well. The record of this node then stays, so that removeUnfinished removes its data.
+func (v *volumes) createVolume(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(localvolume.Volume(claim, v.name))
+	if err != nil {
+		return err
+	}
+	_, err = v.client.Resource(kube.PersistentVolumes).Create(ctx, &unstructured.Unstructured{Object: fields}, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	volume, err := v.fetch(ctx, localvolume.Name(claim))
+	if err == nil && (volume == nil || localvolume.Node(volume) != v.name) {
+		err = errors.New("expected no PersistentVolume of another node, found one: the claim has selected that node as well")
+	}
+	return err
+}
+
+// fetch returns a PersistentVolume as the API server has it now, or nil if there is none.
+func (v *volumes) fetch(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil || len(found.Items) == 0 {
+		return nil, err
+	}
+	volume := &corev1.PersistentVolume{}
+	return volume, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Items[0].Object, volume)
+}
+
+// removeUnfinished removes the data of volumes that no claim wants any more before they had a PersistentVolume, or for which another node
+// has provided the PersistentVolume. It asks the API server: the answer to a creation can have been lost, also by the death of an earlier
+// agent.
 func (v *volumes) removeUnfinished(ctx context.Context, block bool) error {
 	folders := v.foldersOf(block)
 	names, err := folders.Unfinished()
@@ -323,15 +347,15 @@ func (v *volumes) removeUnfinished(ctx context.Context, block bool) error {
 		if !v.reserve(name) {
 			continue
 		}
-		found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-		if err == nil && len(found.Items) == 0 {
+		volume, err := v.fetch(ctx, name)
+		if err == nil && (volume == nil || !slices.Contains([]string{"", v.name}, localvolume.Node(volume))) {
 			err = v.removeData(ctx, name, block)
 		}
 		if err == nil {
 			err = folders.End(name)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("removing the data of %s, which has no PersistentVolume: %w", name, err))
+			errs = append(errs, fmt.Errorf("removing the data of %s, which has no PersistentVolume of this node: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -60,6 +61,34 @@ func TestUnfinishedVolume(t *testing.T) {
 			expect.NoError(t, v.sync(t.Context(), noNamespace))
 			if _, err := os.Stat(folder); (err == nil) != test.lost {
 				t.Errorf("the folder, whose PersistentVolume exists %v: %v", test.lost, err)
+			}
+			if names, err := v.folders.Unfinished(); err != nil || len(names) > 0 {
+				t.Errorf("the record remains: %v, %v", names, err)
+			}
+		})
+	}
+}
+
+// A claim can select two nodes, one after the other. The node that does not provide its PersistentVolume removes its data.
+func TestVolumeOfAnotherNode(t *testing.T) {
+	for name, asked := range map[string]bool{"the node asks for the PersistentVolume as well": true, "its request is lost": false} {
+		t.Run(name, func(t *testing.T) {
+			v, claim := testVolumes(t, false), testClaim()
+			if asked {
+				answer(v)
+			}
+			volume := localvolume.Volume(claim, "other")
+			fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(volume)
+			expect.NoError(t, err)
+			expect.NoError(t, v.client.(*dynamicfake.FakeDynamicClient).Tracker().Create(kube.PersistentVolumes, &unstructured.Unstructured{Object: fields}, ""))
+			expect.NoError(t, v.claims.Add(claim))
+			if err := v.sync(t.Context(), claim.Namespace); err == nil {
+				t.Error("the PersistentVolume of another node counts as that of this node")
+			}
+			expect.NoError(t, v.known.Add(volume))
+			expect.NoError(t, v.sync(t.Context(), noNamespace))
+			if _, err := os.Stat(filepath.Join(v.folders.Dir, localvolume.Name(claim))); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the folder remains: %v", err)
 			}
 			if names, err := v.folders.Unfinished(); err != nil || len(names) > 0 {
 				t.Errorf("the record remains: %v, %v", names, err)
