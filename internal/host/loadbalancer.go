@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/foreignfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/boundedfolder"
 	"capstan.dev/capstan/internal/host/cgroup"
@@ -77,13 +78,12 @@ func newLoadBalancer(h *balancers, spec *hostpb.LoadBalancer, listen []string) *
 	return lb
 }
 
-// balancerCgroup is the prefix of the names of balancers' cgroups.
-const balancerCgroup = "balancer-"
-
 // shared is the only folder that the balancer's process can write to.
-func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "shared") }
-func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
-func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCgroup + lb.id) }
+func (lb *loadBalancer) shared() string  { return filepath.Join(lb.dir, "shared") }
+func (lb *loadBalancer) logPath() string { return filepath.Join(lb.dir, "balancer.log") }
+func (lb *loadBalancer) cgroup() cgroup.Group {
+	return lb.host.cgroup(admission.BalancerCgroup + lb.id)
+}
 
 // configure writes the process's configuration for the spec, which the process watches.
 func (lb *loadBalancer) configure() error {

@@ -49,7 +49,7 @@ func (ms *machines) strangers() []string {
 	found := append(folders(ms.runc.Root), ms.cgroup("").Children()...)
 	slices.Sort(found)
 	return slices.DeleteFunc(slices.Compact(found), func(id string) bool {
-		return ms.byID[id] != nil || !admission.ValidID(id) || strings.HasPrefix(id, balancerCgroup)
+		return ms.byID[id] != nil || !admission.ValidID(id) || strings.HasPrefix(id, admission.BalancerCgroup)
 	})
 }
 

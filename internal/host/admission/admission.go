@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -15,11 +16,17 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
+// BalancerCgroup is the prefix of the names of the cgroups of load balancers. Those of machines are the ids.
+const BalancerCgroup = "balancer-"
+
 // NewMachine decides whether a host may create a machine whose spec CheckMachine accepted. deleted is true if the host
 // deleted a machine of that id within the last day. others are the machines of the host.
 func NewMachine(spec *hostpb.MachineSpec, info *hostpb.HostInfo, deleted bool, others iter.Seq[*hostpb.MachineSpec]) error {
 	if deleted {
 		return refusal.Errorf(hostpb.Refusal_DELETED, "machine %s was deleted within the last day: create it again with a new id", spec.Id)
+	}
+	if strings.HasPrefix(spec.Id, BalancerCgroup) { // The machine and a load balancer would end each other.
+		return invalid("machine id %q is not valid: ids of new machines do not begin with %s", spec.Id, BalancerCgroup)
 	}
 	for other := range others {
 		if owner.Same(other, spec) {

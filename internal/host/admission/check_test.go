@@ -86,6 +86,18 @@ func TestCheckMachine(t *testing.T) {
 	}
 }
 
+// The cgroup of a machine has its id. It must not be that of a load balancer.
+func TestReservedID(t *testing.T) {
+	info := &hostpb.HostInfo{Cpus: 64, MemoryBytes: 64 << 30, Images: []string{HostImage}, KubernetesVersions: []string{"v1.36.3"}}
+	for id, want := range map[string]codes.Code{"balancer-id-1": codes.InvalidArgument, "balancer": codes.OK, "a-balancer-1": codes.OK} {
+		spec := goodSpec()
+		spec.Id = id
+		if err := NewMachine(spec, info, false, func(func(*hostpb.MachineSpec) bool) {}); status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", id, err, want)
+		}
+	}
+}
+
 func TestFitsAndProvided(t *testing.T) {
 	info := &hostpb.HostInfo{
 		Cpus:        1,
