@@ -100,6 +100,11 @@ func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesReque
 	if h.HasServices(want) {
 		return nil, nil
 	}
+	return h.PublishServices(ctx, want)
+}
+
+// PublishServices is EnsureServices with a call in any case: another manager can have changed the Services of the host since the record.
+func (h *Host) PublishServices(ctx context.Context, want *hostpb.SetServicesRequest) (Refused, error) {
 	key := NetworkOf(want.GetNetworkId(), want)
 	h.mu.Lock()
 	before := h.forgotten

@@ -137,7 +137,7 @@ func (w withdrawal) withdrawFrom(ctx context.Context, conn *connections.Host, li
 	if err != nil || !fewer {
 		return false, err
 	}
-	_, err = conn.EnsureServices(ctx, &hostpb.SetServicesRequest{
+	_, err = conn.PublishServices(ctx, &hostpb.SetServicesRequest{
 		NetworkId: list.GetNetworkId(), Namespace: list.GetNamespace(), Name: list.GetName(), Services: keep,
 	})
 	if err != nil && connections.Code(err) != codes.NotFound {

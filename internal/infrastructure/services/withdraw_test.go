@@ -79,6 +79,36 @@ func TestInventedServices_ALL18(t *testing.T) {
 	}
 }
 
+// Services are withdrawn again after another manager has published them again: the record of the first withdrawal is older than the host.
+func TestWithdrawnAgain(t *testing.T) {
+	g := NewWithT(t)
+	server := fakehost.New(t)
+	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "c"}}
+	c.Spec.ID = "id"
+	r, host := withdrawing(t, "self", server.Address(), c)
+	g.Eventually(host.ConnectionError, expect.Patience).Should(Succeed())
+	_, err := host.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{ManagementCluster: "self", Spec: &hostpb.MachineSpec{
+		Id: "m-1", Namespace: "a", Name: "m-1", Image: "host", KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30,
+		Network:   &hostpb.Network{Id: "id", Namespace: "a", Name: "c", Cidr: "10.200.0.0/21"},
+		Addresses: []*hostpb.Address{{Address: "10.200.0.2", Prefix: 21}},
+	}})
+	g.Expect(err).NotTo(HaveOccurred())
+	_, other := withdrawing(t, "self", server.Address())
+	g.Eventually(other.ConnectionError, expect.Patience).Should(Succeed())
+	for range 2 {
+		_, err = other.PublishServices(t.Context(), &hostpb.SetServicesRequest{
+			NetworkId: "id", Namespace: "a", Name: "c", Services: []*hostpb.PublishedService{{
+				Name: "default/web", Address: "203.0.113.5", Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
+			}},
+		})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(server.ServiceAt("id", "203.0.113.5")).NotTo(BeNil())
+		_, err = r.Reconcile(t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: "h"}})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(server.ServiceAt("id", "203.0.113.5")).To(BeNil())
+	}
+}
+
 // withdrawing returns a reconciler of a management cluster, and its connection to the host h, which allows no Services.
 func withdrawing(t *testing.T, self types.UID, address string, objects ...client.Object) (withdrawal, *connections.Host) {
 	t.Helper()
