@@ -363,7 +363,7 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 		Spec: clusterv1.MachineSpec{
 			ClusterName:   s.Cluster.Name,
 			Version:       model.WantedVersion(s.Object),
-			FailureDomain: model.PlaceMachine(model.ForControlPlanes(s.FailureDomains()), s.Machines.UnsortedList(), s.Outdated),
+			FailureDomain: domainOf(s, infraMachine),
 			Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: bootstrapv1.GroupVersion.Group, Kind: bootstrapv1.ConfigKind, Name: infraMachine.GetName(),
 			}},
@@ -391,6 +391,15 @@ func machineName(s *scope) (string, error) {
 // The fields of spec.machineNaming.template.
 const (
 	clusterField      = ".cluster.name"
+// domainOf returns the failure domain of a new Machine. It is empty if the infrastructure machine limits its hosts: the infrastructure
+// provider then spreads the Machines.
+func domainOf(s *scope, infraMachine *unstructured.Unstructured) string {
+	if m := capstanMachine(infraMachine); m != nil && model.LimitsHosts(m.Spec) {
+		return ""
+	}
+	return model.PlaceMachine(model.ForControlPlanes(s.FailureDomains()), s.Machines.UnsortedList(), s.Outdated)
+}
+
 	controlPlaneField = ".capstanControlPlane.name"
 	randomField       = ".random"
 )

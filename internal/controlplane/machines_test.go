@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -579,6 +580,28 @@ func TestSpread(t *testing.T) {
 
 // TestDomainsFirst (CP-16, IC-11): the first Machine is created after the failure domains are known. This holds for each source
 // of the endpoint.
+// TestDomainOf (CP-16): the infrastructure provider chooses among the hosts of a machine that some hosts cannot run.
+func TestDomainOf(t *testing.T) {
+	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}, Cluster: &clusterv1.Cluster{}, Workload: model.NotAsked()}}
+	s.Cluster.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "a", ControlPlane: ptr.To(true)}}
+	selects := map[string]any{"hostSelector": map[string]any{"matchLabels": map[string]any{"disk": "ssd"}}}
+	for _, c := range []struct {
+		group, kind string
+		spec        map[string]any
+		want        string
+	}{
+		{infrav1.GroupVersion.Group, infrav1.MachineKind, map[string]any{"cpus": int64(1)}, "a"},
+		{infrav1.GroupVersion.Group, infrav1.MachineKind, selects, ""},
+		{infrav1.GroupVersion.Group, "OtherMachine", selects, "a"},
+		{"other.example.com", infrav1.MachineKind, selects, "a"},
+	} {
+		infraMachine := &unstructured.Unstructured{Object: map[string]any{"apiVersion": c.group + "/v1beta2", "kind": c.kind, "spec": c.spec}}
+		if got := newMachine(s, infraMachine).Spec.FailureDomain; got != c.want {
+			t.Errorf("%s of %s with %v: got the failure domain %q, want %q", c.kind, c.group, c.spec, got, c.want)
+		}
+	}
+}
+
 func TestDomainsFirst(t *testing.T) {
 	for name, endpoint := range map[string]func(*testcluster.Cluster, *infrav1.CapstanCluster){
 		"of the infrastructure": func(cluster *testcluster.Cluster, infra *infrav1.CapstanCluster) {

@@ -7,6 +7,7 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/order"
 )
 
@@ -67,3 +68,12 @@ func PlaceMachine(domains []clusterv1.FailureDomain, machines []*clusterv1.Machi
 func ForControlPlanes(domains []clusterv1.FailureDomain) []clusterv1.FailureDomain {
 	return slices.DeleteFunc(slices.Clone(domains), func(d clusterv1.FailureDomain) bool { return !ptr.Deref(d.ControlPlane, false) })
 }
+// LimitsHosts reports whether a CapstanMachine can run on some hosts only: by its own fields, or because a host has the volumes that it gets.
+// The failure domains of the Cluster are those of all hosts, and that of a Machine never changes. So the machine could wait for ever in a
+// domain without such a host.
+func LimitsHosts(m infrav1.CapstanMachineSpec) bool {
+	selects := m.HostSelector != nil && len(m.HostSelector.MatchLabels)+len(m.HostSelector.MatchExpressions) > 0
+	image := cmp.Or(m.Image, infrav1.DefaultMachineImage) != infrav1.DefaultMachineImage
+	return selects || image || m.HostName != "" || len(m.HostTolerations)+len(m.HostMounts)+len(m.Devices)+len(m.Volumes) > 0
+}
+

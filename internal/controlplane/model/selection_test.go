@@ -7,6 +7,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+
 // TestVictim (CP-16): the same Machines always give the same victim, and failure domains are balanced.
 func TestVictim(t *testing.T) {
 	domains := []clusterv1.FailureDomain{{Name: "x"}, {Name: "y"}}
@@ -52,5 +54,30 @@ func TestPlace(t *testing.T) {
 	}
 	if PlaceMachine(nil, nil, nil) != "" {
 		t.Error("a domain where there is none")
+	}
+}
+
+// TestLimitsHosts (CP-16): a machine that some hosts cannot run gets no failure domain.
+func TestLimitsHosts(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec infrav1.CapstanMachineSpec
+		want bool
+	}{
+		"nothing":                 {},
+		"its size":                {spec: infrav1.CapstanMachineSpec{CPUs: 2}},
+		"a selector of all hosts": {spec: infrav1.CapstanMachineSpec{HostSelector: &metav1.LabelSelector{}}},
+		"the image of all hosts":  {spec: infrav1.CapstanMachineSpec{Image: "host"}},
+		"labels":                  {infrav1.CapstanMachineSpec{HostSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}}, true},
+		"expressions":             {infrav1.CapstanMachineSpec{HostSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "disk", Operator: "Exists"}}}}, true},
+		"tolerations":             {infrav1.CapstanMachineSpec{HostTolerations: []infrav1.HostToleration{{Operator: infrav1.HostTolerationExists}}}, true},
+		"an image":                {infrav1.CapstanMachineSpec{Image: "debian-13"}, true},
+		"a host":                  {infrav1.CapstanMachineSpec{HostName: "a"}, true},
+		"mounts":                  {infrav1.CapstanMachineSpec{HostMounts: []infrav1.HostMount{{}}}, true},
+		"devices":                 {infrav1.CapstanMachineSpec{Devices: []infrav1.MachineDevice{{}}}, true},
+		"volumes":                 {infrav1.CapstanMachineSpec{Volumes: []infrav1.MachineVolume{{}}}, true},
+	} {
+		if got := LimitsHosts(c.spec); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

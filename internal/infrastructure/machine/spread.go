@@ -9,6 +9,7 @@ import (
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -64,7 +65,7 @@ func (c *choices) of(cluster client.ObjectKey) map[string]string {
 	return maps.Clone(c.hosts[cluster])
 }
 
-// countMembers sets the Members of each candidate: its machines that count for the spread of this one.
+// countMembers counts the machines of each candidate that matter for the spread of this one.
 func (r *Reconciler) countMembers(ctx context.Context, s *scope, candidates []placement.Host) error {
 	cluster := client.ObjectKeyFromObject(s.cluster)
 	machines, list := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
@@ -74,17 +75,29 @@ func (r *Reconciler) countMembers(ctx context.Context, s *scope, candidates []pl
 	if err := r.Client.List(ctx, machines, reconciling.ControlPlaneOf(cluster), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	controlPlane := map[string]bool{}
-	for i := range machines.Items {
-		controlPlane[machines.Items[i].Spec.InfrastructureRef.Name] = true
-	}
-	members := membersOf(list.Items, r.chosen.of(cluster), func(name string) bool {
-		return name != s.capstan.Name && controlPlane[name] == util.IsControlPlaneMachine(s.machine)
-	})
+	chosen, peers := r.chosen.of(cluster), peersOf(s.capstan.Name, util.IsControlPlaneMachine(s.machine), machines.Items)
+	members, outdated := membersOf(list.Items, chosen, peers(false)), membersOf(list.Items, chosen, peers(true))
 	for i := range candidates {
-		candidates[i].Members = members[candidates[i].Name]
+		candidates[i].Members, candidates[i].Outdated = members[candidates[i].Name], outdated[candidates[i].Name]
 	}
 	return nil
+}
+
+// peersOf returns the selections of the machines with the role of a machine, by name: of those that stay, and of the outdated ones. Only
+// control plane machines count as outdated. A rollout creates one before it removes another one, so it would move all of them to few hosts
+// otherwise.
+func peersOf(self string, isControlPlane bool, controlPlane []clusterv1.Machine) func(outdated bool) func(name string) bool {
+	has, isOutdated := map[string]bool{}, map[string]bool{}
+	for i := range controlPlane {
+		m := &controlPlane[i]
+		has[m.Spec.InfrastructureRef.Name] = true
+		isOutdated[m.Spec.InfrastructureRef.Name] = conditions.IsFalse(m, clusterv1.MachineUpToDateCondition)
+	}
+	return func(outdated bool) func(string) bool {
+		return func(name string) bool {
+			return name != self && has[name] == isControlPlane && isOutdated[name] == outdated
+		}
+	}
 }
 
 // membersOf counts machines by host: those of the list that stay, and those that were chosen a moment ago, by name.

@@ -165,8 +165,18 @@ func (r *Reconciler) waitForHost(ctx context.Context, s *scope, o volumeplan.Opt
 		return reconciling.ErrWaiting
 	}
 	reconciling.SetCondition(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason,
-		"CapstanVolume %s of the machine is on host %s: %s. To start with an empty volume, delete the CapstanVolume, which deletes its data", o.Volume, o.Host, why)
+		"CapstanVolume %s of the machine is on host %s: %s%s. To start with an empty volume, delete the CapstanVolume, which deletes its data", o.Volume, o.Host, why, keepData(why))
 	return reconciling.ErrWaiting
+}
+
+// keepData returns the remedy without a loss of data for a machine whose failure domain the host of its volume is not in; "" for another
+// reason.
+func keepData(why error) string {
+	refused := &placement.Refused{}
+	if !errors.As(why, &refused) || !slices.Contains(refused.Reasons, placement.Domain) {
+		return ""
+	}
+	return ". The failure domain of a Machine never changes: delete a Machine of a control plane, and remove the failure domain from a MachineDeployment or a MachinePool"
 }
 
 // bind gives volumes to the machine.

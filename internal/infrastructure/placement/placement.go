@@ -27,8 +27,9 @@ type Host struct {
 	Tunnel string
 	// Encrypted is true if it encrypts its overlays.
 	Encrypted bool
-	// Members is the number of the cluster's machines on it that count for the spread.
-	Members int
+	// Members is the number of the cluster's machines on it that count for the spread. Outdated is that of control plane machines that
+	// count only among equals, because they are replaced soon.
+	Members, Outdated int
 	// Versions of Kubernetes that it can run.
 	Versions []string
 	// Images that it has.
@@ -114,9 +115,9 @@ type Request struct {
 func Choose(hosts []Host, req Request) (string, error) {
 	var best *Host
 	var refused Refused
-	domains := map[string]int{}
+	domains := map[string]crowd{}
 	for i := range hosts {
-		domains[hosts[i].FailureDomain] += hosts[i].Members
+		domains[hosts[i].FailureDomain] = domains[hosts[i].FailureDomain].plus(hosts[i])
 	}
 	for i := range hosts {
 		h := &hosts[i]
@@ -138,9 +139,18 @@ func Choose(hosts []Host, req Request) (string, error) {
 	return "", &refused
 }
 
-// better reports whether a host comes before another one: see Choose. domains are the members by failure domain.
-func better(a, b *Host, req Request, domains map[string]int) bool {
-	spread := cmp.Or(cmp.Compare(domains[a.FailureDomain], domains[b.FailureDomain]), cmp.Compare(a.Members, b.Members))
+// crowd counts the machines of hosts: see Host.
+type crowd struct{ members, outdated int }
+
+func (c crowd) plus(h Host) crowd { return crowd{c.members + h.Members, c.outdated + h.Outdated} }
+
+func (c crowd) compare(to crowd) int {
+	return cmp.Or(cmp.Compare(c.members, to.members), cmp.Compare(c.outdated, to.outdated))
+}
+
+// better reports whether a host comes before another one: see Choose. domains are the machines by failure domain.
+func better(a, b *Host, req Request, domains map[string]crowd) bool {
+	spread := cmp.Or(domains[a.FailureDomain].compare(domains[b.FailureDomain]), crowd{}.plus(*a).compare(crowd{}.plus(*b)))
 	avoided := cmp.Compare(avoidance(a, req), avoidance(b, req))
 	order := cmp.Or(avoided, spread)
 	if req.ControlPlane {

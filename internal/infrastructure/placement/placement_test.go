@@ -25,6 +25,7 @@ func host(name string, options ...option) placement.Host {
 
 func domain(name string) option        { return func(h *placement.Host) { h.FailureDomain = name } }
 func members(n int) option             { return func(h *placement.Host) { h.Members = n } }
+func outdated(n int) option            { return func(h *placement.Host) { h.Outdated = n } }
 func freeCPUs(n int32) option          { return func(h *placement.Host) { h.FreeCPUs = n } }
 func freeMemory(bytes int64) option    { return func(h *placement.Host) { h.FreeMemory = bytes } }
 func freeDisk(bytes int64) option      { return func(h *placement.Host) { h.FreeDisk = bytes } }
@@ -120,6 +121,15 @@ func TestOrder_IM02(t *testing.T) {
 		"a control plane machine shares a host if there is no other": {
 			hosts: []placement.Host{in("x", "a", 2), in("y", "b", 1), host("c", unavailable("is unschedulable"))},
 			req:   placement.Request{ControlPlane: true}, want: "b",
+		},
+		"an outdated machine does not count as one that stays": {
+			hosts: []placement.Host{in("x", "a", 1), host("b", domain("y"), outdated(1)), host("c", domain("z"), members(1))}, req: placement.Request{ControlPlane: true}, want: "b",
+		},
+		"an outdated machine counts among equals, for its failure domain and its host": {
+			hosts: []placement.Host{host("a", domain("x"), outdated(1)), in("x", "b", 0), in("y", "c", 0)}, req: placement.Request{ControlPlane: true}, want: "c",
+		},
+		"the host without an outdated machine": {
+			hosts: []placement.Host{host("a", domain("x"), outdated(1)), in("x", "b", 0)}, req: placement.Request{ControlPlane: true}, want: "b",
 		},
 		"the failure domain of the Machine before the spread": {
 			hosts: []placement.Host{in("x", "a", 3), in("y", "b", 0)}, req: placement.Request{ControlPlane: true, FailureDomain: "x"}, want: "a",
