@@ -103,7 +103,7 @@ func (f Fleet) duringDeletion(active []*Instance) Plan {
 // member that has been unhealthy for long is removed before that, as the documentation of etcd recommends.
 func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	for _, i := range outdated {
-		if f.Stacked && i.Member != nil && i.Member.voting && i.Member.unhealthyForLong && len(active) > 1 {
+		if i.dead() && len(active) > 1 {
 			return f.drop(i)
 		}
 	}
@@ -132,6 +132,9 @@ func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
 	if w.inherits && len(active) == 1 {
 		return waitFor(fmt.Sprintf("Machine %s is the only machine, and its successor needs its volumes. A replacement would delete the last machine first. Set spec.replicas to 3, and to 1 again after the rollout",
 			active[0].Name()))
+	}
+	if len(active) > w.Replicas+w.maxSurge {
+		outdated = active // One that finds no place would hold up the rollout, although it is not needed any more.
 	}
 	return f.drop(f.victim(outdated, w.domains))
 }

@@ -11,13 +11,16 @@ import (
 	"capstan.dev/capstan/internal/order"
 )
 
-// victim selects the Machine to remove: one that is marked for deletion, otherwise an outdated one, otherwise an unhealthy
-// one, otherwise the oldest one in the failure domain with the most Machines. The same Machines always have the same victim.
+// victim selects the Machine to remove: one that is marked for deletion, otherwise one whose member is dead, because no other one can join
+// before it leaves, otherwise one without a vote in etcd, otherwise an outdated one, otherwise an unhealthy one, otherwise the oldest one in
+// the failure domain with the most Machines. The same Machines always have the same victim.
 func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain) *Instance {
 	crowd := f.crowd(domains)
 	return slices.MinFunc(candidates, func(a, b *Instance) int {
 		return cmp.Or(
 			order.TrueFirst(marked(a), marked(b)),
+			order.TrueFirst(a.dead(), b.dead()),
+			order.TrueFirst(!f.joined(a), !f.joined(b)),
 			order.TrueFirst(len(a.Outdated) > 0, len(b.Outdated) > 0),
 			order.TrueFirst(f.isUnhealthy(a), f.isUnhealthy(b)),
 			cmp.Compare(crowd[FailureDomainOf(b.Machine)], crowd[FailureDomainOf(a.Machine)]),
@@ -30,6 +33,11 @@ func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain)
 func marked(i *Instance) bool {
 	_, ok := i.Machine.Annotations[clusterv1.DeleteMachineAnnotation]
 	return ok
+}
+
+// dead reports whether the member of a Machine has a vote and has been unhealthy for long.
+func (i *Instance) dead() bool {
+	return i.Member != nil && i.Member.voting && i.Member.unhealthyForLong
 }
 
 // crowd counts the Machines of each failure domain. A domain that is not for control planes any more counts as the fullest.
@@ -64,10 +72,6 @@ func PlaceMachine(domains []clusterv1.FailureDomain, machines []*clusterv1.Machi
 	}).Name
 }
 
-// ForControlPlanes returns the failure domains that control plane Machines may use.
-func ForControlPlanes(domains []clusterv1.FailureDomain) []clusterv1.FailureDomain {
-	return slices.DeleteFunc(slices.Clone(domains), func(d clusterv1.FailureDomain) bool { return !ptr.Deref(d.ControlPlane, false) })
-}
 // LimitsHosts reports whether a CapstanMachine can run on some hosts only: by its own fields, or because a host has the volumes that it gets.
 // The failure domains of the Cluster are those of all hosts, and that of a Machine never changes. So the machine could wait for ever in a
 // domain without such a host.
@@ -77,3 +81,7 @@ func LimitsHosts(m infrav1.CapstanMachineSpec) bool {
 	return selects || image || m.HostName != "" || len(m.HostTolerations)+len(m.HostMounts)+len(m.Devices)+len(m.Volumes) > 0
 }
 
+// ForControlPlanes returns the failure domains that control plane Machines may use.
+func ForControlPlanes(domains []clusterv1.FailureDomain) []clusterv1.FailureDomain {
+	return slices.DeleteFunc(slices.Clone(domains), func(d clusterv1.FailureDomain) bool { return !ptr.Deref(d.ControlPlane, false) })
+}

@@ -4,10 +4,11 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-)
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
 
 // TestVictim (CP-16): the same Machines always give the same victim, and failure domains are balanced.
 func TestVictim(t *testing.T) {
@@ -22,6 +23,9 @@ func TestVictim(t *testing.T) {
 		{"a:v b:v c:vo", "y y x", "c"},
 		{"a:v b:v c:vf", "y y x", "c"},
 		{"a:vo b:vo c:u", "y y x", "a"},
+		{"a:vo b:v c:-", "x y y", "c"},
+		{"a:vo b:s c:-", "x y y", "b"},
+		{"a:vm b:vo c:-", "x y y", "a"},
 	} {
 		f := build(c.machines)
 		for n, domain := range strings.Fields(c.in) {

@@ -55,6 +55,7 @@ func TestPlanUpdates(t *testing.T) { //nolint:funlen // one line for each case
 		{what: "a single one without an API server", policy: only, replicas: 1, machines: "a:vaW", want: "wait", why: "API server of Machine a"},
 		{what: "the backup first", policy: only, replicas: 3, held: "waiting for a backup", machines: "a:vW b:vW c:vW", want: "wait", why: "waiting for a backup"},
 		{what: "missing ones first", policy: only, replicas: 3, held: "waiting for a backup", machines: "a:vW b:vW", want: "create 1"},
+		{what: "too many go first, and of them those that find no place", policy: prefer, replicas: 3, machines: "a:vW b:vW c:vW d:- e:-", want: "remove d"},
 		{what: "too many go first", policy: only, replicas: 1, machines: "a:vW b:vW c:vW", want: "remove a"},
 
 		{what: "recorded: the writes follow", policy: only, replicas: 3, machines: "a:vWM b:vW c:vW", want: "update a"},
