@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,8 +9,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -27,10 +28,10 @@ type propagation struct {
 }
 
 // reconcile applies changes that need no new Machine to the existing ones: labels, annotations, timeouts, readiness gates,
-// minReadySeconds, taints (CP-07, CP-17, CP-18). A Machine that refuses a change does not prevent it for the others.
+// minReadySeconds, taints (CP-07, CP-17, CP-18). A Machine that refuses a change does not prevent it for the others. It is no error of the
+// reconciliation: the pause after repeated errors grows to many minutes, and steps without an event would wait for its end.
 func (r *propagation) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	f := s.CompleteFleet()
-	var errs []error
 	for n := range f.Instances {
 		i := &f.Instances[n]
 		propagate := r.propagateTo
@@ -38,11 +39,11 @@ func (r *propagation) reconcile(ctx context.Context, s *scope) (out result, err 
 			propagate = r.propagateToDeleting
 		}
 		if err := propagate(ctx, s, i); err != nil {
+			ctrl.LoggerFrom(ctx).Error(err, "A change did not reach a Machine", "Machine", klog.KObj(i.Machine))
 			out.refused = append(out.refused, advise(err))
-			errs = append(errs, err)
+			out.requeueAfter = longestPause // The end of a refusal is no event.
 		}
 	}
-	out.err = errors.Join(errs...)
 	return out, nil
 }
 

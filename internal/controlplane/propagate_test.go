@@ -2,13 +2,16 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -72,6 +75,25 @@ func TestRefusedChange(t *testing.T) {
 	w.until("three again", func() bool {
 		return w.settled(cp, 3)() && testcluster.Has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionTrue, "")
 	})
+}
+
+// TestRefusedChangeIsNoError: steps that no event starts do not wait for the growing pause after errors.
+func TestRefusedChangeIsNoError(t *testing.T) {
+	c := fake.NewClientBuilder().WithScheme(env.Scheme).WithInterceptorFuncs(interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			return apierrors.NewForbidden(clusterv1.GroupVersion.WithResource("machines").GroupResource(), "demo-1", errors.New("it has taints"))
+		},
+	}).Build()
+	r, found, later := newReconciler(c, nil, reconciling.Options{StrictContract: true}), &result{}, 0
+	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}, Cluster: &clusterv1.Cluster{}, Workload: model.NotAsked()}}
+	s.Machines = collections.FromMachines(&clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "demo-1", UID: "1"}})
+	err := runUntilStop(t.Context(), s, found, r.propagation.reconcile, func(context.Context, *scope) (result, error) {
+		later++
+		return result{}, nil
+	})
+	if err != nil || later != 1 || found.requeueAfter <= 0 || found.requeueAfter > longestPause || len(found.refused) != 1 {
+		t.Errorf("got %+v, %d later steps and the error %v", found, later, err)
+	}
 }
 
 // TestNewMachineIsAppliedOnce: a Machine was applied when it was created. The name of its data and its provider id, which core writes, are no

@@ -128,10 +128,10 @@ func runUntilStop(ctx context.Context, s *scope, found *result, steps ...step) e
 		out, err := step(ctx, s)
 		found.merge(out)
 		if err != nil || out.stop {
-			return errors.Join(found.err, err)
+			return err
 		}
 	}
-	return found.err
+	return nil
 }
 
 // +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=get;list;watch;patch

@@ -1,7 +1,6 @@
 package controlplane
 
 import (
-	"errors"
 	"time"
 
 	"capstan.dev/capstan/internal/order"
@@ -22,8 +21,6 @@ type result struct {
 	remediating []string
 	// refused lists the in-place changes that Machines refused.
 	refused []string
-	// err is an error that no later step has to wait for.
-	err error
 	// deletingReason and deletingMessage describe the progress of the deletion.
 	deletingReason, deletingMessage string
 }
@@ -42,7 +39,6 @@ func (r *result) merge(later result) {
 	r.departing = append(r.departing, later.departing...)
 	r.remediating = append(r.remediating, later.remediating...)
 	r.refused = append(r.refused, later.refused...)
-	r.err = errors.Join(r.err, later.err)
 	if later.deletingReason != "" {
 		r.deletingReason, r.deletingMessage = later.deletingReason, later.deletingMessage
 	}

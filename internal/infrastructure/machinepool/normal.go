@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -60,7 +61,7 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 		s.trouble = errors.Join(s.trouble, r.act(ctx, s))
 	}
 	if s.trouble != nil {
-		return 0, s.trouble
+		return afterTrouble(ctx, s.trouble, s.next.again)
 	}
 	updating := slices.ContainsFunc(s.members, member.isUpdating)
 	if !acts { // s.members does not contain the updates that act has begun.
@@ -74,6 +75,17 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 		again = order.Sooner(again, updateRetry)
 	}
 	return again, nil
+}
+
+// afterTrouble returns the time until the next attempt of steps that failed. A conflict ends with that attempt. The cause of another error can
+// last, so it is no error of the reconcile: the pause after repeated errors grows to many minutes, and steps without an event would wait for
+// its end.
+func afterTrouble(ctx context.Context, trouble error, again time.Duration) (time.Duration, error) {
+	if apierrors.IsConflict(trouble) {
+		return 0, trouble
+	}
+	ctrl.LoggerFrom(ctx).Error(trouble, "A step of the pool failed")
+	return order.Sooner(again, updateRetry), nil
 }
 
 // identify writes the pool's id before its first machine is made (MP-03).

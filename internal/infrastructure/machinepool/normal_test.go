@@ -2,10 +2,12 @@ package machinepool
 
 import (
 	"cmp"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -80,6 +82,26 @@ func TestDecide(t *testing.T) {
 		if strings.Join(machines, " ") != test.machines || len(got.plan.create) != test.create || strings.Join(got.plan.remove, " ") != test.remove ||
 			strings.Join(got.updates.finish, " ") != test.updated || strings.Join(got.updates.start, " ") != test.started || got.again != test.again || got.empty() != test.empty || len(got.instances) != len(test.members) {
 			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+// TestAfterTrouble: a refused step does not delay the steps that only time brings.
+func TestAfterTrouble(t *testing.T) {
+	kind := infrav1.GroupVersion.WithResource("capstanmachines").GroupResource()
+	refused, conflict := apierrors.NewForbidden(kind, "a", errors.New("exceeded quota")), apierrors.NewConflict(kind, "a", errors.New("it was changed"))
+	for name, test := range map[string]struct {
+		trouble     error
+		again, want time.Duration
+		fails       bool
+	}{
+		"refused":                      {trouble: refused, want: updateRetry},
+		"refused, and a step is due":   {trouble: errors.Join(refused, refused), again: time.Second, want: time.Second},
+		"refused, and one is due late": {trouble: refused, again: time.Hour, want: updateRetry},
+		"a conflict":                   {trouble: errors.Join(conflict), again: time.Second, fails: true},
+	} {
+		if got, err := afterTrouble(t.Context(), test.trouble, test.again); got != test.want || (err != nil) != test.fails {
+			t.Errorf("%s: got %s, %v", name, got, err)
 		}
 	}
 }
