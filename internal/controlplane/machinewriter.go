@@ -56,14 +56,16 @@ func (r *machineWriter) dropHook(ctx context.Context, machine *clusterv1.Machine
 	return nil
 }
 
-// setMachineConditions writes the changed conditions of a Machine. Messages from the workload cluster can be too long for the API server.
+// setMachineConditions writes the changed conditions of a Machine, and those about a former generation: `kubectl wait` does not accept these.
+// Messages from the workload cluster can be too long for the API server.
 func (r *machineWriter) setMachineConditions(ctx context.Context, machine *clusterv1.Machine, wanted ...metav1.Condition) error {
 	changed := false
 	for n := range wanted {
 		c := &wanted[n]
 		c.Message = shorten.ConditionMessage(c.Message)
 		has := conditions.Get(machine, c.Type)
-		changed = changed || has == nil || has.Status != c.Status || has.Reason != c.Reason || has.Message != c.Message
+		changed = changed || has == nil || has.Status != c.Status || has.Reason != c.Reason || has.Message != c.Message ||
+			has.ObservedGeneration != machine.Generation
 	}
 	if !changed {
 		return nil
