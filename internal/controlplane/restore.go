@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -252,14 +253,19 @@ func (r *restores) prepareRestore(ctx context.Context, s *scope, blind bool) (pr
 	return problems, nil
 }
 
-// discard deletes a former Machine, whose etcd and Node are not needed any more: it is not drained.
+// discard deletes a former Machine, whose etcd and Node are not needed any more: it is not drained. A manager that has lost its leadership
+// can come here late, when the Machine serves the restored cluster. So it may not have changed since it was read.
 func (r *restores) discard(ctx context.Context, s *scope, m *clusterv1.Machine) error {
 	before := m.DeepCopy()
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeNodeDrainingAnnotation, "")
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeWaitForNodeVolumeDetachAnnotation, "")
 	delete(m.Annotations, controlplanev1.PreTerminateHookAnnotation)
 	if !stored.Equal(before.Annotations, m.Annotations) {
-		if err := r.Client.Patch(ctx, m, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		err := r.Client.Patch(ctx, m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+		if apierrors.IsConflict(err) {
+			return nil // It has changed, which is an event.
+		}
+		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("cannot let the Machine %s go: %w", m.Name, err)
 		}
 	}

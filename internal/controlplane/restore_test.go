@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -416,4 +417,36 @@ func serviceAccountKeys(t *testing.T) map[string][]byte {
 	cluster.ControlPlane(nil)
 	expect.True(t, "keys of another cluster", func() bool { return cluster.Secret("demo-sa") != nil })
 	return cluster.Secret("demo-sa").Data
+}
+
+// TestLateDiscard: a manager that has lost its leadership does not remove a Machine that has changed meanwhile, for example because it serves
+// the restored cluster.
+func TestLateDiscard(t *testing.T) {
+	read := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "1", Annotations: map[string]string{controlplanev1.PreTerminateHookAnnotation: ""}}}
+	c := fake.NewClientBuilder().WithScheme(env.Scheme).WithObjects(read).Build()
+	r := newReconciler(c, nil, reconciling.Options{LiveClient: c}).restores
+	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
+	get := func(into *clusterv1.Machine) error { return c.Get(t.Context(), client.ObjectKeyFromObject(read), into) }
+	current := &clusterv1.Machine{}
+	if err := get(read); err != nil {
+		t.Fatal(err)
+	}
+	read.DeepCopyInto(current)
+	current.Labels = map[string]string{"changed": ""}
+	if err := c.Update(t.Context(), current); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.discard(t.Context(), s, read); err != nil {
+		t.Fatal(err)
+	}
+	err := get(current)
+	if _, hook := current.Annotations[controlplanev1.PreTerminateHookAnnotation]; err != nil || !hook {
+		t.Fatalf("the changed Machine has the annotations %v; %v", current.Annotations, err)
+	}
+	if err := r.discard(t.Context(), s, current); err != nil {
+		t.Fatal(err)
+	}
+	if err := get(current); !apierrors.IsNotFound(err) {
+		t.Errorf("the Machine exists: %v", err)
+	}
 }

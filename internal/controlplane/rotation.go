@@ -112,7 +112,7 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 				return err
 			}
 		}
-		return r.annotate(ctx, s, controlplanev1.AuthoritiesAnnotation, strings.Join(state.Target, ","))
+		return r.recordAuthorities(ctx, s, strings.Join(state.Target, ","))
 	case model.RotationTrustNew:
 		return r.writeAuthority(ctx, s, func(data map[string][]byte) error { return beginRotation(data, s.Object.Spec, s.Now) })
 	case model.RotationSignNew:
@@ -121,6 +121,21 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 		return r.writeAuthority(ctx, s, dropOld)
 	}
 	return nil
+}
+
+// recordAuthorities records the authorities that the whole cluster trusts, if the control plane has not changed since it was read: a manager
+// that has lost its leadership could otherwise bring back the record of a former step, which no later step corrects.
+func (r *rotations) recordAuthorities(ctx context.Context, s *scope, fingerprints string) error {
+	after := s.Object.DeepCopy()
+	metav1.SetMetaDataAnnotation(&after.ObjectMeta, controlplanev1.AuthoritiesAnnotation, fingerprints)
+	err := r.Client.Patch(ctx, after, client.MergeFromWithOptions(s.Object, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) {
+		return nil // The cache was behind: the next pass follows.
+	}
+	if err == nil {
+		s.Object.Annotations = after.Annotations // The status of the answer is older than that of this reconciliation.
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // writeAuthority changes the Secret, if it has not changed since it was read.

@@ -459,3 +459,24 @@ func TestUnsafeAuthorityIsRefused(t *testing.T) {
 		t.Errorf("another authority: %q", problem)
 	}
 }
+
+// TestLateRecord: a manager that has lost its leadership does not bring back the record of a former step.
+func TestLateRecord(t *testing.T) {
+	r := newRotating(t)
+	late := r.scope()
+	cp := &controlplanev1.CapstanControlPlane{}
+	r.change(r.management, "ns", "cp", cp, func() { cp.Annotations[controlplanev1.AuthoritiesAnnotation] = "new" })
+	for _, step := range []struct {
+		name string
+		of   *scope
+		want string
+	}{{"late", late, "new"}, {"current", r.scope(), "old,new"}} {
+		rotations := &rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}
+		if err := rotations.rotate(t.Context(), step.of, model.Rotation{Target: []string{"old", "new"}}, model.RotationRecord); err != nil {
+			t.Fatal(err)
+		}
+		if r.get(r.management, "ns", "cp", cp); cp.Annotations[controlplanev1.AuthoritiesAnnotation] != step.want {
+			t.Errorf("%s: the record is %q, want %q", step.name, cp.Annotations[controlplanev1.AuthoritiesAnnotation], step.want)
+		}
+	}
+}
