@@ -170,7 +170,7 @@ func (r *machines) tryMachine(ctx context.Context, s *scope, role bootstrapv1.Ro
 	if err != nil {
 		return out, err
 	}
-	if err := r.createInfraMachine(ctx, infraMachine); err != nil {
+	if err := r.createInfraMachine(ctx, s, infraMachine); err != nil {
 		return out, fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
 	}
 	machine := desiredMachine(s, r.freshMachine(s, infraMachine))
@@ -192,8 +192,9 @@ func (r *machines) afterCreation(ctx context.Context, s *scope, made attempt) er
 	return errors.Join(r.remember(machine, desiredMachine(s, machine)), r.handOver(ctx, machine, made.parts...), r.finishRemediation(ctx, s))
 }
 
-// createInfraMachine creates an infrastructure machine, or finds the existing one.
-func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstructured.Unstructured) error {
+// createInfraMachine creates an infrastructure machine, or finds the existing one of a refused Machine. One of another template is deleted:
+// the next attempt creates it again.
+func (r *machines) createInfraMachine(ctx context.Context, s *scope, infraMachine *unstructured.Unstructured) error {
 	err := r.Client.Create(ctx, infraMachine)
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -201,7 +202,14 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(infraMachine), infraMachine); err != nil {
 		return err
 	}
-	if infraMachine.GetDeletionTimestamp() != nil {
+	free := metav1.GetControllerOfNoCopy(infraMachine) == nil
+	former := free && !model.ClonedFrom(infraMachine, s.Object.Spec.MachineTemplate.Spec.InfrastructureRef)
+	if former && infraMachine.GetDeletionTimestamp() == nil {
+		if err := r.deleteAsRead(ctx, infraMachine); err != nil {
+			return err
+		}
+	}
+	if former || infraMachine.GetDeletionTimestamp() != nil {
 		return errors.New("the previous one is still being deleted")
 	}
 	return nil
@@ -383,14 +391,6 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 	return out
 }
 
-// machineName renders spec.machineNaming.template.
-func machineName(s *scope) (string, error) {
-	return renderName(s.Object.Spec.MachineNaming.Template, s.Cluster.Name, s.Object.Name, rand.String(5))
-}
-
-// The fields of spec.machineNaming.template.
-const (
-	clusterField      = ".cluster.name"
 // domainOf returns the failure domain of a new Machine. It is empty if the infrastructure machine limits its hosts: the infrastructure
 // provider then spreads the Machines.
 func domainOf(s *scope, infraMachine *unstructured.Unstructured) string {
@@ -400,6 +400,14 @@ func domainOf(s *scope, infraMachine *unstructured.Unstructured) string {
 	return model.PlaceMachine(model.ForControlPlanes(s.FailureDomains()), s.Machines.UnsortedList(), s.Outdated)
 }
 
+// machineName renders spec.machineNaming.template.
+func machineName(s *scope) (string, error) {
+	return renderName(s.Object.Spec.MachineNaming.Template, s.Cluster.Name, s.Object.Name, rand.String(5))
+}
+
+// The fields of spec.machineNaming.template.
+const (
+	clusterField      = ".cluster.name"
 	controlPlaneField = ".capstanControlPlane.name"
 	randomField       = ".random"
 )

@@ -19,12 +19,14 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	v1beta1conditions "sigs.k8s.io/cluster-api/util/conditions/deprecated/v1beta1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/testcluster"
 )
@@ -578,8 +580,6 @@ func TestSpread(t *testing.T) {
 	spread("after a skew")
 }
 
-// TestDomainsFirst (CP-16, IC-11): the first Machine is created after the failure domains are known. This holds for each source
-// of the endpoint.
 // TestDomainOf (CP-16): the infrastructure provider chooses among the hosts of a machine that some hosts cannot run.
 func TestDomainOf(t *testing.T) {
 	s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}, Cluster: &clusterv1.Cluster{}, Workload: model.NotAsked()}}
@@ -602,6 +602,8 @@ func TestDomainOf(t *testing.T) {
 	}
 }
 
+// TestDomainsFirst (CP-16, IC-11): the first Machine is created after the failure domains are known. This holds for each source
+// of the endpoint.
 func TestDomainsFirst(t *testing.T) {
 	for name, endpoint := range map[string]func(*testcluster.Cluster, *infrav1.CapstanCluster){
 		"of the infrastructure": func(cluster *testcluster.Cluster, infra *infrav1.CapstanCluster) {
@@ -630,5 +632,43 @@ func TestDomainsFirst(t *testing.T) {
 				return len(m) == 1 && m[0].Spec.FailureDomain == "y"
 			})
 		})
+	}
+}
+
+// TestInfraMachineOfFormerTemplate: after a refused Machine and a change of the template, the next attempt uses the new template. It keeps
+// the infrastructure machine of a Machine that the cache does not show yet.
+func TestInfraMachineOfFormerTemplate(t *testing.T) {
+	owner := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: "a", UID: "1", Controller: ptr.To(true)}
+	for name, test := range map[string]struct {
+		template string
+		owners   []metav1.OwnerReference
+		refused  bool
+		kept     string
+	}{
+		"the same template":            {template: "new", kept: "new"},
+		"a former template":            {template: "former", refused: true},
+		"a former template, a Machine": {template: "former", owners: []metav1.OwnerReference{owner}, kept: "former"},
+	} {
+		s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}}}
+		s.Object.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: infrav1.MachineTemplateKind, Name: "new"}
+		made := func(template string, owners ...metav1.OwnerReference) *unstructured.Unstructured {
+			out := &unstructured.Unstructured{}
+			out.SetGroupVersionKind(infrav1.GroupVersion.WithKind(infrav1.MachineKind))
+			out.SetNamespace("ns")
+			out.SetName("a")
+			out.SetOwnerReferences(owners)
+			out.SetAnnotations(map[string]string{clusterv1.TemplateClonedFromNameAnnotation: template})
+			return out
+		}
+		c := fake.NewClientBuilder().WithScheme(env.Scheme).WithObjects(made(test.template, test.owners...)).Build()
+		r := newReconciler(c, nil, reconciling.Options{}).machines
+		if err := r.createInfraMachine(t.Context(), s, made("new")); (err != nil) != test.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+		stored := &infrav1.CapstanMachine{}
+		err := c.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "a"}, stored)
+		if client.IgnoreNotFound(err) != nil || stored.Annotations[clusterv1.TemplateClonedFromNameAnnotation] != test.kept {
+			t.Errorf("%s: the annotations are %v, %v", name, stored.Annotations, err)
+		}
 	}
 }
