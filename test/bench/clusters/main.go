@@ -18,6 +18,7 @@ import (
 	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 	"capstan.dev/capstan/test/bench/floor"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/plane"
 	"capstan.dev/capstan/test/versions"
 )
 
@@ -86,32 +87,25 @@ func run(ctx context.Context, o options) error {
 }
 
 // clusters creates and deletes clusters. It returns the times of the last cluster that was created alone.
-func clusters(ctx context.Context, o options, capstan *measure.Capstan, base time.Duration) (alone measure.Timeline, err error) {
-	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
-	if err != nil {
-		return alone, err
-	}
-	plane, err := measure.NewPlane(kubeconfig, func(ctx context.Context, name string) ([]byte, error) {
-		return capstan.Run(ctx, "create", "cluster", name, "--dry-run",
+func clusters(ctx context.Context, o options, capstan *plane.Plane, base time.Duration) (alone measure.Timeline, err error) {
+	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, name string) (string, error) {
+		return capstan.Capstan(ctx, "create", "cluster", name, "--dry-run",
 			"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers))
-	})
-	if err != nil {
-		return alone, err
-	}
+	}}
 	printHeader()
 	for round := range o.rounds {
-		created, err := create(ctx, plane, []string{fmt.Sprintf("one-%d", round+1)}, base)
+		created, err := create(ctx, creator, []string{fmt.Sprintf("one-%d", round+1)}, base)
 		if err != nil {
 			return alone, err
 		}
 		alone = created[0]
 		if round == o.rounds-1 {
-			if err := printMemory(ctx, plane, created); err != nil {
+			if err := printMemory(ctx, creator, created); err != nil {
 				return alone, err
 			}
 			printHeader()
 		}
-		if err := plane.Delete(ctx, created); err != nil {
+		if err := creator.Delete(ctx, created); err != nil {
 			return alone, err
 		}
 	}
@@ -119,20 +113,20 @@ func clusters(ctx context.Context, o options, capstan *measure.Capstan, base tim
 	for i := range o.atOnce {
 		names = append(names, fmt.Sprintf("many-%d", i+1))
 	}
-	created, err := create(ctx, plane, names, base)
+	created, err := create(ctx, creator, names, base)
 	if err != nil {
 		return alone, err
 	}
-	return alone, plane.Delete(ctx, created)
+	return alone, creator.Delete(ctx, created)
 }
 
 // create creates clusters at once, and prints their times. Busy processors limit them, and idle ones wait for a timer, a disk or an answer.
-func create(ctx context.Context, plane *measure.Plane, names []string, base time.Duration) ([]measure.Timeline, error) {
+func create(ctx context.Context, creator *measure.Creator, names []string, base time.Duration) ([]measure.Timeline, error) {
 	before, err := measure.ReadProcessors()
 	if err != nil {
 		return nil, err
 	}
-	created, err := plane.Create(ctx, names)
+	created, err := creator.Create(ctx, names)
 	if err != nil {
 		return nil, err
 	}
@@ -158,8 +152,8 @@ func printTimelines(timelines []measure.Timeline, base time.Duration) {
 	}
 }
 
-func printMemory(ctx context.Context, plane *measure.Plane, timelines []measure.Timeline) error {
-	usage, err := plane.Memory(ctx, timelines)
+func printMemory(ctx context.Context, creator *measure.Creator, timelines []measure.Timeline) error {
+	usage, err := creator.Memory(ctx, timelines)
 	if err != nil {
 		return err
 	}

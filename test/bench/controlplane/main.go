@@ -44,28 +44,22 @@ func run(ctx context.Context, bin string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	plane, err := measure.NewPlane(capstan.Management, func(ctx context.Context, name string) ([]byte, error) {
-		return capstan.Run(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", capstan.From, "--workers", "0")
-	})
+	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, name string) (string, error) {
+		return capstan.Capstan(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", capstan.From, "--workers", "0")
+	}}
+	made, err := creator.Create(ctx, []string{cluster})
 	if err != nil {
 		return err
 	}
-	made, err := plane.Create(ctx, []string{cluster})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, plane.Delete(context.WithoutCancel(ctx), made)) }()
+	defer func() { err = errors.Join(err, creator.Delete(context.WithoutCancel(ctx), made)) }()
 	fmt.Printf("%-44s %9s %16s %12s\n", "", "took", "", "longest gap")
 	report(capstan, "1 replica, initialized", made[0].Initialized, 0)
 
-	s, err := newSubject(capstan.Management)
-	if err != nil {
-		return err
-	}
+	s := &subject{client: capstan.Client}
 	if err := s.settled(ctx, 1, nil); err != nil {
 		return err
 	}
-	usage, err := plane.Memory(ctx, made)
+	usage, err := creator.Memory(ctx, made)
 	if err != nil {
 		return err
 	}
@@ -79,11 +73,11 @@ func run(ctx context.Context, bin string) (err error) {
 
 // changeUnderLoad scales, rolls out and upgrades the control plane while a client writes, and prints a row for each change.
 func changeUnderLoad(ctx context.Context, capstan *measure.Upgrade, s *subject) error {
-	workload, err := capstan.Run(ctx, "get", "kubeconfig", cluster)
+	workload, err := capstan.Capstan(ctx, "get", "kubeconfig", cluster)
 	if err != nil {
 		return err
 	}
-	w, err := writeload.FromKubeconfig(ctx, workload, writePatience)
+	w, err := writeload.FromKubeconfig(ctx, []byte(workload), writePatience)
 	if err != nil {
 		return err
 	}

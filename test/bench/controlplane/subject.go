@@ -6,8 +6,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,22 +16,6 @@ import (
 
 // subject is the measured control plane.
 type subject struct{ client client.Client }
-
-func newSubject(kubeconfig []byte) (*subject, error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	config.QPS = -1
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, controlplanev1.AddToScheme, infrav1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
-	c, err := client.New(config, client.Options{Scheme: scheme})
-	return &subject{client: c}, err
-}
 
 func (s *subject) controlPlane(ctx context.Context) (*controlplanev1.CapstanControlPlane, error) {
 	list := &controlplanev1.CapstanControlPlaneList{}

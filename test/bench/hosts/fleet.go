@@ -14,12 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -28,6 +24,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/plane"
 )
 
 const (
@@ -59,29 +56,9 @@ type fleet struct {
 	hosts  []*exec.Cmd
 }
 
-func newFleet(kubeconfig []byte, root string, o options, n int) (*fleet, error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	config.QPS = -1
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
-	f := &fleet{o: o, n: n, root: root, config: config}
-	if f.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
-		return nil, err
-	}
-	var api rest.Interface
-	raw, err := kubernetes.NewForConfig(config)
-	if err == nil {
-		api = raw.Discovery().RESTClient()
-	}
-	f.meter = measure.Meter{API: api, Root: root}
-	return f, err
+func newFleet(p *plane.Plane, o options, n int) (*fleet, error) {
+	meter, err := measure.NewMeter(p)
+	return &fleet{o: o, n: n, root: p.Root, config: p.Config, client: p.Client, meter: meter}, err
 }
 
 func (f *fleet) measure(ctx context.Context) (*result, error) {

@@ -86,11 +86,7 @@ func measureFleet(ctx context.Context, o options, n int) (r *result, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
-	if err != nil {
-		return nil, err
-	}
-	f, err := newFleet(kubeconfig, capstan.Root(), o, n)
+	f, err := newFleet(capstan, o, n)
 	if err != nil {
 		return nil, err
 	}

@@ -65,30 +65,27 @@ func run(ctx context.Context, bin string, machines size) (err error) {
 // upgradeCluster creates a cluster, upgrades it under a policy, prints a row for each role, and deletes the cluster.
 func upgradeCluster(ctx context.Context, capstan *measure.Upgrade, policy infrav1.InPlacePolicy, machines size) (err error) {
 	name := map[infrav1.InPlacePolicy]string{infrav1.InPlaceOnly: "in-place", infrav1.InPlaceNever: "replaced"}[policy]
-	plane, err := measure.NewPlane(capstan.Management, func(ctx context.Context, cluster string) ([]byte, error) {
-		return capstan.Run(ctx, "create", "cluster", cluster, "--dry-run", "--kubernetes-version", capstan.From,
+	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, cluster string) (string, error) {
+		return capstan.Capstan(ctx, "create", "cluster", cluster, "--dry-run", "--kubernetes-version", capstan.From,
 			"--control-plane-machines", strconv.Itoa(machines.controlPlane), "--workers", strconv.Itoa(machines.workers))
-	})
+	}}
+	made, err := creator.Create(ctx, []string{name})
 	if err != nil {
 		return err
 	}
-	made, err := plane.Create(ctx, []string{name})
+	defer func() { err = errors.Join(err, creator.Delete(context.WithoutCancel(ctx), made)) }()
+	workload, err := capstan.Capstan(ctx, "get", "kubeconfig", name)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, plane.Delete(context.WithoutCancel(ctx), made)) }()
-	workload, err := capstan.Run(ctx, "get", "kubeconfig", name)
-	if err != nil {
-		return err
-	}
-	s, err := newSubject(capstan.Management, workload, name, policy)
+	s, err := newSubject(capstan.Client, []byte(workload), name, policy)
 	if err != nil {
 		return err
 	}
 	if err := s.startPods(ctx, 2*machines.workers); err != nil {
 		return err
 	}
-	w, err := writeload.FromKubeconfig(ctx, workload, writePatience)
+	w, err := writeload.FromKubeconfig(ctx, []byte(workload), writePatience)
 	if err != nil {
 		return err
 	}

@@ -9,9 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -20,6 +18,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/plane"
 )
 
 // subject is the measured cluster.
@@ -31,26 +30,14 @@ type subject struct {
 	containers map[string]bool
 }
 
-func newSubject(management, workload []byte, name string, policy infrav1.InPlacePolicy) (*subject, error) {
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, controlplanev1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
+func newSubject(management client.Client, workload []byte, name string, policy infrav1.InPlacePolicy) (*subject, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(workload)
+	if err != nil {
+		return nil, err
 	}
-	connect := func(kubeconfig []byte) (client.Client, error) {
-		config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-		if err != nil {
-			return nil, err
-		}
-		config.QPS, config.Timeout = -1, 10*time.Second
-		return client.New(config, client.Options{Scheme: scheme})
-	}
-	s := &subject{name: name, policy: policy}
-	var errs [2]error
-	s.management, errs[0] = connect(management)
-	s.workload, errs[1] = connect(workload)
-	return s, errors.Join(errs[:]...)
+	config.Timeout = 10 * time.Second // Its API servers restart.
+	c, err := plane.NewClient(config)
+	return &subject{management: management, workload: c, name: name, policy: policy}, err
 }
 
 // until repeats a check until it succeeds. Errors of an API server that restarts are no end.

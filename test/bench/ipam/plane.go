@@ -10,9 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	"capstan.dev/capstan/test/bench/measure"
 )
 
@@ -69,31 +66,11 @@ func withPlane(ctx context.Context, bin string, s settings, f func(*bench, plane
 	if err != nil {
 		return err
 	}
-	return errors.Join(inPlane(ctx, capstan, s, f), capstan.Down(ctx))
-}
-
-func inPlane(ctx context.Context, capstan *measure.Capstan, s settings, f func(*bench, plane) error) error {
-	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
-	if err != nil {
-		return err
+	b := &bench{settings: s, namespace: "bench", client: capstan.Client}
+	if err = b.pool(ctx); err == nil {
+		err = f(b, plane{capstan.Root})
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return err
-	}
-	config.QPS = -1
-	scheme, err := newScheme()
-	if err != nil {
-		return err
-	}
-	b := &bench{settings: s, namespace: "bench"}
-	if b.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme}); err != nil {
-		return err
-	}
-	if err := b.pool(ctx); err != nil {
-		return err
-	}
-	return f(b, plane{capstan.Root()})
+	return errors.Join(err, capstan.Down(ctx))
 }
 
 // plane is a running management plane.

@@ -43,7 +43,7 @@ func PrintUsage(usage []Usage) {
 
 // Memory returns the proportional set size of every machine of the clusters, by program. It finds a machine's processes
 // by the /etc/hostname of their root folder, which contains the machine's name.
-func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, error) {
+func (c *Creator) Memory(ctx context.Context, timelines []Timeline) ([]Usage, error) {
 	byHost, err := processesByHostname()
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, erro
 	var usage []Usage
 	for _, t := range timelines {
 		machines := &clusterv1.MachineList{}
-		if err := p.client.List(ctx, machines, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: t.Cluster}); err != nil {
+		if err := c.Client.List(ctx, machines, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: t.Cluster}); err != nil {
 			return nil, err
 		}
 		for _, m := range machines.Items {

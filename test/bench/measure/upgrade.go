@@ -2,24 +2,22 @@ package measure
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
 
 	"capstan.dev/capstan/test/bench/floor"
+	"capstan.dev/capstan/test/plane"
 	"capstan.dev/capstan/test/versions"
 )
 
 // Upgrade is the common part of measurements of upgrades.
 type Upgrade struct {
-	*Capstan
+	*plane.Plane
 	// Floor is the time of etcd and an API server of the newer version from empty folders to /readyz.
 	Floor time.Duration
 	// From is the built version of the minor before the newer version.
 	From string
-	// Management is the kubeconfig of the management plane.
-	Management []byte
 }
 
 // UpUpgrade measures and prints the floor, and then starts a separate management plane. The caller must call Down, also after an
@@ -37,11 +35,6 @@ func UpUpgrade(ctx context.Context, bin, to string) (*Upgrade, error) {
 	if u.From, err = versions.FormerMinor(bin, to); err != nil {
 		return nil, err
 	}
-	if u.Capstan, err = Up(ctx, bin, ""); err != nil {
-		return nil, err
-	}
-	if u.Management, err = u.Run(ctx, "get", "kubeconfig", "--management"); err != nil {
-		return nil, errors.Join(err, u.Down(ctx))
-	}
-	return u, nil
+	u.Plane, err = Up(ctx, bin, "")
+	return u, err
 }

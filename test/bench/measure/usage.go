@@ -11,7 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"capstan.dev/capstan/test/plane"
 )
 
 // Cost is the use of the manager of a plane and of the writers of its API server since their start.
@@ -34,6 +37,15 @@ type Meter struct {
 	API rest.Interface
 	// Root is the root folder of the plane. The manager has it as an argument.
 	Root string
+}
+
+// NewMeter returns the meter of a plane.
+func NewMeter(p *plane.Plane) (Meter, error) {
+	c, err := kubernetes.NewForConfig(p.Config)
+	if err != nil {
+		return Meter{}, err
+	}
+	return Meter{API: c.Discovery().RESTClient(), Root: p.Root}, nil
 }
 
 // Read measures now.

@@ -11,10 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -24,6 +21,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/plane"
 )
 
 const (
@@ -45,27 +43,9 @@ type bench struct {
 	meter  measure.Meter
 }
 
-func newBench(kubeconfig []byte, o options) (*bench, error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, infrav1.AddToScheme, bootstrapv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
-	b := &bench{o: o}
-	if b.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
-		return nil, err
-	}
-	raw, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	b.meter = measure.Meter{API: raw.Discovery().RESTClient(), Root: o.root}
-	return b, nil
+func newBench(p *plane.Plane, o options) (*bench, error) {
+	meter, err := measure.NewMeter(p)
+	return &bench{o: o, client: p.Client, meter: meter}, err
 }
 
 // addPool creates a pool without machines.

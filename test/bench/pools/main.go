@@ -54,15 +54,11 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	o.root = capstan.Root()
-	if _, err := capstan.Run(ctx, "create", "cluster", "pools", "--flavor", "machinepool", "--workers", "0", "--kubernetes-version", o.version); err != nil {
+	o.root = capstan.Root
+	if _, err := capstan.Capstan(ctx, "create", "cluster", "pools", "--flavor", "machinepool", "--workers", "0", "--kubernetes-version", o.version); err != nil {
 		return fmt.Errorf("create cluster: %w", err)
 	}
-	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
-	if err != nil {
-		return err
-	}
-	b, err := newBench(kubeconfig, o)
+	b, err := newBench(capstan, o)
 	if err != nil {
 		return err
 	}

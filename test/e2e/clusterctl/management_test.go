@@ -17,7 +17,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -154,13 +153,7 @@ func connectTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {
 		data, err = clusterctl(t, nil, "get", "kubeconfig", c.Name, "--namespace", c.Namespace, "--kubeconfig", kubeconfig)
 		return err
 	})
-	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.Client, err = harness.NewClient(config); err != nil {
-		t.Fatal(err)
-	}
+	c.ConnectWith(t, data)
 }
 
 func deleteTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {

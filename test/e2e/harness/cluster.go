@@ -18,12 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/test/plane"
 )
 
 // Cluster is a workload cluster of a plane.
@@ -79,11 +79,14 @@ func (c *Cluster) Connect(t *testing.T) {
 	if err := os.WriteFile(c.Kubeconfig, []byte(kubeconfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(kubeconfig))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.Client, err = NewClient(config); err != nil {
+	c.ConnectWith(t, kubeconfig)
+}
+
+// ConnectWith creates the client of a kubeconfig.
+func (c *Cluster) ConnectWith(t *testing.T, kubeconfig string) {
+	t.Helper()
+	var err error
+	if c.Client, err = plane.ClientOf([]byte(kubeconfig)); err != nil {
 		t.Fatal(err)
 	}
 }

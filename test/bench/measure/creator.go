@@ -12,17 +12,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/kubeconfig"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/manifest"
+	"capstan.dev/capstan/test/plane"
 )
 
 // timeout bounds each wait. A cluster that takes longer fails.
@@ -38,42 +35,28 @@ type Timeline struct {
 	Running     time.Duration // every Machine in phase Running
 }
 
-// Plane is a management plane on which clusters are created.
-type Plane struct {
-	client   client.WithWatch
-	template func(ctx context.Context, cluster string) ([]byte, error)
+// Creator creates clusters on a management plane.
+type Creator struct {
+	Client client.WithWatch
+	// Template returns the YAML of a cluster with a name in namespace default.
+	Template func(ctx context.Context, cluster string) (string, error)
 }
 
-// NewPlane returns the plane of a kubeconfig. template returns the YAML of a cluster with a name in namespace default.
-func NewPlane(config []byte, template func(context.Context, string) ([]byte, error)) (*Plane, error) {
-	c, err := newClient(config)
-	if err != nil {
-		return nil, err
+// Up starts a management plane; see plane.Start. The caller must take it down, also after an interruption.
+func Up(ctx context.Context, bin, root string, args ...string) (*plane.Plane, error) {
+	p, err := plane.Start(ctx, bin, root, args...)
+	if err != nil && p != nil {
+		err = errors.Join(fmt.Errorf("capstan up: %w", err), p.Down(ctx))
 	}
-	return &Plane{client: c, template: template}, nil
-}
-
-func newClient(config []byte) (client.WithWatch, error) {
-	rest, err := clientcmd.RESTConfigFromKubeConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	rest.QPS = -1
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
-	return client.NewWithWatch(rest, client.Options{Scheme: scheme})
+	return p, err
 }
 
 // Create creates clusters with these names at once and returns when all are complete.
-func (p *Plane) Create(ctx context.Context, names []string) ([]Timeline, error) {
-	manifests := make([][]byte, len(names))
+func (c *Creator) Create(ctx context.Context, names []string) ([]Timeline, error) {
+	manifests := make([]string, len(names))
 	for i, name := range names {
 		var err error
-		if manifests[i], err = p.template(ctx, name); err != nil {
+		if manifests[i], err = c.Template(ctx, name); err != nil {
 			return nil, err
 		}
 	}
@@ -84,24 +67,24 @@ func (p *Plane) Create(ctx context.Context, names []string) ([]Timeline, error) 
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			timelines[i], errs[i] = p.createOne(ctx, name, manifests[i])
+			timelines[i], errs[i] = c.createOne(ctx, name, manifests[i])
 		})
 	}
 	wg.Wait()
 	return timelines, errors.Join(errs...)
 }
 
-func (p *Plane) createOne(ctx context.Context, name string, manifest []byte) (Timeline, error) {
+func (c *Creator) createOne(ctx context.Context, name, manifest string) (Timeline, error) {
 	start := time.Now()
 	t := Timeline{Cluster: name, Began: start}
-	if err := p.apply(ctx, manifest); err != nil {
+	if err := c.apply(ctx, manifest); err != nil {
 		return t, fmt.Errorf("cluster %s: %w", name, err)
 	}
 	var errs [3]error
 	var wg sync.WaitGroup
-	wg.Go(func() { t.Initialized, errs[0] = p.untilInitialized(ctx, name, start) })
-	wg.Go(func() { t.FirstNode, t.AllNodes, errs[1] = p.untilNodes(ctx, name, start) })
-	wg.Go(func() { t.Running, errs[2] = p.untilRunning(ctx, name, start) })
+	wg.Go(func() { t.Initialized, errs[0] = c.untilInitialized(ctx, name, start) })
+	wg.Go(func() { t.FirstNode, t.AllNodes, errs[1] = c.untilNodes(ctx, name, start) })
+	wg.Go(func() { t.Running, errs[2] = c.untilRunning(ctx, name, start) })
 	wg.Wait()
 	if err := errors.Join(errs[:]...); err != nil {
 		return t, fmt.Errorf("cluster %s: %w", name, err)
@@ -109,8 +92,8 @@ func (p *Plane) createOne(ctx context.Context, name string, manifest []byte) (Ti
 	return t, nil
 }
 
-func (p *Plane) apply(ctx context.Context, data []byte) error {
-	objects, err := manifest.Parse(data)
+func (c *Creator) apply(ctx context.Context, data string) error {
+	objects, err := manifest.Parse([]byte(data))
 	if err != nil {
 		return err
 	}
@@ -118,7 +101,7 @@ func (p *Plane) apply(ctx context.Context, data []byte) error {
 		if obj.GetNamespace() == "" {
 			obj.SetNamespace(metav1.NamespaceDefault)
 		}
-		if err := p.client.Create(ctx, obj); err != nil {
+		if err := c.Client.Create(ctx, obj); err != nil {
 			return err
 		}
 	}
@@ -144,8 +127,8 @@ func until(ctx context.Context, c client.WithWatch, list client.ObjectList, done
 	}
 }
 
-func (p *Plane) untilInitialized(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
-	err = until(ctx, p.client, &clusterv1.ClusterList{}, func(e watch.Event) bool {
+func (c *Creator) untilInitialized(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
+	err = until(ctx, c.Client, &clusterv1.ClusterList{}, func(e watch.Event) bool {
 		cluster, ok := e.Object.(*clusterv1.Cluster)
 		took = time.Since(start)
 		return ok && ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
@@ -157,9 +140,9 @@ func (p *Plane) untilInitialized(ctx context.Context, name string, start time.Ti
 }
 
 // wanted returns the number of desired Machines of the cluster. The objects with the replicas were applied before.
-func (p *Plane) wanted(ctx context.Context, name string) (int, error) {
+func (c *Creator) wanted(ctx context.Context, name string) (int, error) {
 	mds := &clusterv1.MachineDeploymentList{}
-	if err := p.client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
+	if err := c.Client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
 		return 0, err
 	}
 	n := 1
@@ -171,13 +154,13 @@ func (p *Plane) wanted(ctx context.Context, name string) (int, error) {
 	return n, nil
 }
 
-func (p *Plane) untilRunning(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
-	wanted, err := p.wanted(ctx, name)
+func (c *Creator) untilRunning(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
+	wanted, err := c.wanted(ctx, name)
 	if err != nil {
 		return 0, err
 	}
 	running := map[string]bool{}
-	err = until(ctx, p.client, &clusterv1.MachineList{}, func(e watch.Event) bool {
+	err = until(ctx, c.Client, &clusterv1.MachineList{}, func(e watch.Event) bool {
 		if m, ok := e.Object.(*clusterv1.Machine); ok {
 			running[m.Name] = m.Status.Phase == string(clusterv1.MachinePhaseRunning) && e.Type != watch.Deleted
 		}
@@ -190,12 +173,12 @@ func (p *Plane) untilRunning(ctx context.Context, name string, start time.Time) 
 	return took, err
 }
 
-func (p *Plane) untilNodes(ctx context.Context, name string, start time.Time) (first, all time.Duration, err error) {
-	wanted, err := p.wanted(ctx, name)
+func (c *Creator) untilNodes(ctx context.Context, name string, start time.Time) (first, all time.Duration, err error) {
+	wanted, err := c.wanted(ctx, name)
 	if err != nil {
 		return 0, 0, err
 	}
-	workload, err := p.workloadClient(ctx, name)
+	workload, err := c.workloadClient(ctx, name)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -217,24 +200,24 @@ func (p *Plane) untilNodes(ctx context.Context, name string, start time.Time) (f
 }
 
 // workloadClient waits for the kubeconfig Secret and for a response of the API server.
-func (p *Plane) workloadClient(ctx context.Context, name string) (client.WithWatch, error) {
-	err := until(ctx, p.client, &corev1.SecretList{}, func(e watch.Event) bool { return e.Type == watch.Added },
+func (c *Creator) workloadClient(ctx context.Context, name string) (client.WithWatch, error) {
+	err := until(ctx, c.Client, &corev1.SecretList{}, func(e watch.Event) bool { return e.Type == watch.Added },
 		client.InNamespace(metav1.NamespaceDefault),
 		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name+"-kubeconfig")})
 	if err != nil {
 		return nil, fmt.Errorf("waiting for the kubeconfig: %w", err)
 	}
-	config, err := kubeconfig.FromSecret(ctx, p.client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name})
+	config, err := kubeconfig.FromSecret(ctx, c.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name})
 	if err != nil {
 		return nil, err
 	}
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		c, err := newClient(config)
+		workload, err := plane.ClientOf(config)
 		if err == nil {
-			if err = c.List(ctx, &corev1.NodeList{}, client.Limit(1)); err == nil {
-				return c, nil
+			if err = workload.List(ctx, &corev1.NodeList{}, client.Limit(1)); err == nil {
+				return workload, nil
 			}
 		}
 		select {
@@ -246,28 +229,28 @@ func (p *Plane) workloadClient(ctx context.Context, name string) (client.WithWat
 }
 
 // Delete removes clusters and returns when their objects are removed.
-func (p *Plane) Delete(ctx context.Context, timelines []Timeline) error {
+func (c *Creator) Delete(ctx context.Context, timelines []Timeline) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for _, t := range timelines {
 		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: t.Cluster}}
-		if err := p.client.Delete(ctx, cluster); client.IgnoreNotFound(err) != nil {
+		if err := c.Client.Delete(ctx, cluster); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}
 	for _, t := range timelines {
-		if err := p.untilGone(ctx, t.Cluster); err != nil {
+		if err := c.untilGone(ctx, t.Cluster); err != nil {
 			return fmt.Errorf("deleting cluster %s: %w", t.Cluster, err)
 		}
 	}
 	return nil
 }
 
-func (p *Plane) untilGone(ctx context.Context, name string) error {
+func (c *Creator) untilGone(ctx context.Context, name string) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := p.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, &clusterv1.Cluster{})
+		err := c.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, &clusterv1.Cluster{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
