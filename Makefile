@@ -246,7 +246,7 @@ lint: golangci-lint ## Run golangci-lint in each of our modules, and compile the
 			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
 	@$(GOLANGCI_LINT) run
-	@GOOS=windows go list -export -gcflags='all=-N -l' -test ./internal/cli/... ./cmd/capstan >/dev/null
+	@GOOS=windows go list -export -gcflags='all=-N -l -dwarf=false' -test ./internal/cli/... ./cmd/capstan >/dev/null
 
 # Without a cache, this compiles the client of Kubernetes twice. make lint does it for Windows.
 .PHONY: vet-workstations
