@@ -291,9 +291,6 @@ func (d Disk) Thaw() error {
 	return nil
 }
 
-// usualRelease is longer than the kernel usually keeps the loop device of a file system that was unmounted.
-const usualRelease = 500 * time.Millisecond
-
 // Detach unmounts the file system and waits until its loop device is released.
 func (d Disk) Detach(ctx context.Context) error {
 	if err := d.Thaw(); err != nil {
@@ -314,7 +311,7 @@ func (d Disk) Detach(ctx context.Context) error {
 			return errors.Join(swapErr, fmt.Errorf("unmounting %s: %w", d.Dir, err))
 		}
 	}
-	for search := time.After(usualRelease); ; {
+	for {
 		loop, err := findLoop(d.Image)
 		if err != nil || loop == nil {
 			return err
@@ -322,10 +319,6 @@ func (d Disk) Detach(ctx context.Context) error {
 		name := loop.Name()
 		_ = loop.Close()
 		select {
-		case <-search:
-			if err := d.endHiddenSwap(ctx); err != nil {
-				return err
-			}
 		case <-ctx.Done():
 			return fmt.Errorf("%s of the disk %s is still in use: end the use of its swap files, its other mounts and its open files: %w", name, d.Image, ctx.Err())
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.

@@ -70,27 +70,20 @@ func enforcedOn(device string) error {
 
 // Fields of the superblock of ext4, as offsets in the file.
 const (
-	inodeCount       = 1024
 	readOnlyFeatures = 1024 + 0x64
 	featureProject   = 0x2000
 )
 
 // hasQuotas reports whether the file system was made with project quotas.
 func (d Disk) hasQuotas() (bool, error) {
-	features, err := d.superblock(readOnlyFeatures)
-	return features&featureProject != 0, err
-}
-
-// superblock returns a field of the superblock.
-func (d Disk) superblock(offset int64) (uint32, error) {
 	f, err := os.Open(d.Image)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	defer func() { _ = f.Close() }()
-	var field [4]byte
-	if _, err := f.ReadAt(field[:], offset); err != nil {
-		return 0, fmt.Errorf("reading the superblock of %s: %w", filepath.Base(d.Image), err)
+	var features [4]byte
+	if _, err := f.ReadAt(features[:], readOnlyFeatures); err != nil {
+		return false, fmt.Errorf("reading the features of %s: %w", filepath.Base(d.Image), err)
 	}
-	return binary.LittleEndian.Uint32(field[:]), nil
+	return binary.LittleEndian.Uint32(features[:])&featureProject != 0, nil
 }

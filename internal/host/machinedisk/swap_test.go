@@ -35,31 +35,6 @@ func TestSwapFile(t *testing.T) {
 	expect.NoError(t, d.Detach(ctx(t)))
 }
 
-// A disk is detached although the kernel prints the path of a swap file in another mount, and another file of the disk has this path.
-func TestHiddenSwapFile(t *testing.T) {
-	d := newDisk(t)
-	expect.NoError(t, d.Create(ctx(t), 64<<20))
-	expect.NoError(t, d.Attach(ctx(t)))
-	folder := filepath.Join(d.Dir, "folder")
-	file := filepath.Join(folder, "swap")
-	expect.NoError(t, os.Mkdir(folder, 0o700))
-	expect.NoError(t, os.WriteFile(filepath.Join(d.Dir, "swap"), nil, 0o600))
-	expect.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
-	if out, err := exec.CommandContext(t.Context(), "mkswap", file).CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
-	}
-	var used error
-	thread.Throwaway(func() { used = swapOnIn(folder, "/swap") })
-	expect.NoError(t, used)
-	if out, err := exec.CommandContext(t.Context(), "chattr", "+i", file).CombinedOutput(); err != nil {
-		t.Fatal(err, string(out))
-	}
-	expect.NoError(t, d.Detach(ctx(t)))
-	if mounted, err := d.Mounted(); err != nil || mounted {
-		t.Errorf("mounted %v, %v", mounted, err)
-	}
-}
-
 // swapOnIn uses a file for swap in a mount namespace whose root is dir, as in a machine. The calling thread stays in the namespace.
 func swapOnIn(dir, file string) error {
 	for _, step := range []func() error{
