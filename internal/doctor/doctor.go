@@ -181,19 +181,19 @@ func checkCapabilities(f Facts) []Result {
 	return results
 }
 
-// features of the kernel, with their purpose and their module.
+// features of the kernel, with their purpose and their module, and the package of Debian whose programs their test needs.
 var features = []struct {
-	name, purpose, module string
-	optional              bool
+	name, purpose, module, apt string
+	optional                   bool
 }{
-	{"namespaces", "machines", "", false},
-	{"overlay", "container images", "overlay", false},
-	{"veth", "the machines' network interfaces", "veth", false},
-	{"bridge", "the clusters' networks", "bridge", false},
-	{"nftables", "Services, outbound NAT and isolation", "nf_tables", false},
-	{"vxlan", "clusters that span several boxes", "vxlan", true},
-	{"disks of machines", "disks of a fixed size", "loop", true},
-	{"project quotas", "the enforcement of the sizes of local volumes", "quota_v2", true},
+	{"namespaces", "machines", "", "", false},
+	{"overlay", "container images", "overlay", "", false},
+	{"veth", "the machines' network interfaces", "veth", "", false},
+	{"bridge", "the clusters' networks", "bridge", "", false},
+	{"nftables", "Services, outbound NAT and isolation", "nf_tables", "", false},
+	{"vxlan", "clusters that span several boxes", "vxlan", "", true},
+	{"disks of machines", "disks of a fixed size", "loop", "e2fsprogs", true},
+	{"project quotas", "the enforcement of the sizes of local volumes", "quota_v2", "e2fsprogs", true},
 }
 
 func checkFeatures(f Facts) []Result {
@@ -203,13 +203,17 @@ func checkFeatures(f Facts) []Result {
 	var results []Result
 	for _, feature := range features {
 		problem, tried := f.Probes[feature.name]
+		mend := mendModule(feature.module, f.Kernel)
+		if slices.ContainsFunc(tools, func(t tool) bool { return t.apt == feature.apt && f.Tools[t.name] == "" }) {
+			mend = "install the package " + feature.apt
+		}
 		switch {
 		case tried && problem == "":
 			results = append(results, ok(feature.name, "works"))
 		case feature.optional:
-			results = append(results, Result{feature.name, Info, "does not work; only needed for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
+			results = append(results, Result{feature.name, Info, "does not work; only needed for " + feature.purpose + ": " + problem, mend})
 		default:
-			results = append(results, Result{feature.name, Fail, "does not work; needed for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
+			results = append(results, Result{feature.name, Fail, "does not work; needed for " + feature.purpose + ": " + problem, mend})
 		}
 	}
 	return results
@@ -309,9 +313,11 @@ func checkSysctls(f Facts) []Result {
 // useradd is the only tool that a host without a management plane does not need.
 const useradd = "useradd"
 
+type tool struct{ name, apt, purpose string }
+
 // tools are programs of the distribution, with their packages of Debian and their purpose. Machines use those of their host. docs/install.md
 // lists them.
-var tools = []struct{ name, apt, purpose string }{
+var tools = []tool{
 	{"nft", "nftables", "capstand sets the firewall rules of networks with it"},
 	{"conntrack", "conntrack", "kube-proxy clears stale connections with it"},
 	{"mount", "mount", "the kubelet mounts volumes with it"},

@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -114,6 +115,21 @@ func TestCheck(t *testing.T) {
 			}
 			t.Errorf("no result named %s", test.check)
 		})
+	}
+}
+
+// No module of the kernel mends a test that lacks its program.
+func TestCheckWithoutMkfs(t *testing.T) {
+	facts := fit()
+	facts.Tools["mkfs.ext4"] = ""
+	features := []string{"disks of machines", "project quotas"}
+	for _, name := range features {
+		facts.Probes[name] = `exec: "mkfs.ext4": executable file not found in $PATH`
+	}
+	for _, r := range Check(facts) {
+		if slices.Contains(features, r.Name) && (r.Level != Info || r.Mend != "install the package e2fsprogs") {
+			t.Errorf("%+v", r)
+		}
 	}
 }
 
