@@ -319,10 +319,20 @@ func (v *volumes) createVolume(ctx context.Context, claim *corev1.PersistentVolu
 		return err
 	}
 	volume, err := v.fetch(ctx, localvolume.Name(claim))
-	if err == nil && (volume == nil || localvolume.Node(volume) != v.name) {
-		err = errors.New("expected no PersistentVolume of another node, found one: the claim has selected that node as well")
+	if err != nil {
+		return err
 	}
-	return err
+	if volume == nil {
+		return fmt.Errorf("the PersistentVolume %s was deleted while the node provided it; the node tries again", localvolume.Name(claim))
+	}
+	switch node := localvolume.Node(volume); node {
+	case v.name:
+		return nil
+	case "":
+		return fmt.Errorf("expected no PersistentVolume %s, found one that no node has provided: delete it if nothing needs it", volume.Name)
+	default:
+		return fmt.Errorf("expected no PersistentVolume %s, found one of node %s: the claim had selected that node as well", volume.Name, node)
+	}
 }
 
 // fetch returns a PersistentVolume as the API server has it now, or nil if there is none.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -92,6 +93,37 @@ func TestVolumeOfAnotherNode(t *testing.T) {
 			}
 			if names, err := v.folders.Unfinished(); err != nil || len(names) > 0 {
 				t.Errorf("the record remains: %v, %v", names, err)
+			}
+		})
+	}
+}
+
+// The error about a PersistentVolume that exists already names its node. None is no error for that of this node.
+func TestPersistentVolumeExists(t *testing.T) {
+	unknown := localvolume.Volume(testClaim(), "n")
+	unknown.Annotations = nil
+	for name, test := range map[string]struct {
+		volume *corev1.PersistentVolume
+		want   string
+	}{
+		"of this node":      {localvolume.Volume(testClaim(), "n"), ""},
+		"of another node":   {localvolume.Volume(testClaim(), "other"), "found one of node other:"},
+		"of no node":        {unknown, "that no node has provided"},
+		"deleted meanwhile": {nil, "was deleted while the node provided it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, claim := testVolumes(t, false), testClaim()
+			client := v.client.(*dynamicfake.FakeDynamicClient)
+			client.PrependReactor("create", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewAlreadyExists(kube.PersistentVolumes.GroupResource(), localvolume.Name(claim))
+			})
+			if test.volume != nil {
+				fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(test.volume)
+				expect.NoError(t, err)
+				expect.NoError(t, client.Tracker().Create(kube.PersistentVolumes, &unstructured.Unstructured{Object: fields}, ""))
+			}
+			if err := v.createVolume(t.Context(), claim); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q", err, test.want)
 			}
 		})
 	}
