@@ -138,15 +138,17 @@ func (s snapshot) files(path string, f func(found) error) error {
 	})
 }
 
-// restore writes all files of the snapshot, and removes the files that did not exist.
+// restore writes all files of the snapshot, and removes the files that did not exist. A file with an error does not stop it: a user of the
+// machine can block a file in an own folder, and the services need the others.
 func (s snapshot) restore() error {
 	var m manifest
 	if err := atomicfile.ReadJSON(s.manifestPath(), &m); err != nil {
 		return err
 	}
+	var errs []error
 	for _, file := range m.Files {
 		if err := s.restoreFile(file); err != nil {
-			return fmt.Errorf("restoring %s: %w", file.Path, err)
+			errs = append(errs, fmt.Errorf("restoring %s: %w", file.Path, err))
 		}
 	}
 	for _, path := range m.Paths {
@@ -154,13 +156,13 @@ func (s snapshot) restore() error {
 			if slices.ContainsFunc(m.Files, func(file saved) bool { return file.Path == f.path }) {
 				return nil
 			}
-			return f.folder.Remove(f.name)
+			return atomicfile.IgnoreMissing(f.folder.Remove(f.name))
 		})
 		if err != nil {
-			return fmt.Errorf("removing the new files of %s: %w", path, err)
+			errs = append(errs, fmt.Errorf("removing the new files of %s: %w", path, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (s snapshot) restoreFile(file saved) error {

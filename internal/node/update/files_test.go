@@ -46,7 +46,8 @@ func TestSnapshotOfLinks(t *testing.T) {
 	}
 }
 
-// A rollback gives a user of the machine no file to which a planted link leads, neither its content nor the file itself.
+// A rollback gives a user of the machine no file to which a planted link leads, neither its content nor the file itself. It restores all
+// other files.
 func TestSnapshotAvoidsLinks(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(home, etc string) error
@@ -66,17 +67,21 @@ func TestSnapshotAvoidsLinks(t *testing.T) {
 			for _, path := range []string{home + "/file", home + "/dir/victim"} {
 				expect.NoError(t, errors.Join(os.WriteFile(path, []byte("old"), 0o640), os.Chown(path, 1000, 1000)))
 			}
-			expect.NoError(t, os.WriteFile(etc+"/victim", []byte("secret"), 0o600))
+			kubelet, added := filepath.Join(root, "kubelet"), filepath.Join(root, "new")
+			expect.NoError(t, errors.Join(os.WriteFile(etc+"/victim", []byte("secret"), 0o600), os.WriteFile(kubelet, []byte("old"), 0o600)))
 			s := snapshot{root: root, dir: filepath.Join(root, "copies")}
-			expect.NoError(t, s.take([]string{"/home/ann/file", "/home/ann/dir/victim", "/home/ann/new/victim"}))
-			expect.NoError(t, tt.plant(home, etc))
+			expect.NoError(t, s.take([]string{"/home/ann/file", "/home/ann/dir/victim", "/home/ann/new/victim", "/kubelet", "/new"}))
+			expect.NoError(t, errors.Join(tt.plant(home, etc), os.WriteFile(kubelet, []byte("new"), 0o600), os.WriteFile(added, nil, 0o600)))
 			if err := s.restore(); (err == nil) != tt.ok {
 				t.Errorf("restored: %v", err)
 			}
-			for path, want := range map[string]string{home + "/file": "-rw-r----- 1000 old", etc + "/victim": "-rw------- 0 secret"} {
+			for path, want := range map[string]string{home + "/file": "-rw-r----- 1000 old", etc + "/victim": "-rw------- 0 secret", kubelet: "-rw------- 0 old"} {
 				if got := describe(t, path); got != want {
 					t.Errorf("%s is %q, want %q", path, got, want)
 				}
+			}
+			if _, err := os.Lstat(added); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the new file remains: %v", err)
 			}
 		})
 	}

@@ -102,8 +102,7 @@ func (u *updater) plan() plan {
 		changes: "files",
 		undo: []step{
 			{"previous limits", func(ctx context.Context) error { u.awaitLimits(ctx, limitsTimeout); return nil }},
-			{"restore files", func(context.Context) error { return u.snapshot.restore() }},
-			{"restart services", u.reload},
+			{"restore files and services", u.restore},
 			{"verify the previous version", u.verify},
 		},
 		forget:  u.forget,
@@ -284,8 +283,10 @@ func (u *updater) updateNode(ctx context.Context) error {
 	return u.onTarget(func(target *provision.Update) error { return target.UpdateNode(ctx, before) })
 }
 
-func (u *updater) reload(ctx context.Context) error {
-	return u.onTarget(func(target *provision.Update) error { return target.ReloadAll(ctx) })
+// restore restores the files. The services start with those that it could restore, also after an error.
+func (u *updater) restore(ctx context.Context) error {
+	err := u.snapshot.restore()
+	return errors.Join(err, u.onTarget(func(target *provision.Update) error { return target.ReloadAll(ctx) }))
 }
 
 // commands runs the commands that choose returns from those before and after nodeconfig.UpdateCommand. The data declares that they can be

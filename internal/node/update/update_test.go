@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
 )
 
@@ -41,6 +42,17 @@ func TestCommandsThatDoNotEnd(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "next")); err == nil {
 		t.Error("the next command ran")
+	}
+}
+
+// Services start again also if files could not be restored.
+func TestRestoreReachesServices(t *testing.T) {
+	u := &updater{snapshot: snapshot{dir: filepath.Join(t.TempDir(), "missing")}}
+	err := u.restore(t.Context())
+	for _, path := range []string{u.snapshot.manifestPath(), nodeconfig.Path} { // This box is no machine and has neither.
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s was not read: %v", path, err)
+		}
 	}
 }
 
