@@ -1,5 +1,5 @@
 // Package foreignfile reads and replaces files in folders that a less privileged process can write to. For capstand this is root in a machine
-// or a balancer, for capstan-init a user or a pod. Such a process can put a link, a pipe, a device or a file of any size in the place of a
+// or a balancer, for capstan-init a user, or a pod that does not run as root. Such a process can put a link, a pipe, a device or a file of any size in the place of a
 // file. No other code of capstand reads such files.
 //
 // Layer: library. Allowed imports: api.
@@ -139,19 +139,33 @@ func Symlink(root *os.Root, target, name string, uid, gid int) error {
 	if err := errors.Join(atomicfile.IgnoreMissing(root.Remove(name)), root.Symlink(target, name)); err != nil {
 		return err
 	}
-	link, err := root.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	return chown(root, name, fs.ModeSymlink, uid, gid)
+}
+
+// Mkdir removes what has a name in the folder root, and creates a folder with an owner. Only the owner can use it.
+func Mkdir(root *os.Root, name string, uid, gid int) error {
+	if err := errors.Join(atomicfile.IgnoreMissing(root.Remove(name)), root.Mkdir(name, 0o700)); err != nil {
+		return err
+	}
+	return chown(root, name, fs.ModeDir, uid, gid)
+}
+
+// chown gives what has a name in the folder root an owner. Something of another type, for example a file or a link that replaced it, does
+// not get the owner.
+func chown(root *os.Root, name string, kind fs.FileMode, uid, gid int) error {
+	file, err := root.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = link.Close() }()
-	info, err := link.Stat()
-	if err == nil && info.Mode().Type() != fs.ModeSymlink { // Otherwise, a file that replaced the link would get the owner.
-		err = &fs.PathError{Op: "symlink", Path: name, Err: fmt.Errorf("expected a link, found one of mode %s", info.Mode())}
+	defer func() { _ = file.Close() }()
+	info, err := file.Stat()
+	if err == nil && info.Mode().Type() != kind {
+		err = &fs.PathError{Op: "chown", Path: name, Err: fmt.Errorf("expected the type %s, found a file of mode %s", kind, info.Mode())}
 	}
 	if err != nil {
 		return err
 	}
-	return unix.Fchownat(int(link.Fd()), "", uid, gid, unix.AT_EMPTY_PATH)
+	return unix.Fchownat(int(file.Fd()), "", uid, gid, unix.AT_EMPTY_PATH)
 }
 
 // Sync makes renames in the folder root durable.

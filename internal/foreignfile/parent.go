@@ -21,13 +21,26 @@ func MakeParent(root, path string) (folder *os.Root, name string, err error) {
 	return parent(root, path, func(bound *os.Root, rest string) error { return bound.MkdirAll(rest, 0o755) })
 }
 
+// ReadPath returns the content of the regular file at an absolute path below root. It follows links as Parent does. The last part of the path
+// can be a link of the caller. More than most bytes are an error.
+func ReadPath(root, path string, most int64) ([]byte, error) {
+	own, rest, err := split(root, path)
+	if err != nil {
+		return nil, err
+	}
+	if rest == "" {
+		own, rest = filepath.Split(own)
+	}
+	return Read(own, rest, most)
+}
+
 func parent(root, path string, prepare func(bound *os.Root, rest string) error) (folder *os.Root, name string, err error) {
 	name = filepath.Base(path)
 	own, rest, err := split(root, filepath.Dir(path))
 	if err != nil {
 		return nil, "", err
 	}
-	bound, err := os.OpenRoot(own)
+	bound, err := os.OpenRoot(own + "/.") // With the dot it opens only folders. To open a pipe would wait for its other end.
 	if err != nil || rest == "" {
 		return bound, name, err
 	}
@@ -35,25 +48,25 @@ func parent(root, path string, prepare func(bound *os.Root, rest string) error) 
 	if err := prepare(bound, rest); err != nil {
 		return nil, "", err
 	}
-	folder, err = bound.OpenRoot(rest + "/.") // With the dot it opens only folders. To open a pipe would wait for its other end.
+	folder, err = bound.OpenRoot(rest + "/.")
 	return folder, name, err
 }
 
 // maxLinks bounds the links of a path, as the kernel does.
 const maxLinks = 40
 
-// split divides the path of a folder below root. Only the caller can change what own is. Rest begins with a missing folder, or own is the
-// first folder to which others can write.
-func split(root, folder string) (own, rest string, err error) {
+// split divides a path below root. Only the caller can change what own is. Rest begins with a missing part, or own is the first folder to
+// which others can write.
+func split(root, path string) (own, rest string, err error) {
 	own = "/"
-	left := parts(folder)
+	left := parts(path)
 	for links := 0; ; {
 		full := filepath.Join(root, own)
 		info, err := os.Stat(full)
 		switch {
 		case err != nil:
 			return "", "", err
-		case !info.IsDir():
+		case len(left) > 0 && !info.IsDir():
 			return "", "", &fs.PathError{Op: "open", Path: full, Err: syscall.ENOTDIR}
 		case len(left) == 0 || !onlyOwn(info):
 			return full, filepath.Join(left...), nil
@@ -68,7 +81,7 @@ func split(root, folder string) (own, rest string, err error) {
 		case err != nil:
 			return "", "", err
 		case links == maxLinks:
-			return "", "", &fs.PathError{Op: "open", Path: folder, Err: syscall.ELOOP}
+			return "", "", &fs.PathError{Op: "open", Path: path, Err: syscall.ELOOP}
 		default:
 			links++
 			if filepath.IsAbs(target) {

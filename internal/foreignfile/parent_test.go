@@ -93,12 +93,47 @@ func TestParent(t *testing.T) {
 	}
 }
 
-// Create and Symlink put new files in the place of planted links.
+// The last part of a path can be a link of the caller, and no link of others.
+func TestReadPath(t *testing.T) {
+	root := makeTree(t)
+	for _, file := range []string{"etc/x", "home/ann/own/x"} {
+		if err := os.WriteFile(filepath.Join(root, file), []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{"var/link": "../etc/x", "var/foreign": "/home/ann/own/x", "var/none": "nothing", "home/ann/link": "own/x", "home/ann/out": "/etc/x"} {
+		if err := os.Symlink(target, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]string{
+		"/etc/x":             "etc/x",
+		"/var/config/x":      "etc/x",
+		"/var/link":          "etc/x",
+		"/home/ann/own/x":    "home/ann/own/x",
+		"/home/ann/inside/x": "home/ann/own/x",
+		"/var/foreign":       "home/ann/own/x",
+	} {
+		if data, err := ReadPath(root, path, most); err != nil || string(data) != want {
+			t.Errorf("%s has %q, %v", path, data, err)
+		}
+	}
+	for path, missing := range map[string]bool{
+		"/none": true, "/new/x": true, "/var/none": true, "/home/ann/none": true,
+		"/etc": false, "/etc/x/x": false, "/var/ring": false, "/home/ann/link": false, "/home/ann/out": false, "/home/ann/up/x": false, "/home/ann/pipe": false,
+	} {
+		if data, err := ReadPath(root, path, most); err == nil || errors.Is(err, fs.ErrNotExist) != missing {
+			t.Errorf("%s has %q, %v", path, data, err)
+		}
+	}
+}
+
+// Create, Symlink and Mkdir put new files in the place of planted links.
 func TestCreate(t *testing.T) {
 	root := makeTree(t)
 	victim := filepath.Join(root, "etc/victim")
 	err := os.WriteFile(victim, []byte("kept"), 0o600)
-	for _, name := range []string{"file.tmp", "link.tmp"} {
+	for _, name := range []string{"file.tmp", "link.tmp", "folder.tmp"} {
 		err = errors.Join(err, os.Symlink("../../etc/victim", filepath.Join(root, "home/ann", name)))
 	}
 	folder, _, openErr := Parent(root, "/home/ann/x")
@@ -110,14 +145,17 @@ func TestCreate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(file.Close(), Symlink(folder, "target", "link.tmp", os.Getuid(), os.Getgid())); err != nil {
+	uid, gid := os.Getuid(), os.Getgid()
+	if err := errors.Join(file.Close(), Symlink(folder, "target", "link.tmp", uid, gid), Mkdir(folder, "folder.tmp", uid, gid)); err != nil {
 		t.Fatal(err)
 	}
 	if target, err := folder.Readlink("link.tmp"); err != nil || target != "target" {
 		t.Errorf("the link leads to %q, %v", target, err)
 	}
-	if info, err := folder.Lstat("file.tmp"); err != nil || info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+	for name, want := range map[string]fs.FileMode{"file.tmp": 0o600, "folder.tmp": fs.ModeDir | 0o700} {
+		if info, err := folder.Lstat(name); err != nil || info.Mode() != want {
+			t.Errorf("%v, %v", info, err)
+		}
 	}
 	if data, err := os.ReadFile(victim); err != nil || string(data) != "kept" {
 		t.Errorf("the other file became %q, %v", data, err)

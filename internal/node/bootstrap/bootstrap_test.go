@@ -302,6 +302,34 @@ func TestWriteFileAvoidsLinks(t *testing.T) {
 	}
 }
 
+// An append to a file in a folder of a user reads no other file. A link in a folder of root leads to the content to which it appends.
+func TestAppendAvoidsLinks(t *testing.T) {
+	for path, tt := range map[string]struct {
+		link, want string
+		ok         bool
+	}{
+		"/home/ann/.profile": {"../../etc/key", "secret ", false},
+		"/etc/profile":       {"key", "secret new", true},
+	} {
+		f := newFixture(t)
+		err := errors.Join(os.MkdirAll(f.path("home/ann"), 0o700), os.Mkdir(f.path("etc"), 0o700), os.WriteFile(f.path("etc/key"), []byte("secret "), 0o600),
+			os.Chown(f.path("home/ann"), 1000, 1000), os.Symlink(tt.link, f.path(path)), f.load())
+		if err != nil {
+			t.Fatal(err)
+		}
+		staged, err := f.stage(step{name: "step", file: &cloudconfig.File{Path: path, Content: []byte("new"), Append: true, Mode: 0o600}}, 0)
+		if err == nil {
+			err = commit([]*newFile{staged})
+		}
+		if got := f.read(path); (err == nil) != tt.ok || got != tt.want {
+			t.Errorf("%s became %q: %v", path, got, err)
+		}
+		if got := f.read("etc/key"); got != "secret " {
+			t.Errorf("the other file became %q", got)
+		}
+	}
+}
+
 // A home that users of other machines can write to gives its user no folder outside of it.
 func TestEnsureOwned(t *testing.T) {
 	for _, planted := range []bool{false, true} {
@@ -543,6 +571,34 @@ func TestUseraddArgs(t *testing.T) {
 	}
 }
 
+// A missing home in a folder that others can write to gives its user no folder to which a planted link leads.
+func TestEnsureHomeAvoidsLinks(t *testing.T) {
+	for planted, home := range map[string]string{"people/.capstan-ann": "/people/ann", "people/team": "/people/team/ann"} {
+		root := t.TempDir()
+		bob := filepath.Join(root, "people/bob")
+		if err := errors.Join(os.MkdirAll(bob, 0o700), os.Mkdir(filepath.Join(root, "etc"), 0o755), os.Chown(filepath.Dir(bob), 1000, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		target, ok := "bob", true
+		if home != "/people/ann" {
+			target, ok = "../etc", false
+		}
+		if err := os.Symlink(target, filepath.Join(root, planted)); err != nil {
+			t.Fatal(err)
+		}
+		if err := ensureHome(root, home, 1000, 1000); (err == nil) != ok {
+			t.Errorf("%s: %v", planted, err)
+		}
+		info, err := os.Stat(bob)
+		if err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Errorf("the other home: %v, %v", info, err)
+		}
+		if entries, err := os.ReadDir(filepath.Join(root, "etc")); err != nil || len(entries) > 0 {
+			t.Errorf("the other folder has %v, %v", entries, err)
+		}
+	}
+}
+
 func TestGroupaddArgs(t *testing.T) {
 	user := cloudconfig.User{Name: "ann", Groups: []string{"a, b", "root"}, PrimaryGroup: "g"}
 	var got []string
@@ -556,9 +612,10 @@ func TestGroupaddArgs(t *testing.T) {
 
 // TestEnsureHome: a folder that exists is not touched, a missing one is made with its parents.
 func TestEnsureHome(t *testing.T) {
-	home := filepath.Join(t.TempDir(), "people", "ann")
+	root := t.TempDir()
+	home := filepath.Join(root, "people", "ann")
 	for range 2 {
-		if err := ensureHome(home, os.Getuid(), os.Getgid()); err != nil {
+		if err := ensureHome(root, "/people/ann", os.Getuid(), os.Getgid()); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(home); err != nil || info.Mode().Perm() != 0o700 {

@@ -46,7 +46,7 @@ func (r *Runner) stage(s step, index int) (*newFile, error) {
 	if !s.file.Append {
 		return stage(r.Root, *s.file, index)
 	}
-	old, err := os.ReadFile(filepath.Join(r.Root, s.file.Path))
+	old, err := foreignfile.ReadPath(r.Root, s.file.Path, cloudconfig.MaxFileBytes)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

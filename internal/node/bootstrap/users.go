@@ -104,7 +104,7 @@ func (r *Runner) writeKeys(u cloudconfig.User) error {
 	}
 	uid, _ := strconv.Atoi(account.Uid)
 	gid, _ := strconv.Atoi(account.Gid)
-	if err := ensureHome(filepath.Join(r.Root, account.HomeDir), uid, gid); err != nil {
+	if err := ensureHome(r.Root, account.HomeDir, uid, gid); err != nil {
 		return err
 	}
 	dir := filepath.Join(account.HomeDir, ".ssh")
@@ -134,19 +134,22 @@ func ensureOwned(root, path string, uid, gid int) error {
 	return folder.Chown(".", uid, gid)
 }
 
-// ensureHome creates a missing home folder: useradd may have been killed before it did. The folder appears with its owner.
-func ensureHome(home string, uid, gid int) error {
-	if _, err := os.Stat(home); !errors.Is(err, fs.ErrNotExist) {
+// ensureHome creates a missing home folder: useradd may have been killed before it did. The folder appears with its owner. The folder above
+// it can be one of the host as well.
+func ensureHome(root, home string, uid, gid int) error {
+	if _, err := os.Stat(filepath.Join(root, home)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(home), 0o755); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(filepath.Dir(home), ".capstan-")
+	parent, name, err := foreignfile.MakeParent(root, home)
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.Chown(dir, uid, gid), os.Rename(dir, home))
+	defer func() { _ = parent.Close() }()
+	unfinished := ".capstan-" + name
+	if err := foreignfile.Mkdir(parent, unfinished, uid, gid); err != nil {
+		return err
+	}
+	return parent.Rename(unfinished, name)
 }
 
 // run runs a system tool with the given standard input.
