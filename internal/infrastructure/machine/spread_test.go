@@ -69,7 +69,7 @@ func TestPeersOf_IM02(t *testing.T) {
 func TestKeepData(t *testing.T) {
 	for reason, want := range map[placement.Reason]bool{placement.Domain: true, placement.Unavailable: false} {
 		err := fmt.Errorf("a reason: %w", &placement.Refused{Reasons: []placement.Reason{placement.Volume, reason}})
-		if got := strings.Contains(keepData(err), "delete a Machine of a control plane"); got != want {
+		if got := strings.Contains(keepData(err), "To keep the data, delete the Machine"); got != want {
 			t.Errorf("%s: %q", reason, keepData(err))
 		}
 	}

@@ -176,7 +176,7 @@ func keepData(why error) string {
 	if !errors.As(why, &refused) || !slices.Contains(refused.Reasons, placement.Domain) {
 		return ""
 	}
-	return ". The failure domain of a Machine never changes: delete a Machine of a control plane, and remove the failure domain from a MachineDeployment or a MachinePool"
+	return ". The failure domain of a Machine never changes. To keep the data, delete the Machine if it belongs to a control plane, or remove the failure domain from its MachineDeployment or MachinePool"
 }
 
 // bind gives volumes to the machine.
