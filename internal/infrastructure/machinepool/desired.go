@@ -63,7 +63,8 @@ func (r *Reconciler) desire(ctx context.Context, s *scope) error {
 	if err := r.Client.List(ctx, controlPlane, reconciling.ControlPlaneOf(client.ObjectKeyFromObject(s.cluster)), client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	s.want.open = openDomains(s.want.domains, s.cluster.Status.FailureDomains, s.hosts, pool.Spec.MachineTemplate.Spec)
+	s.want.open = openDomains(s.want, s.cluster.Status.FailureDomains, s.hosts, pool.Spec.MachineTemplate.Spec)
+	s.want.missing = missingDomains(s.want.domains, s.cluster.Status.FailureDomains)
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
 	if len(pool.Spec.MachineTemplate.Spec.Volumes) > 0 {
 		s.want.budget = s.want.budget.withVolumes()

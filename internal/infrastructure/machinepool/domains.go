@@ -31,22 +31,40 @@ func checkDomains(wanted []string, known []clusterv1.FailureDomain) *invalid {
 		strings.Join(wanted, ", "), cmp.Or(strings.Join(names, ", "), "none"))}
 }
 
+// missingDomains returns the wanted failure domains that the cluster lacks.
+func missingDomains(wanted []string, known []clusterv1.FailureDomain) (missing []string) {
+	for _, name := range wanted {
+		if !slices.ContainsFunc(known, func(d clusterv1.FailureDomain) bool { return d.Name == name }) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
 // openDomains returns the wanted failure domains in which one of the pool's hosts takes a new machine. In another one, the machine would wait,
 // for example for the end of a drain that itself waits for the machine. A machine with volumes waits for the host of its volume anyway, so
-// all domains that exist are open to it.
-func openDomains(wanted []string, known []clusterv1.FailureDomain, hosts []infrav1.CapstanHost, machine infrav1.CapstanMachineSpec) []string {
+// all domains that exist are open to it. While none is open, a machine waits in any that exists.
+func openDomains(want desired, known []clusterv1.FailureDomain, hosts []infrav1.CapstanHost, machine infrav1.CapstanMachineSpec) []string {
 	takes := map[string]bool{}
 	for i := range hosts {
 		h := &hosts[i]
-		if len(machine.Volumes) > 0 || takesMachines(h) && !placement.Repels(h, machine.HostTolerations...) {
+		able := takesMachines(h) && slices.Contains(h.Status.Versions, want.version) && !placement.Repels(h, machine.HostTolerations...)
+		if able || len(machine.Volumes) > 0 {
 			takes[placement.FailureDomain(h)] = true
 		}
 	}
-	var open []string
+	var open, closed []string
 	for _, d := range known { // A host that the network of the cluster does not reach is in none of them.
-		if takes[d.Name] && slices.Contains(wanted, d.Name) {
+		switch {
+		case !slices.Contains(want.domains, d.Name):
+		case takes[d.Name]:
 			open = append(open, d.Name)
+		default:
+			closed = append(closed, d.Name)
 		}
+	}
+	if len(open) == 0 {
+		return closed
 	}
 	return open
 }

@@ -139,15 +139,19 @@ func (m member) domain() string {
 }
 
 // misplaced reports whether the machine is outside of the failure domains of the pool, or waits for a host in one that has closed while
-// another one is open. The status of a machine is empty after a move or a restore. Every host is in a domain, so without one the host has
-// not reported yet: the domain is unknown, and no difference.
+// another one is open, or that the pool does not require any more. The status of a machine is empty after a move or a restore. Every host is
+// in a domain, so without one the host has not reported yet: the domain is unknown, and no difference.
 func (d desired) misplaced(m member) bool {
+	waits := m.capstan.Spec.HostName == ""
+	if len(d.domains) == 0 {
+		return waits && m.capstan.Annotations[infrav1.MachineFailureDomainAnnotation] != ""
+	}
 	unknown := m.domain() == "" && m.provisioned()
 	domains := d.domains
-	if m.capstan.Spec.HostName == "" && len(d.open) > 0 {
+	if waits && len(d.open) > 0 {
 		domains = d.open
 	}
-	return len(domains) > 0 && !unknown && !slices.Contains(domains, m.domain())
+	return !unknown && !slices.Contains(domains, m.domain())
 }
 
 func nodeVersion(m *clusterv1.Machine) string {

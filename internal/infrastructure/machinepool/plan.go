@@ -55,9 +55,11 @@ type desired struct {
 	policy infrav1.DeletePolicy
 	// domains are the failure domains to spread over; none leaves the choice to placement.
 	domains []string
-	// open are those of them that can have new machines now.
-	open   []string
-	budget budget
+	// open are those of them that can have new machines now, or while none can, those of the cluster.
+	open []string
+	// missing are those of them that the cluster lacks.
+	missing []string
+	budget  budget
 	// frozen is true if no machine can be made as it should be: nothing is created or replaced, but
 	// the pool may shrink.
 	frozen bool
@@ -255,17 +257,12 @@ func (s *state) grow() {
 	}
 }
 
-// emptiest is the open failure domain with the fewest up to date machines, the first by name among equals. While none is open, a machine waits
-// in any of them.
+// emptiest is the open failure domain with the fewest up to date machines, the first by name among equals.
 func (s *state) emptiest() string {
-	domains := s.want.open
-	if len(domains) == 0 {
-		domains = s.want.domains
-	}
-	if len(domains) == 0 {
+	if len(s.want.open) == 0 {
 		return ""
 	}
-	return slices.MinFunc(domains, func(a, b string) int {
+	return slices.MinFunc(s.want.open, func(a, b string) int {
 		return cmp.Or(cmp.Compare(s.current[a], s.current[b]), cmp.Compare(a, b))
 	})
 }

@@ -148,7 +148,7 @@ func setConditions(s *scope, n numbers) {
 	case n.available < want:
 		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason, "%s", notReady(s, n))
 	default:
-		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "")
+		reconciling.SetCondition(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "%s", s.want.remark())
 	}
 }
 
@@ -178,6 +178,14 @@ func split(err error) (out []error) {
 	return out
 }
 
+// remark names the failure domains that the cluster lacks. They do not stop the pool, but their names can be wrong.
+func (d desired) remark() string {
+	if len(d.missing) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("spec.failureDomains of the MachinePool names %s, which the cluster does not have", strings.Join(d.missing, ", "))
+}
+
 // notReady returns the number of missing machines and the name of the first failed one.
 func notReady(s *scope, n numbers) string {
 	parts := []string{fmt.Sprintf("%d of %d machines are available", n.available, s.want.replicas)}
@@ -192,6 +200,9 @@ func notReady(s *scope, n numbers) string {
 	}
 	if n.stuck > 0 {
 		parts = append(parts, fmt.Sprintf("%d cannot be removed: see their condition %s", n.stuck, clusterv1.DeletingCondition))
+	}
+	if remark := s.want.remark(); remark != "" {
+		parts = append(parts, remark)
 	}
 	for _, m := range s.members {
 		if why := failure(m.capstan); why != "" && !m.leaving() {

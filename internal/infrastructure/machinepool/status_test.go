@@ -75,6 +75,18 @@ func TestReadyAndAvailable(t *testing.T) {
 	}
 }
 
+// TestMissingDomains: the condition names the failure domains that the cluster lacks, although the pool goes on in the others.
+func TestMissingDomains(t *testing.T) {
+	for replicas, status := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse} {
+		pool := &infrav1.CapstanMachinePool{}
+		setConditions(&scope{pool: pool, observed: observed{want: desired{replicas: replicas, missing: []string{"mars"}}}}, numbers{})
+		ready := conditions.Get(pool, clusterv1.ReadyCondition)
+		if ready == nil || ready.Status != status || !strings.Contains(ready.Message, "names mars, which the cluster does not have") {
+			t.Errorf("%d replicas: %+v", replicas, ready)
+		}
+	}
+}
+
 // MP-02: the name of a machine becomes its host name, also in a pool with a long name.
 func TestNamesOfMachines_MP02(t *testing.T) {
 	for _, length := range []int{1, 57, 58, 63, 253} {

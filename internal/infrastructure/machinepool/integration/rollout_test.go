@@ -424,6 +424,7 @@ func TestFailureDomains(t *testing.T) {
 	w.scale(3)
 	w.settled(3)
 	w.Expect(w.domains()).To(Equal(map[string]int{"z": 3}))
+	w.Eventually(func() string { w.get(w.pool); return conditions.GetMessage(w.pool, clusterv1.ReadyCondition) }).Should(ContainSubstring("names y, which"))
 }
 
 func (w *world) domains() map[string]int {
