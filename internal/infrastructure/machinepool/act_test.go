@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -61,6 +62,22 @@ func TestEventOfCreatedMachines(t *testing.T) {
 		if !slices.EqualFunc(got, tc.want, strings.Contains) {
 			t.Errorf("%s: expected events %q, found %q", tc.name, tc.want, got)
 		}
+	}
+}
+
+// TestNoAnswer: an API server that does not answer is an error of the reconcile, with its quick retries. It is no refused step.
+func TestNoAnswer(t *testing.T) {
+	busy := apierrors.NewTooManyRequests("busy", 1)
+	r := &Reconciler{Options: reconciling.Options{LiveClient: fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return busy
+		},
+	}).Build()}}
+	s := &scope{cluster: &clusterv1.Cluster{}, machinePool: &clusterv1.MachinePool{}, pool: &infrav1.CapstanMachinePool{}}
+	s.cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	s.want = desired{replicas: 1, secret: "data"}
+	if again, err := r.follow(t.Context(), s); !errors.Is(err, busy) || again != 0 || s.trouble != nil {
+		t.Errorf("got %s, %v, and the trouble %v", again, err, s.trouble)
 	}
 }
 

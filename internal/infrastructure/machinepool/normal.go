@@ -58,7 +58,9 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 	s.next = decide(s.observed, time.Now())
 	acts := !s.next.empty()
 	if acts {
-		s.trouble = errors.Join(s.trouble, r.act(ctx, s))
+		if err := r.act(ctx, s); err != nil {
+			return 0, errors.Join(s.trouble, err)
+		}
 	}
 	if s.trouble != nil {
 		return afterTrouble(ctx, s.trouble, s.next.again)
@@ -77,11 +79,11 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 	return again, nil
 }
 
-// afterTrouble returns the time until the next attempt of steps that failed. A conflict ends with that attempt. The cause of another error can
-// last, so it is no error of the reconcile: the pause after repeated errors grows to many minutes, and steps without an event would wait for
-// its end.
+// afterTrouble returns the time until the next attempt of steps that failed. A conflict ends with that attempt, and nothing follows the end of
+// the manager. The cause of another error can last, so it is no error of the reconcile: the pause after repeated errors grows to many minutes,
+// and steps without an event would wait for its end.
 func afterTrouble(ctx context.Context, trouble error, again time.Duration) (time.Duration, error) {
-	if apierrors.IsConflict(trouble) {
+	if apierrors.IsConflict(trouble) || ctx.Err() != nil {
 		return 0, trouble
 	}
 	ctrl.LoggerFrom(ctx).Error(trouble, "A step of the pool failed")
@@ -166,7 +168,7 @@ func waitsFor(s *scope) *invalid {
 }
 
 // act repeats the decision with the objects in the API server, because the cache may lack the writes of the last reconcile or of a killed
-// manager, and carries it out.
+// manager, and carries it out. s.trouble has the errors of its steps. Those of the reads are returned: nothing was done.
 func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	live := &scope{pool: &infrav1.CapstanMachinePool{}}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.pool), live.pool); err != nil {
@@ -186,9 +188,9 @@ func (r *Reconciler) act(ctx context.Context, s *scope) error {
 		return nil
 	}
 	s.next = decide(live.observed, time.Now())
-	err := r.carryOut(ctx, live, s.next)
+	s.trouble = errors.Join(s.trouble, r.carryOut(ctx, live, s.next))
 	s.draining = live.draining
-	return err
+	return nil
 }
 
 // actions are the next steps of a pool. The next decision contains those that failed.

@@ -2,6 +2,7 @@ package machinepool
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -103,6 +104,11 @@ func TestAfterTrouble(t *testing.T) {
 		if got, err := afterTrouble(t.Context(), test.trouble, test.again); got != test.want || (err != nil) != test.fails {
 			t.Errorf("%s: got %s, %v", name, got, err)
 		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := afterTrouble(ended, ended.Err(), 0); err == nil {
+		t.Error("the end of the manager counts as a refused step")
 	}
 }
 
