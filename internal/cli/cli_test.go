@@ -308,12 +308,14 @@ func TestCounts(t *testing.T) {
 		environment   map[string]string
 		control, work int64
 	}{
-		"a flavor":                   {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
-		"a template of the user":     {defaults, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
-		"flags":                      {defaults, clusterOptions{flavor: "ha", controlPlanes: 1, workers: 0}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 1, 0},
-		"the environment":            {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 3, 7},
-		"a template without default": {bare, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
-		"the default template":       {defaults, clusterOptions{controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
+		"a flavor":                             {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
+		"a template of the user":               {defaults, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 3, 2},
+		"flags":                                {defaults, clusterOptions{flavor: "ha", controlPlanes: 1, workers: 0}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 1, 0},
+		"the environment":                      {defaults, clusterOptions{flavor: "ha", controlPlanes: unchanged, workers: unchanged}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 3, 7},
+		"a template without default":           {bare, clusterOptions{from: "-", controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
+		"the default template":                 {defaults, clusterOptions{controlPlanes: unchanged, workers: unchanged}, nil, 1, 1},
+		"the default one, and the environment": {defaults, clusterOptions{controlPlanes: unchanged, workers: unchanged}, map[string]string{"WORKER_MACHINE_COUNT": "7"}, 1, 7},
+		"a flag before a wrong environment":    {defaults, clusterOptions{controlPlanes: 3, workers: unchanged}, map[string]string{"CONTROL_PLANE_MACHINE_COUNT": "2"}, 3, 1},
 	} {
 		test.o.name = "a"
 		objects, err := test.o.process([]byte(test.template), func(name string) (string, bool) { v, ok := test.environment[name]; return v, ok })
@@ -322,6 +324,13 @@ func TestCounts(t *testing.T) {
 		}
 		if diff := cmp.Diff(map[string]any{"a": test.control, "b": test.work}, objects[0].Object["spec"]); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+	for value, want := range map[string]string{"2": "$CONTROL_PLANE_MACHINE_COUNT: expected an odd number", "x": "expected a number in $CONTROL_PLANE_MACHINE_COUNT"} {
+		o := clusterOptions{name: "a", controlPlanes: unchanged, workers: unchanged}
+		_, err := o.process([]byte(defaults), func(name string) (string, bool) { return value, name == "CONTROL_PLANE_MACHINE_COUNT" })
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s control plane machines in the environment: %v", value, err)
 		}
 	}
 }

@@ -62,8 +62,8 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 	f := c.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the cluster's objects; created if missing (default: that of the context)")
 	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest that a host can run)")
-	f.IntVar(&o.controlPlanes, "control-plane-machines", unchanged, "number of control plane machines; must be odd (default: that of the template: 3 with --flavor ha, else 1)")
-	f.IntVar(&o.workers, "workers", unchanged, "number of worker machines (default: 1, with --flavor or --from that of the template)")
+	f.IntVar(&o.controlPlanes, "control-plane-machines", unchanged, "number of control plane machines; must be odd (default: $CONTROL_PLANE_MACHINE_COUNT, else that of the template: 3 with --flavor ha, else 1)")
+	f.IntVar(&o.workers, "workers", unchanged, "number of worker machines (default: $WORKER_MACHINE_COUNT, else 1; with --flavor or --from else that of the template)")
 	f.StringVar(&o.flavor, "flavor", "", "another template of Capstan: "+strings.Join(flavors(templates.FS), ", "))
 	f.StringVar(&o.from, "from", "", "template file; - for standard input")
 	f.BoolVar(&dryRun, "dry-run", false, "print the objects without creating them")
@@ -256,11 +256,14 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 // nor the environment sets is the default of the template, or 1.
 func (o *clusterOptions) process(template []byte, environment func(string) (string, bool)) ([]*unstructured.Unstructured, error) {
 	values := map[string]string{"CLUSTER_NAME": o.name, "NAMESPACE": o.namespace, "KUBERNETES_VERSION": o.kubernetesVersion}
-	counts := map[string]int{"CONTROL_PLANE_MACHINE_COUNT": o.controlPlanes, "WORKER_MACHINE_COUNT": o.workers}
+	counts := map[string]int{controlPlanesVariable: o.controlPlanes, "WORKER_MACHINE_COUNT": o.workers}
 	processor := yamlprocessor.NewSimpleProcessor()
 	defaults, err := processor.GetVariableMap(template)
 	if err != nil {
 		return nil, coded{fmt.Errorf("expected a template with variables such as ${CLUSTER_NAME}: %w", err), exitUsage}
+	}
+	if err := o.checkEnvironment(defaults, environment); err != nil {
+		return nil, err
 	}
 	if o.flavor == "" && o.from == "" {
 		clear(defaults) // On a small box, one worker fits.
@@ -285,6 +288,26 @@ func (o *clusterOptions) process(template []byte, environment func(string) (stri
 		return nil, coded{fmt.Errorf("expected a value for each variable of the template: %w; set the missing ones in the environment", err), exitUsage}
 	}
 	return o.parse(data)
+}
+
+// controlPlanesVariable is the variable of a template for the number of control plane machines.
+const controlPlanesVariable = "CONTROL_PLANE_MACHINE_COUNT"
+
+// checkEnvironment checks the number of control plane machines if it comes from the environment.
+func (o *clusterOptions) checkEnvironment(variables map[string]*string, environment func(string) (string, bool)) error {
+	_, used := variables[controlPlanesVariable]
+	value, set := environment(controlPlanesVariable)
+	if !used || !set || o.controlPlanes != unchanged {
+		return nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		return coded{fmt.Errorf("expected a number in $%s, found %q", controlPlanesVariable, value), exitUsage}
+	}
+	if err := checkControlPlanes(n); err != nil {
+		return fmt.Errorf("$%s: %w", controlPlanesVariable, err)
+	}
+	return nil
 }
 
 // incompleteAnnotation is on a Cluster until all of its objects are created.
