@@ -157,8 +157,7 @@ func (f Fleet) neverVotes(active []*Instance) *Instance {
 		if i.Update != nil {
 			continue // Its member may be down for a moment.
 		}
-		unsure := i.unidentified() && len(f.Unassigned) > 0
-		if len(i.Outdated) > 0 && !f.joined(i) && !unsure || i.Member != nil && i.Member.Left {
+		if len(i.Outdated) > 0 && f.hasNoVote(i) || i.Member != nil && i.Member.Left {
 			return i
 		}
 	}

@@ -20,7 +20,7 @@ func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain)
 		return cmp.Or(
 			order.TrueFirst(marked(a), marked(b)),
 			order.TrueFirst(a.dead(), b.dead()),
-			order.TrueFirst(!f.joined(a), !f.joined(b)),
+			order.TrueFirst(f.hasNoVote(a), f.hasNoVote(b)),
 			order.TrueFirst(len(a.Outdated) > 0, len(b.Outdated) > 0),
 			order.TrueFirst(f.isUnhealthy(a), f.isUnhealthy(b)),
 			cmp.Compare(crowd[FailureDomainOf(b.Machine)], crowd[FailureDomainOf(a.Machine)]),
@@ -33,6 +33,12 @@ func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain)
 func marked(i *Instance) bool {
 	_, ok := i.Machine.Annotations[clusterv1.DeleteMachineAnnotation]
 	return ok
+}
+
+// hasNoVote reports whether no member of etcd can be that of the Machine and have a vote. A member without a Machine may be that of a Machine
+// whose name is not known yet, as after a move. With an external etcd, it reports that the API server has never served.
+func (f Fleet) hasNoVote(i *Instance) bool {
+	return !f.joined(i) && (!i.unidentified() || len(f.Unassigned) == 0)
 }
 
 // dead reports whether the member of a Machine has a vote and has been unhealthy for long.

@@ -26,6 +26,8 @@ func TestVictim(t *testing.T) {
 		{"a:vo b:v c:-", "x y y", "c"},
 		{"a:vo b:s c:-", "x y y", "b"},
 		{"a:vm b:vo c:-", "x y y", "a"},
+		{"a:vo b:v c:i", "x y y", "c"},
+		{"a:vo b:v c:i stray-c:v", "x y y", "a"},
 	} {
 		f := build(c.machines)
 		for n, domain := range strings.Fields(c.in) {
