@@ -263,7 +263,9 @@ func TestRefusedConfig(t *testing.T) {
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
 	reconcile := func(times int) {
 		for range times {
-			_, _ = r.Reconcile(context.Background(), request)
+			if _, err := r.Reconcile(context.Background(), request); apierrors.IsForbidden(err) {
+				t.Errorf("a refusal is an error of the reconcile, with a growing pause: %v", err)
+			}
 		}
 	}
 	begun := time.Now()

@@ -47,12 +47,18 @@ func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
 	if err != nil && !apierrors.IsConflict(err) {
 		out.blocked = advise(err)
 	}
+	err = out.afterRefusal(ctx, err)
 	return out, err
+}
+
+// isRefused reports whether the API server, or an admission webhook, has refused a change.
+func isRefused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
 }
 
 // advise adds a remedy to an error that a user can solve.
 func advise(err error) string {
-	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+	if isRefused(err) {
 		return err.Error() + " (change the spec, or the quota, webhook or feature gate that refuses it)"
 	}
 	return err.Error()
@@ -92,7 +98,9 @@ func (r *machines) endUpdate(ctx context.Context, s *scope) (result, error) {
 		return result{}, err
 	}
 	if i := s.Fleet().Updated(); i != nil {
-		return r.updates.advance(ctx, s, i)
+		out, err := r.updates.advance(ctx, s, i)
+		err = out.afterRefusal(ctx, err)
+		return out, err
 	}
 	return result{}, nil
 }
@@ -133,6 +141,7 @@ func (r *machines) createMachine(ctx context.Context, s *scope, role bootstrapv1
 	case !apierrors.IsConflict(err):
 		last = last.failed(advise(err), s.Now)
 		r.trials.set(s.Object, last)
+		return requeueAfter(last.after.Sub(s.Now)), err
 	}
 	return result{}, err
 }
@@ -192,8 +201,8 @@ func (r *machines) afterCreation(ctx context.Context, s *scope, made attempt) er
 	return errors.Join(r.remember(machine, desiredMachine(s, machine)), r.handOver(ctx, machine, made.parts...), r.finishRemediation(ctx, s))
 }
 
-// createInfraMachine creates an infrastructure machine, or finds the existing one of a refused Machine. One of another template is deleted:
-// the next attempt creates it again.
+// createInfraMachine creates an infrastructure machine, or finds the existing one of a refused Machine. One that was made from another template
+// and has no Machine is deleted: the next attempt creates it from the present one.
 func (r *machines) createInfraMachine(ctx context.Context, s *scope, infraMachine *unstructured.Unstructured) error {
 	err := r.Client.Create(ctx, infraMachine)
 	if !apierrors.IsAlreadyExists(err) {

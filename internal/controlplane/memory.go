@@ -37,8 +37,8 @@ func (m *memory) set(uid types.UID, sum [sha256.Size]byte) {
 }
 
 const (
-	// firstPause and longestPause limit the delay after a failed attempt to create a Machine. The last one is also that after a failed
-	// change of Machines.
+	// firstPause and longestPause limit the delay after a failed attempt to create a Machine. The last one is also that after a refused
+	// change or deletion of Machines.
 	firstPause, longestPause = 250 * time.Millisecond, 30 * time.Second
 )
 

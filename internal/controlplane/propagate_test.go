@@ -3,7 +3,9 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -93,6 +95,30 @@ func TestRefusedChangeIsNoError(t *testing.T) {
 	})
 	if err != nil || later != 1 || found.requeueAfter <= 0 || found.requeueAfter > longestPause || len(found.refused) != 1 {
 		t.Errorf("got %+v, %d later steps and the error %v", found, later, err)
+	}
+}
+
+// TestAfterRefusal: a refused change is tried again after a pause. Other errors are errors of the step.
+func TestAfterRefusal(t *testing.T) {
+	kind := clusterv1.GroupVersion.WithResource("machines").GroupResource()
+	refused := apierrors.NewForbidden(kind, "demo-1", errors.New("a policy keeps it"))
+	for name, test := range map[string]struct {
+		again time.Duration
+		err   error
+		want  time.Duration
+		fails bool
+	}{
+		"none":                    {},
+		"refused":                 {err: fmt.Errorf("cannot delete: %w", refused), want: longestPause},
+		"refused, with a pause":   {again: time.Second, err: refused, want: time.Second},
+		"refused by a webhook":    {err: apierrors.NewBadRequest("a webhook refused it"), want: longestPause},
+		"changed":                 {err: apierrors.NewConflict(kind, "demo-1", errors.New("it was changed")), fails: true},
+		"an API server that ends": {err: apierrors.NewServiceUnavailable("it ends"), fails: true},
+	} {
+		out := requeueAfter(test.again)
+		if err := out.afterRefusal(t.Context(), test.err); (err != nil) != test.fails || out.requeueAfter != test.want {
+			t.Errorf("%s: got %s, %v", name, out.requeueAfter, err)
+		}
 	}
 }
 

@@ -54,6 +54,7 @@ func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err
 	}
 	if err := r.remediate(ctx, s, p); err != nil {
 		out.remediating = append(out.remediating, advise(err))
+		err = out.afterRefusal(ctx, err)
 		return out, err
 	}
 	return out, nil

@@ -254,7 +254,7 @@ func (r *restores) prepareRestore(ctx context.Context, s *scope, blind bool) (pr
 }
 
 // discard deletes a former Machine, whose etcd and Node are not needed any more: it is not drained. A manager that has lost its leadership
-// can come here late, when the Machine serves the restored cluster. So it may not have changed since it was read.
+// can come here late, when the Machine serves the restored cluster. So it is only deleted if it has not changed since it was read.
 func (r *restores) discard(ctx context.Context, s *scope, m *clusterv1.Machine) error {
 	before := m.DeepCopy()
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeNodeDrainingAnnotation, "")

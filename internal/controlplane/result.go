@@ -1,7 +1,10 @@
 package controlplane
 
 import (
+	"context"
 	"time"
+
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"capstan.dev/capstan/internal/order"
 )
@@ -28,6 +31,17 @@ type result struct {
 func blocked(reason string) result { return result{blocked: reason} }
 
 func requeueAfter(d time.Duration) result { return result{requeueAfter: d} }
+
+// afterRefusal returns the error of a step. A refused change is none, and is tried again after a pause, because its end is no event. The pause
+// after repeated errors grows to many minutes, and steps without an event would wait for its end.
+func (r *result) afterRefusal(ctx context.Context, err error) error {
+	if !isRefused(err) {
+		return err
+	}
+	ctrl.LoggerFrom(ctx).Error(err, "A change was refused")
+	r.merge(requeueAfter(longestPause))
+	return nil
+}
 
 // merge adds the result of a later step.
 func (r *result) merge(later result) {
