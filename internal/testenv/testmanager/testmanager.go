@@ -99,8 +99,8 @@ func Run(ctx context.Context, mgr ctrl.Manager) (ended <-chan error, err error) 
 	defer cancel()
 	for err := serving(mgr); err != nil; err = serving(mgr) {
 		select {
-		case err := <-done:
-			return nil, fmt.Errorf("the manager ended: %w", err)
+		case result := <-done:
+			return nil, fmt.Errorf("the manager ended: %w", errors.Join(result, err))
 		case <-waiting.Done():
 			return nil, fmt.Errorf("the manager does not work: %w", err)
 		case <-time.After(10 * time.Millisecond): // The server of webhooks does not signal its start.
