@@ -12,6 +12,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 func metricsAPI() *unstructured.Unstructured {
@@ -47,9 +48,12 @@ func TestMetricsRegistration(t *testing.T) {
 		t.Helper()
 		cp.Spec.Config.Cluster.ResourceMetrics = metrics
 		s.Authority = &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: []byte(authorities)}}
-		if _, err := r.reconcile(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		// The API server writes the status of a registration at the same time, so a deletion can end with a conflict.
+		expect.True(t, "the registration is up to date", func() bool {
+			again, err := r.reconcile(t.Context(), s)
+			expect.NoError(t, err)
+			return again.requeueAfter == 0
+		})
 	}
 	foreign := metricsAPI()
 	foreign.Object["spec"] = map[string]any{
