@@ -28,8 +28,8 @@ type propagation struct {
 }
 
 // reconcile applies changes that need no new Machine to the existing ones: labels, annotations, timeouts, readiness gates,
-// minReadySeconds, taints (CP-07, CP-17, CP-18). A Machine that refuses a change does not prevent it for the others. It is no error of the
-// reconciliation: the pause after repeated errors grows to many minutes, and steps without an event would wait for its end.
+// minReadySeconds, taints (CP-07, CP-17, CP-18). If the change of one Machine fails, the other Machines still get theirs. The failure
+// is logged and tried again, and is not returned: after repeated errors the next reconciliation can be many minutes away.
 func (r *propagation) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	f := s.CompleteFleet()
 	for n := range f.Instances {

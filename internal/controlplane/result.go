@@ -32,8 +32,8 @@ func blocked(reason string) result { return result{blocked: reason} }
 
 func requeueAfter(d time.Duration) result { return result{requeueAfter: d} }
 
-// afterRefusal returns the error of a step. A refused change is none, and is tried again after a pause, because its end is no event. The pause
-// after repeated errors grows to many minutes, and steps without an event would wait for its end.
+// afterRefusal logs a refused change and returns nil. The step then runs again after a pause, because no event reports the end of a refusal.
+// Other errors are returned: after repeated ones the next reconciliation can be many minutes away.
 func (r *result) afterRefusal(ctx context.Context, err error) error {
 	if !isRefused(err) {
 		return err

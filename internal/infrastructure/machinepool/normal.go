@@ -79,9 +79,9 @@ func (r *Reconciler) follow(ctx context.Context, s *scope) (time.Duration, error
 	return again, nil
 }
 
-// afterTrouble returns the time until the next attempt of steps that failed. A conflict ends with that attempt, and nothing follows the end of
-// the manager. The cause of another error can last, so it is no error of the reconcile: the pause after repeated errors grows to many minutes,
-// and steps without an event would wait for its end.
+// afterTrouble returns the time until the next attempt of steps that failed. It returns a conflict as an error, which the next attempt solves,
+// and each error while the manager ends. Other causes can last. They are logged, and the next attempt follows soon: after repeated errors it
+// could be many minutes away.
 func afterTrouble(ctx context.Context, trouble error, again time.Duration) (time.Duration, error) {
 	if apierrors.IsConflict(trouble) || ctx.Err() != nil {
 		return 0, trouble

@@ -335,7 +335,7 @@ func (v *volumes) createVolume(ctx context.Context, claim *corev1.PersistentVolu
 	}
 }
 
-// fetch returns a PersistentVolume as the API server has it now, or nil if there is none.
+// fetch reads a PersistentVolume from the API server, not from the cache. It returns nil if the volume does not exist.
 func (v *volumes) fetch(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
 	found, err := v.client.Resource(kube.PersistentVolumes).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil || len(found.Items) == 0 {
