@@ -27,7 +27,7 @@ PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one whose tests read files of the root one: Go does not notice that these have changed.
 DOCUMENT_MODULES := tools/docs test/gitops
 # Modules beside the root one that have tests.
-TEST_MODULES := etcd kube/multicall node/images coredns metrics-server tools/sbom $(DOCUMENT_MODULES)
+TEST_MODULES := etcd kube/multicall node/images coredns metrics-server tools tools/sbom $(DOCUMENT_MODULES)
 # Modules beside the root one that the linter reads.
 LINTED_MODULES := $(TEST_MODULES) $(KUBE_MINORS:%=kube/%)
 
@@ -170,6 +170,11 @@ tools: ## The code generators: bin/tools/.
 		google.golang.org/protobuf/cmd/protoc-gen-go \
 		google.golang.org/grpc/cmd/protoc-gen-go-grpc
 
+.PHONY: typecheck
+typecheck: # The program that make lint uses for the sources of other systems.
+	@$(CACHED) typecheck $(TOOLS)/typecheck 'tools/go.mod tools/go.sum tools/typecheck hack/go-install.sh' \
+		hack/go-install.sh tools $(TOOLS) ./typecheck
+
 # Programs for checks and tests, and their packages. Each program NAME has a module of its own, tools/NAME.
 TOOL_golangci-lint := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 TOOL_govulncheck := golang.org/x/vuln/cmd/govulncheck
@@ -235,20 +240,19 @@ generate-proto: tools
 
 # Linters that follow values through packages analyse all of Kubernetes for minutes. The modules beside the root one are a few
 # files each, so other linters are enough there, and they are skipped while they are unchanged. The last line finds code for Linux in
-# the capstan command, which also runs on workstations, and in its tests: it compiles them for Windows, which shares less with Linux
-# than macOS does, and does not link them. The compiler does not optimize there, because nobody runs the result. A release builds the
-# command for all systems.
+# the capstan command, which also runs on workstations, and in its tests: it checks their types for Windows, which shares less with
+# Linux than macOS does. A release builds the command for all systems.
 SIDE_LINTERS := asciicheck,bidichk,copyloopvar,errcheck,funlen,gocritic,ineffassign,misspell,nakedret,noctx,perfsprint,predeclared,revive,unconvert
 .PHONY: lint
-lint: golangci-lint ## Run golangci-lint in each of our modules, and compile the capstan command and its tests for Windows.
+lint: golangci-lint typecheck ## Run golangci-lint in each of our modules, and check the types of the capstan command and its tests for Windows.
 	@for m in $(LINTED_MODULES); do \
 		TESTS=read $(CACHED) lint-$${m//\//-} '' "$$m kube/multicall .golangci.yml tools/golangci-lint" \
 			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
 	@$(GOLANGCI_LINT) run
-	@GOOS=windows go list -export -gcflags='all=-N -l -dwarf=false' -test ./internal/cli/... ./cmd/capstan >/dev/null
+	@GOOS=windows TESTS=read $(CACHED) lint-windows '' 'go.mod api cmd internal tools/typecheck' $(TOOLS)/typecheck ./internal/cli/... ./cmd/capstan
 
-# Without a cache, this compiles the client of Kubernetes twice. make lint does it for Windows.
+# Without a cache, this compiles the client of Kubernetes twice. make lint only checks the types for Windows.
 .PHONY: vet-workstations
 vet-workstations: ## Compile the capstan command and its tests for macOS and Windows, and vet them (not part of test).
 	GOOS=darwin go vet ./internal/cli/... ./cmd/capstan
