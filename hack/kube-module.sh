@@ -24,7 +24,7 @@ info=$(cd / && go mod download -json "k8s.io/kubernetes@$version")
 mod=$(json GoMod <<<"$info")
 
 # Start with an empty file: a requirement of the previous patch release could keep
-# a newer dependency than the release was tested with.
+# a newer dependency than the release was tested with. hack/libraries.sh raises those of the first minor on purpose.
 cat >go.mod <<MOD
 module capstan.dev/capstan/kube/v1-$minor
 
