@@ -281,6 +281,7 @@ archive() {
 	capstan down
 	systemctl disable --now capstan.service capstand.service
 	rm -r /usr/lib/capstan /usr/local/bin/capstan /etc/systemd/system/capstan{,d}.service /etc/default/capstand
+	rm -rf /run/capstan /run/udev/rules.d/59-capstan.rules
 	systemctl daemon-reload
 	nothing_left
 }
