@@ -163,17 +163,12 @@ CONTROLLER_GEN := $(TOOLS)/controller-gen
 GOLANGCI_LINT := $(TOOLS)/golangci-lint
 
 .PHONY: tools
-tools: ## The code generators: bin/tools/.
-	@$(CACHED) tools '$(addprefix $(TOOLS)/,controller-gen protoc-gen-go protoc-gen-go-grpc)' \
-		'tools/go.mod tools/go.sum hack/go-install.sh' hack/go-install.sh tools $(TOOLS) \
+tools: ## The code generators, and the check of types for other systems: bin/tools/.
+	@$(CACHED) tools '$(addprefix $(TOOLS)/,controller-gen protoc-gen-go protoc-gen-go-grpc typecheck)' \
+		'tools/go.mod tools/go.sum tools/typecheck hack/go-install.sh' hack/go-install.sh tools $(TOOLS) ./typecheck \
 		sigs.k8s.io/controller-tools/cmd/controller-gen \
 		google.golang.org/protobuf/cmd/protoc-gen-go \
 		google.golang.org/grpc/cmd/protoc-gen-go-grpc
-
-.PHONY: typecheck
-typecheck: # The program that make lint uses for the sources of other systems.
-	@$(CACHED) typecheck $(TOOLS)/typecheck 'tools/go.mod tools/go.sum tools/typecheck hack/go-install.sh' \
-		hack/go-install.sh tools $(TOOLS) ./typecheck
 
 # Programs for checks and tests, and their packages. Each program NAME has a module of its own, tools/NAME.
 TOOL_golangci-lint := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
@@ -245,13 +240,13 @@ generate-proto: tools
 # Linux than macOS does. A release builds the command for all systems.
 SIDE_LINTERS := asciicheck,bidichk,copyloopvar,errcheck,funlen,gocritic,ineffassign,misspell,nakedret,noctx,perfsprint,predeclared,revive,unconvert
 .PHONY: lint
-lint: golangci-lint typecheck ## Run golangci-lint in each of our modules, and check the types of the capstan command and its tests for Windows.
+lint: golangci-lint tools ## Run golangci-lint in each of our modules, and check the types of the capstan command and its tests for Windows.
 	@for m in $(LINTED_MODULES); do \
 		TESTS=read $(CACHED) lint-$${m//\//-} '' "$$m kube/multicall .golangci.yml tools/golangci-lint" \
 			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
 	@$(GOLANGCI_LINT) run
-	@GOOS=windows TESTS=read $(CACHED) lint-windows '' 'go.mod api cmd internal tools/typecheck' $(TOOLS)/typecheck ./internal/cli/... ./cmd/capstan
+	@GOOS=windows TESTS=read $(CACHED) lint-windows '' 'go.mod api cmd internal templates tools/typecheck' $(TOOLS)/typecheck ./internal/cli/... ./cmd/capstan
 
 # Without a cache, this compiles the client of Kubernetes twice. make lint only checks the types for Windows.
 .PHONY: vet-workstations
