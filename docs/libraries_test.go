@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"golang.org/x/mod/modfile"
+	modules "golang.org/x/mod/module"
 )
 
 // programs are the modules of the programs that a plane and its clusters run, and of the tests of Kubernetes. The module of an older
@@ -23,19 +24,18 @@ func TestLibraries(t *testing.T) {
 	}
 	for _, folder := range programs {
 		file := filepath.Join("..", folder, "go.mod")
-		for path, version := range required(t, file) {
-			if want, ok := expected[path]; ok && version != want {
-				t.Errorf("%s requires %s %s, and the root module %s: run hack/libraries.sh %s", file, path, version, want, folder)
+		for _, found := range required(t, file) {
+			if want, ok := expected[found.Path]; ok && found.Version != want {
+				t.Errorf("%s requires %s, and the root module %s: run hack/libraries.sh %s", file, found, want, folder)
 			}
 		}
 	}
 }
 
-// libraries are the modules of client-go, with their versions.
+// libraries are the modules that hack/libraries.sh prints, with their versions.
 func libraries(t *testing.T) map[string]string {
 	t.Helper()
-	list := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}}{{end}}",
-		"k8s.io/client-go/dynamic", "k8s.io/client-go/kubernetes", "k8s.io/client-go/tools/cache", "k8s.io/client-go/tools/clientcmd")
+	list := exec.Command("../hack/libraries.sh")
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
@@ -43,30 +43,30 @@ func libraries(t *testing.T) map[string]string {
 	}
 	versions := map[string]string{}
 	for line := range strings.Lines(string(out)) {
-		if path, version, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+		if path, version, ok := strings.Cut(strings.TrimSpace(line), "@"); ok {
 			versions[path] = version
 		}
 	}
 	return versions
 }
 
-// required are the requirements of a module, with the version of a replacement.
-func required(t *testing.T, file string) map[string]string {
+// required are the requirements and the replacements of a module. Both need the same version: the paths in a compiled package are those of
+// the requirement, so Go compiles it again if only its replacement is the same.
+func required(t *testing.T, file string) (out []modules.Version) {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	module, err := modfile.Parse(file, data, nil)
+	parsed, err := modfile.Parse(file, data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	versions := map[string]string{}
-	for _, r := range module.Require {
-		versions[r.Mod.Path] = r.Mod.Version
+	for _, r := range parsed.Require {
+		out = append(out, r.Mod)
 	}
-	for _, r := range module.Replace {
-		versions[r.Old.Path] = r.New.Version
+	for _, r := range parsed.Replace {
+		out = append(out, modules.Version{Path: r.Old.Path, Version: r.New.Version})
 	}
-	return versions
+	return out
 }
