@@ -270,7 +270,7 @@ archive() {
 	mkdir -p /usr/lib/capstan
 	tar -C /usr/lib/capstan -xzf capstan-linux-amd64.tar.gz
 	ln -s /usr/lib/capstan/capstan /usr/local/bin/capstan
-	cp /usr/lib/capstan/systemd/*.service /etc/systemd/system/
+	cp --remove-destination /usr/lib/capstan/systemd/*.service /etc/systemd/system/
 	cp /usr/lib/capstan/systemd/capstand.default /etc/default/capstand
 	systemctl daemon-reload
 	systemctl enable capstan.service
