@@ -53,11 +53,13 @@ settings() {
 }
 
 # pack writes the package. Its modes do not depend on the umask with which bin/ was built. Size and checksums are computed here,
-# because dpkg-deb does neither.
+# because dpkg-deb does neither. As Debian's policy says, the size is that of the files in KiB, and 1 for anything else: the size of a
+# folder depends on the file system.
 pack() {
 	local package=$1
 	(cd "$work/$package" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
-	echo "Installed-Size: $(du -sk --apparent-size --exclude=DEBIAN "$work/$package" | cut -f 1)" >>"$work/$package/DEBIAN/control"
+	echo "Installed-Size: $(find "$work/$package" -path '*/DEBIAN' -prune -o -printf '%y %s\n' |
+		awk '{ kib += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print kib }')" >>"$work/$package/DEBIAN/control"
 	chmod -R u+rwX,go=rX "$work/$package"
 	find "$work/$package" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 	dpkg-deb --root-owner-group "-Z${COMPRESSION:-zstd}" -z9 --build "$work/$package" "$out/${package}_${debian}_$arch.deb" >&2

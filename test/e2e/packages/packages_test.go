@@ -60,9 +60,10 @@ func packagesIn(t *testing.T, folder, prefix string) []string {
 }
 
 // reproducible: two builds of the same programs give the same packages, also in a checkout and with programs that were made with the
-// umask 077. The folder has the first.
+// umask 077, and on another file system, on which folders have another size. The folder has the first.
 func reproducible(t *testing.T, folder string) {
 	again := t.TempDir()
+	mount(t, "tmpfs", again, "tmpfs", 0, "")
 	build(t, privateCopy(t), first, again)
 	of, other := checksums(t, folder), checksums(t, again)
 	if len(of) < 4 {
@@ -376,7 +377,9 @@ func purge(t *testing.T, b *box) {
 	}
 	b.run("mv /var/lib/capstan/host/volumes /var/lib/capstan/volumes; dpkg -r capstan; mv /var/lib/capstan/volumes /var/lib/capstan/host/volumes")
 	b.run("ln -s /usr/lib/systemd/system/capstand.service /etc/systemd/system/multi-user.target.wants/") // as `capstan host join` does
-	out := b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1")
+	out := b.run("dpkg -P capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1")
+	keepInUse(t, b)
+	out += b.run("dpkg -P capstan 2>&1")
 	for _, kept := range []string{"backups", "host/backups", "host/volumes", "hosts", "host/images", "host/container-images"} {
 		if !strings.Contains(out, "capstan: /var/lib/capstan/"+kept+" remains\n") {
 			t.Errorf("the purge does not name %s:\n%s", kept, out)
@@ -387,6 +390,33 @@ func purge(t *testing.T, b *box) {
 	}
 	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked")
 	b.run("rm -r /var/lib/capstan")
+}
+
+// keepInUse: the box has an installation from source or from an archive, and its administrator purges the package that was removed
+// before. dpkg runs only postrm, so the test runs it alone: dpkg forgets a purged package.
+func keepInUse(t *testing.T, b *box) {
+	const purge = "sh /var/lib/dpkg/info/capstan.postrm purge 2>&1"
+	b.write("/run/capstan/networks/n1/network.json", "{}")
+	b.write("/var/lib/capstan/etcd/member/snap/db", "a database")
+	kept := func(by string) {
+		if out := b.run(purge); !strings.Contains(out, "capstan: an installation without this package uses this box") {
+			t.Errorf("purge beside %s: %s", by, out)
+		}
+		b.run("cd /var/lib/capstan; test -e etcd/member/snap/db; test -e host/tls/ca.key; test -e /run/capstan/networks/n1/network.json; test -e /etc/default/capstand")
+	}
+	for _, file := range []string{
+		"/usr/lib/capstan/capstand", "/var/lib/capstan/state.json", "/var/lib/capstan/host/machines/m1/spec.json", "/var/lib/capstan/host/balancers/b1/spec.json",
+		"/var/lib/capstan/hosts/local/machines/m1/spec.json", "/var/lib/capstan/hosts/local/balancers/b1/spec.json",
+		"/sys/fs/cgroup/capstan/id/m1/file", "/sys/fs/cgroup/memory/capstan/id/m1/file",
+	} {
+		b.write(file, "{}")
+		kept(file)
+		b.run("rm " + file + "; rmdir --ignore-fail-on-non-empty " + filepath.Dir(file))
+	}
+	for _, program := range []string{"/opt/capstan-source/bin/capstan plane --root=/srv/capstan", "/opt/capstan-source/bin/capstand plane --root=/srv/host"} {
+		b.whileRuns(program, func() { kept(program) })
+	}
+	b.run("rm -r /sys/fs /opt/capstan-source")
 }
 
 // upgradeOfConffile: the packages of an earlier build had the settings as a conffile of dpkg. An upgrade keeps the changed file.
