@@ -100,13 +100,15 @@ $(KUBE_MINORS:%=build-kube-%) build-kube-$(NEXT_KUBE_MINOR): build-kube-%:
 	$(CACHED) kubernetes-$* "$$out/kube-apiserver $$out/etcd" \
 		'kube/$* kube/multicall etcd hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
 
+# runc contains Debian's libseccomp and libc: an upgrade of them needs a new build.
+LINKED_LIBRARIES = $(wildcard /usr/lib/*/libseccomp.a /usr/lib/*/libc.a)
 # The plugins of hack/node-build.sh.
 CNI_PLUGINS := bandwidth bridge firewall host-device host-local ipvlan loopback macvlan portmap ptp sbr static tuning vlan vrf
 
 .PHONY: build-node
 build-node: ## containerd, runc and the CNI plugins: bin/node/.
 	@$(CACHED) node '$(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/node/cni/,$(CNI_PLUGINS))' \
-		'node/go.mod node/go.sum node/runc hack/node-build.sh hack/go-install.sh' hack/node-build.sh
+		'node/go.mod node/go.sum node/runc $(LINKED_LIBRARIES) hack/node-build.sh hack/go-install.sh' hack/node-build.sh
 
 .PHONY: build-images
 build-images: ## Our pause and test images as OCI archives: bin/images/.

@@ -4,8 +4,8 @@
 #   hack/cached.sh NAME 'OUTPUT...' 'INPUT...' COMMAND [ARGUMENT...]
 #
 # Go caches packages, but the link of Kubernetes alone takes ten seconds. The
-# stamp is a hash of the content of the inputs (files or folders), the command and
-# the Go version. A checkout or a touch does not invalidate it. Concurrent calls
+# stamp is a hash of the content of the inputs (files or folders), the command, the
+# Go version, the platform and the C compiler. A checkout or a touch does not invalidate it. Concurrent calls
 # in one checkout wait for each other.
 set -euo pipefail
 
@@ -25,6 +25,7 @@ tests=(! -name '*_test.go')
 hash=$({
 	echo "$*" "${GOFLAGS:-}"
 	go version
+	go env GOOS GOARCH CC
 	# shellcheck disable=SC2086 # a list on purpose
 	find $inputs -type f "${tests[@]}" -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
 } | sha256sum)
