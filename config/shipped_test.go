@@ -139,10 +139,12 @@ func unpack(t *testing.T, assets, pattern string) string {
 // documents of a package lead to files of the package.
 func TestShippedFiles(t *testing.T) {
 	root, kubelet := newCheckout(t)
+	assets := filepath.Join(root, "dist", "assets", releaseVersion)
+	workstation := filepath.Join(assets, "capstan-cli-windows-amd64.exe") // Its modules are not those of Linux.
+	write(t, workstation, program)
 	for _, part := range []string{"host", "plane", "sbom", "packages"} {
 		run(t, root, "hack/release.sh", part, releaseVersion)
 	}
-	assets := filepath.Join(root, "dist", "assets", releaseVersion)
 	ofCommand, ofKubernetes := []string{"capstan"}, []string{kubelet}
 
 	units := []string{"systemd/capstand.service", "systemd/capstand.default"}
@@ -159,7 +161,7 @@ func TestShippedFiles(t *testing.T) {
 	}
 	checkLinks(t, filepath.Join(unpack(t, assets, "capstan-cli_*.deb"), "usr", "share", "doc", "capstan-cli"))
 
-	var programs []string
+	programs := []string{workstation}
 	for _, file := range slices.Concat(ofCommand, ofKubernetes, ofHost, ofPlane) {
 		if filepath.Ext(file) == "" {
 			programs = append(programs, filepath.Join(root, "bin", file))

@@ -214,7 +214,8 @@ packages() {
 	hack/packages.sh "$version" "$assets"
 }
 
-# sbom lists the modules of every Go program of the release. Only runc contains C code, the libseccomp of Debian.
+# sbom lists the modules of every Go program of the release, the commands for workstations included. Only runc contains C code, the
+# libseccomp of Debian.
 sbom() {
 	mkdir -p "$assets"
 	: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
@@ -224,6 +225,9 @@ sbom() {
 	while read -r file; do
 		if [[ -f bin/$file && ! -L bin/$file && -x bin/$file ]]; then programs+=("$PWD/bin/$file"); fi
 	done <<<"$files"
+	for file in "$assets"/capstan-cli-*; do
+		if [[ -f $file ]]; then programs+=("$(realpath "$file")"); fi
+	done
 	(cd tools/sbom && go run . -name "capstan-$version" -namespace "https://capstan.dev/sbom/$version/$(go env GOARCH)" "${programs[@]}") >"$assets/capstan-$version-linux-$(go env GOARCH).spdx.json"
 }
 
