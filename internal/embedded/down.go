@@ -53,6 +53,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	}
 	defer lock.Close()
 	step("stop the management plane")
+	stopUnit(ctx, l, step)
 	if err := stopPlane(ctx, l); err != nil {
 		return err
 	}
@@ -92,7 +93,12 @@ func HostFolders(l Layout) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if isDir(l.HostRoot(e.Name())) { // It can be a link to another disk.
+		root := l.HostRoot(e.Name())
+		info, err := os.Stat(root) // It can be a link to another disk.
+		if err != nil {
+			return nil, fmt.Errorf("expected the folder of a host, found a link to a folder that does not exist: mount its file system, or remove the link if its machines are gone too: %w", err)
+		}
+		if info.IsDir() {
 			names = append(names, e.Name())
 		}
 	}
@@ -132,7 +138,7 @@ func purgeHosts(ctx context.Context, l Layout, assets string, step func(string))
 		g.Go(func() error {
 			return withCapstand(ctx, capstandComponent(l, state, host, owner, memory), l.Log(capstandName(host)), spawner, step, func(ctx context.Context) error {
 				step("remove the machines of host " + host)
-				return purgeHost(ctx, l, host)
+				return purgeHost(ctx, l, host, step)
 			})
 		})
 	}

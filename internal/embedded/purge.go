@@ -28,8 +28,9 @@ func DialHost(socket string) (*grpc.ClientConn, error) {
 // inventoryOf lists the objects of a host by id, with their owners.
 type inventoryOf struct{ machines, balancers, networks map[string]owner.Object }
 
-// purgeHost removes every machine, load balancer and network of a host, and returns when they are gone.
-func purgeHost(ctx context.Context, l Layout, name string) error {
+// purgeHost removes every machine, load balancer and network of a host, and returns when they are gone. It calls step with the cause if a
+// machine cannot be removed: capstand tries again until the user ends the command.
+func purgeHost(ctx context.Context, l Layout, name string, step func(string)) error {
 	conn, err := DialHost(l.HostSocket(name))
 	if err != nil {
 		return err
@@ -42,6 +43,7 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 	if err != nil {
 		return err
 	}
+	hindered := hindrances{}
 	have := inventoryOf{map[string]owner.Object{}, map[string]owner.Object{}, map[string]owner.Object{}}
 	for synced := false; !synced || len(have.machines) > 0 || len(have.balancers) > 0; {
 		event, err := events.Recv()
@@ -52,6 +54,9 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 			return err
 		}
 		have.observe(event)
+		if cause := hindered.news(event); cause != "" {
+			step(cause)
+		}
 		if event.Type == hostpb.Event_SYNCED {
 			synced = true
 			if err := deleteAll(ctx, host, have); err != nil {
@@ -69,6 +74,20 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 		}
 	}
 	return nil
+}
+
+// hindrances are the messages of the machines that are being removed, by id.
+type hindrances map[string]string
+
+// news returns the new cause why a machine is not removed yet, or nothing.
+func (h hindrances) news(event *hostpb.Event) string {
+	m := event.GetMachine()
+	id, message := m.GetSpec().GetId(), m.GetStatus().GetMessage()
+	if m.GetStatus().GetPhase() != hostpb.MachineStatus_DELETING || message == "" || h[id] == message {
+		return ""
+	}
+	h[id] = message
+	return fmt.Sprintf("machine %s/%s still exists: %s", m.GetSpec().GetNamespace(), m.GetSpec().GetName(), message)
 }
 
 // observe updates the inventory.

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,4 +98,35 @@ func startUnit(ctx context.Context, unit string) error {
 		return fmt.Errorf("expected systemd to start %s, the unit of the management plane: %w: %s; see `journalctl -u %s`. To start the plane without the unit, run `capstan down --keep-state` and `capstan up`", unit, err, strings.TrimSpace(string(out)), unit)
 	}
 	return nil
+}
+
+// stopUnit stops the unit of the plane through systemd, which would start it again if it is between two starts, or if its process has to
+// be killed. A unit that does not exist is no error: stopPlane ends the process, if any.
+func stopUnit(ctx context.Context, l Layout, step func(string)) {
+	unit := unitOf(ctx, l)
+	if unit == "" {
+		return
+	}
+	out, err := exec.CommandContext(ctx, "systemctl", "stop", unit).CombinedOutput()
+	if exit := (&exec.ExitError{}); errors.As(err, &exit) && exit.ExitCode() == unitNotLoaded {
+		return
+	}
+	if err != nil {
+		step(fmt.Sprintf("continue without systemd, which did not stop %s: %v: %s", unit, err, strings.TrimSpace(string(out))))
+	}
+}
+
+// unitNotLoaded is the exit code of systemctl for a unit without a file.
+const unitNotLoaded = 5
+
+// unitOf returns the unit of systemd that runs the plane, or that `capstan up` has stopped. The unit of the default folder can end before
+// its plane has a status.
+func unitOf(ctx context.Context, l Layout) string {
+	status, _ := GetStatus(ctx, l)
+	state, _ := LoadState(l)
+	unit := cmp.Or(status.Unit, state.StoppedUnit)
+	if unit == "" && l.Root == DefaultRoot && isDir("/run/systemd/system") {
+		return "capstan.service"
+	}
+	return unit
 }

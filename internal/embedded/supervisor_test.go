@@ -200,6 +200,22 @@ func TestInterruptedUpOfUnit(t *testing.T) {
 	}
 }
 
+// TestDownOfUnit: `capstan down` stops the unit through systemd, so that systemd does not start the plane again: the unit that runs the
+// plane, and the unit between two starts, whose plane does not run.
+func TestDownOfUnit(t *testing.T) {
+	u := newUnitPlane(t, newRoot(t))
+	expect.NoError(t, os.WriteFile(filepath.Join(u.tools, "systemctl"), []byte("#!/bin/sh\necho \"$@\" >>"+u.called()), 0o755))
+	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {}))
+	<-u.ended
+	expect.NoError(t, u.status.Close())
+	expect.NoError(t, State{ID: "abcd1234", StoppedUnit: "own.service"}.save(u.layout))
+	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {}))
+	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {})) // No unit is known now.
+	if called, err := os.ReadFile(u.called()); string(called) != "stop capstan.service\nstop own.service\n" {
+		t.Errorf("systemctl was called with %q, %v", called, err)
+	}
+}
+
 // TestUpThatStopsWaiting: `capstan up` whose plane does not stop in time, or that the user ends meanwhile, leaves the settings of this plane,
 // and the unit for the next `capstan up`.
 func TestUpThatStopsWaiting(t *testing.T) {
