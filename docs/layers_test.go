@@ -38,12 +38,12 @@ var layerOf = map[string]string{
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/boottime": "library", "internal/conversion": "library", "internal/manager/replace": "library",
 	"internal/changes": "library", "internal/clearfolder": "library", "internal/foreignfile": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/logging": "library", "internal/loopdevice": "library", "internal/naming": "library", "internal/order": "library", "internal/polarity": "library", "internal/projectquota": "library", "internal/searchpath": "library", "internal/selection": "library", "internal/shorten": "library", "internal/stall": "library", "internal/stored": "library", "internal/thread": "library", "internal/tracing": "library", "internal/wakeup": "library",
-	"internal/contentsource": "library", "internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/imagearchive": "library", "internal/pki": "library",
+	"internal/contentsource": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/imagearchive": "library", "internal/pki": "library",
 
 	// The two sides of a boundary share these packages: manager and host, manager and node, host and node.
 	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract", "internal/host/joining": "contract",
 	"internal/host/refusal": "contract", "internal/overhead": "contract", "internal/machineapi": "contract", "internal/accessapi": "contract",
-	"internal/node/nodeconfig": "contract", "internal/node/cloudconfig": "contract", "internal/node/initapi": "contract",
+	"internal/inplace": "contract", "internal/node/nodeconfig": "contract", "internal/node/cloudconfig": "contract", "internal/node/initapi": "contract",
 	"internal/node/kube": "contract", "internal/node/provision/manifests": "contract",
 
 	"internal/bootstrap": "reconciler", "internal/controlplane": "reconciler", "internal/infrastructure": "reconciler",

@@ -90,6 +90,9 @@ func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) (admissi
 	errs = append(errs, validateArguments(spec.Kubelet.ExtraArgs, path.Child("kubelet"), nodeconfig.CheckKubeletArg)...)
 	errs = append(errs, validateArguments(spec.Cluster.APIServer.ExtraArgs, apiServer, nodeconfig.CheckAPIServerArg)...)
 	errs = append(errs, validateArguments(spec.Cluster.Etcd.ExtraArgs, path.Child("cluster", "etcd"), nodeconfig.CheckEtcdArg)...)
+	for i, v := range spec.Cluster.Etcd.Env {
+		errs = append(errs, invalid(path.Child("cluster", "etcd", "env").Index(i), nodeconfig.CheckEtcdVariable(nodeconfig.Arg{Name: v.Name, Value: v.Value}))...)
+	}
 	return warnings, append(errs, validateSettings(spec, path)...)
 }
 

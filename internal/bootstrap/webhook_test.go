@@ -102,6 +102,10 @@ func componentRules() rules {
 			s.Role = bootstrapv1.RoleControlPlane
 			s.Cluster.Etcd.ExtraArgs = arg("initial-cluster", "a=https://a:2380")
 		}, "initial-cluster: Capstan sets it"},
+		"an argument of a member as a variable": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster.Etcd.Env = []bootstrapv1.EnvVar{{Name: "GOGC", Value: "50"}, {Name: "ETCD_FORCE_NEW_CLUSTER", Value: "true"}}
+		}, "cluster.etcd.env[1]: Invalid value: ETCD_FORCE_NEW_CLUSTER: etcd reads this variable as an argument"},
 		"names of a certificate": {apiServer(func(a *bootstrapv1.APIServerSpec) {
 			a.CertSANs = []string{"api.example.com", "*.example.com", "API_1", "192.0.2.7", "2001:db8::1"}
 		}), ""},

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/stored"
 )
 
@@ -63,7 +64,7 @@ var configFields = []field{
 	restarts("cluster.controllerManager.env", controllerManager).of("name", "value"),
 	restarts("cluster.scheduler.extraArgs", scheduler).of("name", "value"),
 	restarts("cluster.scheduler.env", scheduler).of("name", "value"),
-	restarts("cluster.etcd.extraArgs", etcd, apiServer).of("name", "value"),
+	{path: "cluster.etcd.extraArgs", decide: decideEtcdArgs, services: []string{etcd, apiServer}, items: []string{"name", "value"}},
 	restarts("cluster.etcd.env", etcd, apiServer).of("name", "value"),
 	{path: "cluster.etcd.external.endpoints", decide: decideExternalEtcd, services: []string{apiServer}},
 	restarts("cluster.encryption.mode", apiServer),
@@ -157,6 +158,29 @@ func quantity(value any) (resource.Quantity, error) {
 		return resource.Quantity{}, fmt.Errorf("%v is no quantity", value)
 	}
 	return resource.ParseQuantity(text)
+}
+
+// decideEtcdArgs allows all arguments except for other folders: a member would start without its data. Alone it would be a new, empty
+// etcd, and beside others a voter without the writes that it has acknowledged.
+func decideEtcdArgs(f field, current, desired any) []Change {
+	for _, name := range nodeconfig.EtcdFolders {
+		if !slices.Equal(values(current, name), values(desired, name)) {
+			f.why = name + ": etcd would start without its data"
+			return decideReplace(f, current, desired)
+		}
+	}
+	return decideRestart(f, current, desired)
+}
+
+// values returns the values of an argument in a list of arguments.
+func values(arguments any, name string) (values []any) {
+	list, _ := arguments.([]any)
+	for _, item := range list {
+		if argument, ok := item.(map[string]any); ok && argument["name"] == name {
+			values = append(values, argument["value"])
+		}
+	}
+	return values
 }
 
 // decideExternalEtcd allows other endpoints of the same etcd. The data does not move between etcds.

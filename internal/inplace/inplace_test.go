@@ -171,6 +171,13 @@ func TestConfig(t *testing.T) {
 	external := func(url string) spec {
 		return cluster(bootstrapv1.ClusterConfiguration{Etcd: bootstrapv1.EtcdSpec{External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{url}}}})
 	}
+	etcdArgs := func(pairs ...string) spec {
+		var args []bootstrapv1.Arg
+		for pair := range slices.Chunk(pairs, 2) {
+			args = append(args, bootstrapv1.Arg{Name: pair[0], Value: pair[1]})
+		}
+		return cluster(bootstrapv1.ClusterConfiguration{Etcd: bootstrapv1.EtcdSpec{ExtraArgs: args}})
+	}
 	encryption := func(e bootstrapv1.EncryptionSpec) spec {
 		return cluster(bootstrapv1.ClusterConfiguration{Encryption: e})
 	}
@@ -195,6 +202,10 @@ func TestConfig(t *testing.T) {
 		"controller manager": {spec{}, cluster(bootstrapv1.ClusterConfiguration{ControllerManager: bootstrapv1.ComponentSpec{ExtraArgs: args}}), "cluster.controllerManager.extraArgs Restart kube-controller-manager"},
 		"scheduler":          {spec{}, cluster(bootstrapv1.ClusterConfiguration{Scheduler: bootstrapv1.ComponentSpec{ExtraArgs: args}}), "cluster.scheduler.extraArgs Restart kube-scheduler"},
 		"etcd":               {spec{}, cluster(bootstrapv1.ClusterConfiguration{Etcd: bootstrapv1.EtcdSpec{ExtraArgs: args}}), "cluster.etcd.extraArgs Restart etcd,kube-apiserver"},
+		"etcd's folder":      {spec{}, etcdArgs("data-dir", "/data/etcd"), "cluster.etcd.extraArgs Replace"},
+		"etcd's log":         {etcdArgs("wal-dir", "/a"), etcdArgs("wal-dir", "/b"), "cluster.etcd.extraArgs Replace"},
+		"no folder of etcd":  {etcdArgs("data-dir", "/data/etcd"), spec{}, "cluster.etcd.extraArgs Replace"},
+		"etcd's quota":       {etcdArgs("data-dir", "/a"), etcdArgs("quota-backend-bytes", "1", "data-dir", "/a"), "cluster.etcd.extraArgs Restart etcd,kube-apiserver"},
 		"external etcd":      {external("https://a"), external("https://b"), "cluster.etcd.external.endpoints Restart kube-apiserver"},
 		"to external etcd":   {spec{}, external("https://b"), "cluster.etcd.external.endpoints Replace"},
 		"from external etcd": {external("https://a"), spec{}, "cluster.etcd.external.endpoints Replace"},
@@ -347,6 +358,8 @@ func effect(f field) string {
 		return "growth: in place, restarts kubelet; otherwise another machine"
 	case "files":
 		return "in place for files with `repeatable: true`; otherwise, and for removed files, another machine"
+	case "cluster.etcd.extraArgs":
+		return "`data-dir` and `wal-dir`: another machine; others: in place, restarts etcd, kube-apiserver"
 	case "cluster.etcd.external.endpoints":
 		return "other endpoints: in place, restarts kube-apiserver; into or out of the machines: never"
 	case "cluster.resourceMetrics":

@@ -272,8 +272,9 @@ type EtcdSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 
-	// env are environment variables of etcd. They replace those of the machine and of spec.proxy with the same name. Do not put
-	// secrets here: everybody who can read this object can read them.
+	// env are environment variables of etcd. They replace those of the machine and of spec.proxy with the same name. Names that begin with
+	// ETCD_ are refused, because etcd reads them as arguments: use extraArgs. Do not put secrets here: everybody who can read this object can
+	// read them.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

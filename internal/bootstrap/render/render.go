@@ -375,7 +375,11 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 	if in.Role != nodeconfig.RoleWorker {
 		out.ControlPlane = controlPlane(in)
 	}
-	if err := errors.Join(append(out.CheckSettings(), out.CheckArguments()...)...); err != nil {
+	problems := append(out.CheckSettings(), out.CheckArguments()...)
+	if in.Spec.Restore.Name != "" {
+		problems = append(problems, out.CheckRestorable())
+	}
+	if err := errors.Join(problems...); err != nil {
 		return out, fmt.Errorf("spec.%w", err)
 	}
 	return out, nil

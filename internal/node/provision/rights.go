@@ -94,7 +94,7 @@ func (n *node) extraArgs(service string) []nodeconfig.Arg {
 // ownFolders returns the folders that a service writes to, according to its command line.
 func ownFolders(command []string) []string {
 	var folders []string
-	for _, name := range []string{"data-dir", "wal-dir"} {
+	for _, name := range nodeconfig.EtcdFolders {
 		if folder := valueOf(command, name); filepath.IsAbs(folder) {
 			folders = append(folders, folder)
 		}

@@ -245,3 +245,22 @@ func TestCheckNode(t *testing.T) {
 		}
 	}
 }
+
+// etcd does not start without its data: neither data-dir nor wal-dir changes in place.
+func TestCheckFoldersOfEtcd(t *testing.T) {
+	with := func(args ...nodeconfig.Arg) *nodeconfig.NodeConfiguration {
+		return &nodeconfig.NodeConfiguration{Role: nodeconfig.RoleInit, ControlPlane: &nodeconfig.ControlPlane{Etcd: nodeconfig.Component{ExtraArgs: args}}}
+	}
+	for name, test := range map[string]struct {
+		have, want *nodeconfig.NodeConfiguration
+		ok         bool
+	}{
+		"other folder": {with(), with(arg("data-dir", "/data")), false},
+		"no folder":    {with(arg("wal-dir", "/wal")), with(), false},
+		"same folder":  {with(arg("data-dir", "/data")), with(arg("v", "1"), arg("data-dir", "/data")), true},
+	} {
+		if err := CheckNode(test.have, test.want); (err == nil) != test.ok || err != nil && !strings.Contains(err.Error(), "without its data") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

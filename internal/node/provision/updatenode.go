@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -16,10 +17,20 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// CheckNode refuses changes of the Node that this machine must not make: a kubelet cannot change the taints of its Node.
+// CheckNode refuses changes that this machine must not make: a kubelet cannot change the taints of its Node, and etcd in another folder
+// would start without its data.
 func CheckNode(have, want *nodeconfig.NodeConfiguration) error {
 	if want.Role == nodeconfig.RoleWorker && !slices.Equal(have.Node.Taints, want.Node.Taints) {
 		return errors.New("the taints of a worker cannot change in place, because a kubelet must not change the taints of its Node; replace the machine, or change the taints of the Node")
+	}
+	if have.ControlPlane == nil || want.ControlPlane == nil {
+		return nil
+	}
+	for _, name := range nodeconfig.EtcdFolders {
+		before, after := nodeconfig.Values(have.ControlPlane.Etcd.ExtraArgs, name), nodeconfig.Values(want.ControlPlane.Etcd.ExtraArgs, name)
+		if !slices.Equal(before, after) {
+			return fmt.Errorf("etcd's argument %s cannot change in place from %q to %q, because etcd would start without its data; replace the machine", name, before, after)
+		}
 	}
 	return nil
 }
