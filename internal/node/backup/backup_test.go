@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -415,13 +416,17 @@ func TestSaveAndRestore(t *testing.T) {
 	peer := "http://" + ports.Address(t)
 	r := Restoring{
 		Restore: nodeconfig.Restore{Name: "first", Store: config, SHA256: manifest.SHA256, Keys: keys},
-		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"),
+		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"), Log: slog.New(slog.DiscardHandler),
 	}
-	// The restore removes the files of a run that was killed.
-	expect.NoError(t, os.MkdirAll(filepath.Join(r.DataDir+".restore", "data", "member"), 0o700))
+	// The restore removes the files of a run that was killed. The folder is that of a former machine.
+	expect.NoError(t, os.MkdirAll(filepath.Join(r.DataDir, "restore", "data", "member"), 0o700))
+	expect.NoError(t, os.CopyFS(filepath.Join(r.DataDir, "member"), os.DirFS(filepath.Join(dir, "old", "member"))))
 	expect.NoError(t, r.Run(t.Context()))
-	if _, err := os.Stat(r.DataDir + ".restore"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(r.DataDir, "restore")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the restore left its snapshot: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(r.DataDir, "member-before-new", "wal")); err != nil {
+		t.Errorf("the data of the former machine: %v", err)
 	}
 	restored := startEtcd(t, r.DataDir, "new", peer)
 	answer, err := restored.client.Get(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithCountOnly())
@@ -494,7 +499,7 @@ func TestRestoreRefused(t *testing.T) {
 			data := filepath.Join(t.TempDir(), "data")
 			err := Restoring{
 				Restore: nodeconfig.Restore{Name: c.name, Store: config, SHA256: c.sum, Keys: c.has, OtherAuthorities: c.other},
-				Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: "http://127.0.0.1:1", Cluster: "demo", DataDir: data,
+				Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: "http://127.0.0.1:1", Cluster: "demo", DataDir: data, Log: slog.New(slog.DiscardHandler),
 			}.Run(t.Context())
 			_, made := os.Stat(filepath.Join(data, "member"))
 			if c.want == "" {

@@ -2,9 +2,8 @@ package backup
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,19 +27,21 @@ type Restoring struct {
 	Member, PeerURL string
 	// Cluster is the name of the cluster.
 	Cluster string
-	// DataDir of etcd.
+	// DataDir of etcd. It can be a volume with the data of a former machine.
 	DataDir string
+	Log     *slog.Logger
 }
 
-// Run creates the data of etcd from the backup, if etcd has none. The data appears at once and complete. A machine that
-// stops at any moment starts again, and never overwrites data that etcd has written.
+// origin is the file in the data of a restored etcd with the token of its restore. etcd does not read it.
+const origin = "restored-from"
+
+// Run creates the data of etcd from the backup, unless it has done so before. The data appears at once and complete. A machine that
+// stops at any moment starts again, and never overwrites data that etcd has written. The data of a former machine stays beside it.
 func (r Restoring) Run(ctx context.Context) error {
-	if _, err := os.Stat(filepath.Join(r.DataDir, "member")); err == nil {
-		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	if done, err := r.done(); done || err != nil {
 		return err
 	}
-	scratch := r.DataDir + ".restore"
+	scratch := filepath.Join(r.DataDir, "restore") // in the same file system
 	if err := os.RemoveAll(scratch); err != nil {
 		return err
 	}
@@ -60,14 +61,38 @@ func (r Restoring) Run(ctx context.Context) error {
 		return fmt.Errorf("the backup %s cannot be used in this cluster: %s", store.Location(snapshotFile(r.Name)), strings.Join(problems, "; "))
 	}
 	data := filepath.Join(scratch, "data")
-	first := FirstMember{Name: r.Member, PeerURL: r.PeerURL, Token: r.Cluster + "/" + r.Name + "/" + r.Member}
+	first := FirstMember{Name: r.Member, PeerURL: r.PeerURL, Token: r.token()}
 	if err := first.Restore(ctx, r.Etcdutl, file, data); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(r.DataDir, 0o700); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(data, "member", origin), []byte(r.token()), 0o600); err != nil {
 		return err
 	}
-	return atomicfile.Rename(filepath.Join(data, "member"), filepath.Join(r.DataDir, "member"))
+	if err := r.setAside(); err != nil {
+		return err
+	}
+	return atomicfile.Rename(filepath.Join(data, "member"), r.member())
+}
+
+func (r Restoring) member() string { return filepath.Join(r.DataDir, "member") }
+
+// token makes a new etcd cluster of each restored machine.
+func (r Restoring) token() string { return r.Cluster + "/" + r.Name + "/" + r.Member }
+
+// done reports whether the data of etcd is that of this restore.
+func (r Restoring) done() (bool, error) {
+	from, err := os.ReadFile(filepath.Join(r.member(), origin))
+	return string(from) == r.token(), atomicfile.IgnoreMissing(err)
+}
+
+// setAside renames the data of a former machine, if there is any.
+func (r Restoring) setAside() error {
+	to := filepath.Join(r.DataDir, "member-before-"+r.Member)
+	err := atomicfile.Rename(r.member(), to)
+	if err == nil {
+		r.Log.Warn("The folder of etcd has the data of a former machine. It stays beside the restored data", "folder", to)
+	}
+	return atomicfile.IgnoreMissing(err)
 }
 
 // FirstMember is the only member of an etcd that starts from a snapshot.

@@ -34,7 +34,7 @@ func (n *node) restoreEtcd(ctx context.Context, path string) error {
 	}
 	restoring := backup.Restoring{
 		Restore: r, Etcdutl: n.program("etcdutl"), Member: n.name, PeerURL: n.peerURL(), Cluster: n.ClusterName,
-		DataDir: valueOf(n.etcdService().Command, "data-dir"),
+		DataDir: valueOf(n.etcdService().Command, "data-dir"), Log: n.log,
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
