@@ -171,7 +171,7 @@ func (bs *balancers) forget(lb *loadBalancer) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	delete(bs.byID, lb.id)
-	bs.broadcaster.Publish(events.LoadBalancer(hostpb.Event_DELETED, lb.snapshot()))
+	lb.publishDeletion()
 	bs.removed()
 }
 

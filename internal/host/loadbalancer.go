@@ -63,6 +63,8 @@ type loadBalancer struct {
 	// holds: the host has the virtual address. virtualMessage explains why it cannot have it.
 	holds          bool
 	virtualMessage string
+	// forgotten: its deletion is published. A later event would show it again.
+	forgotten bool
 }
 
 func newLoadBalancer(h *balancers, spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
@@ -430,9 +432,17 @@ func (lb *loadBalancer) change(f func()) {
 	defer lb.mu.Unlock()
 	before := lb.snapshotLocked()
 	f()
-	if after := lb.snapshotLocked(); !proto.Equal(before, after) {
+	if after := lb.snapshotLocked(); !lb.forgotten && !proto.Equal(before, after) {
 		lb.host.broadcaster.Publish(events.LoadBalancer(hostpb.Event_CHANGED, after))
 	}
+}
+
+// publishDeletion publishes the last event of the load balancer.
+func (lb *loadBalancer) publishDeletion() {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	lb.forgotten = true
+	lb.host.broadcaster.Publish(events.LoadBalancer(hostpb.Event_DELETED, lb.snapshotLocked()))
 }
 
 func (lb *loadBalancer) snapshot() *hostpb.LoadBalancer {

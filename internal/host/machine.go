@@ -78,6 +78,8 @@ type machine struct {
 	// update is the last update in place, or nil. It is replaced, not changed.
 	update   *updaterecord.Record
 	reported report
+	// forgotten: its deletion is published. A later event would show it again.
+	forgotten bool
 }
 
 // machineState is the state of a machine that must survive capstand, in state.json.
@@ -665,9 +667,17 @@ func (m *machine) publish(change func(*hostpb.MachineStatus)) {
 	if m.deleted.Err() != nil {
 		m.status.Phase = hostpb.MachineStatus_DELETING
 	}
-	if !proto.Equal(before, m.status) {
+	if !m.forgotten && !proto.Equal(before, m.status) {
 		m.host.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, m.snapshotLocked()))
 	}
+}
+
+// publishDeletion publishes the last event of the machine.
+func (m *machine) publishDeletion() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forgotten = true
+	m.host.broadcaster.Publish(events.Machine(hostpb.Event_DELETED, m.snapshotLocked()))
 }
 
 // snapshot returns the machine as clients see it.

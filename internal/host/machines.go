@@ -383,7 +383,7 @@ func (ms *machines) forget(ctx context.Context, m *machine) error {
 		ms.byID[m.spec.Id] = m
 		return err
 	}
-	ms.broadcaster.Publish(events.Machine(hostpb.Event_DELETED, m.snapshot()))
+	m.publishDeletion()
 	ms.broadcaster.Publish(events.Host(ms.info()))
 	ms.removed()
 	return nil

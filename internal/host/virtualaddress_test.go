@@ -113,3 +113,30 @@ func TestCandidatesWhileTheDiskHangs(t *testing.T) {
 		t.Errorf("candidates after the deletion: %v", again)
 	}
 }
+
+// The deletion is the last event of an object. The host gives up the virtual address of a load balancer after it has removed the load
+// balancer, and calls that delete a machine report its phase.
+func TestDeletionIsTheLastEvent(t *testing.T) {
+	h := recorded(t)
+	lb, m := h.balancers.byID["n-1"], h.machines.byID["m-1"]
+	lb.holds = true
+	watcher, end := h.broadcaster.Subscribe()
+	defer end()
+	h.balancers.forget(lb)
+	(&virtualAddress{lb: lb}).end(nil)
+	if err := h.machines.forget(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	m.setStatus(func(s *hostpb.MachineStatus) { s.Phase = hostpb.MachineStatus_DELETING })
+	all, err := watcher.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := map[string]hostpb.Event_Type{}
+	for _, event := range all {
+		last[event.GetLoadBalancer().GetId()+event.GetMachine().GetSpec().GetId()] = event.Type
+	}
+	if last["n-1"] != hostpb.Event_DELETED || last["m-1"] != hostpb.Event_DELETED {
+		t.Errorf("last events: %v", last)
+	}
+}
