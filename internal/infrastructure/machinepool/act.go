@@ -3,6 +3,7 @@ package machinepool
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -78,7 +79,7 @@ func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
 	m := &infrav1.CapstanMachine{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       s.pool.Namespace,
-			Name:            names.SimpleNameGenerator.GenerateName(s.pool.Name[:min(len(s.pool.Name), maxNamePrefix)] + "-"),
+			Name:            names.SimpleNameGenerator.GenerateName(namePrefix(s.pool.Name)),
 			Labels:          meta.labels,
 			Annotations:     meta.annotations,
 			OwnerReferences: []metav1.OwnerReference{poolReference(s.pool)},
@@ -98,6 +99,11 @@ func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
 
 // maxNamePrefix leaves room for a dash and five letters in a host name, which a machine's name becomes.
 const maxNamePrefix = 63 - 6
+
+// namePrefix is the start of the names of a pool's machines. A dash cannot follow a dot.
+func namePrefix(pool string) string {
+	return strings.TrimRight(pool[:min(len(pool), maxNamePrefix)], ".-") + "-"
+}
 
 // deleteMembers deletes machines through their owner Machines, so that core drains their Nodes first. A machine
 // that core has made no Machine for has nothing on any host: it waits for its Machine. why is part of the event.

@@ -98,6 +98,15 @@ func TestNamesOfMachines_MP02(t *testing.T) {
 	}
 }
 
+// MP-02: a pool whose name is cut after a dot or a dash gets machines.
+func TestNamesOfMachinesAfterADot_MP02(t *testing.T) {
+	for _, name := range []string{strings.Repeat("p", 56) + ".x", strings.Repeat("p", 56) + "-x", strings.Repeat("p", 55) + "--x"} {
+		if problems := validation.IsDNS1123Subdomain(namePrefix(name) + "abcde"); len(problems) > 0 {
+			t.Errorf("a pool %s: machines %sabcde: %v", name, namePrefix(name), problems)
+		}
+	}
+}
+
 // MP-05, ALL-12: ready and provisioned are set when the pool is complete, and stay. A move loses the status, and the pool that arrives may
 // lack machines, or be invalid.
 func TestProvisionedSurvivesAMove_MP05(t *testing.T) {
