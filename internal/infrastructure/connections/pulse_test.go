@@ -40,8 +40,7 @@ func TestPulses(t *testing.T) {
 	drain(events)
 	close(hangs)
 	g.Eventually(events).Should(reported, "the return")
-	g.Eventually(h.Silence).Should(BeNumerically("<", silence))
-	g.Expect(h.SilenceError()).To(Succeed())
+	g.Eventually(h.SilenceError).Should(Succeed())
 
 	server.Refuse("Pulse", status.Error(codes.Unimplemented, "an older capstand"))
 	before = pulses()
@@ -77,9 +76,10 @@ func TestCallsToSilentHost(t *testing.T) {
 	}
 	g.Expect(h.ConnectionError()).To(Succeed())
 	close(hangs)
-	g.Eventually(h.SilenceError).Should(Succeed())
-	_, err := h.AllServices(t.Context())
-	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(func() error { // On a busy box, the host can be silent for a moment.
+		_, err := h.AllServices(t.Context())
+		return err
+	}).Should(Succeed())
 
 	again := make(chan struct{})
 	server.Before("Pulse", func() { <-again })
@@ -87,7 +87,7 @@ func TestCallsToSilentHost(t *testing.T) {
 	g.Eventually(events).Should(Receive(HaveField("Silence", BeTrue())))
 	h.SetPulses(network("net"), false)
 	g.Expect(h.SilenceError()).To(Succeed(), "without pulses")
-	_, err = h.AllServices(t.Context())
+	_, err := h.AllServices(t.Context())
 	g.Expect(err).NotTo(HaveOccurred(), "without pulses")
 	close(again)
 }

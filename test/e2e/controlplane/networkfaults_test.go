@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +35,8 @@ import (
 func cutOff(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	leader := s.leader(t)
-	mend := addRule(t, leader, "drop")
+	mend := sync.OnceFunc(addRule(t, leader, "drop"))
+	t.Cleanup(mend) // The tests that follow have the same control plane.
 	harness.Eventually(t, "the members detect the fault", limit, func(ctx context.Context) error {
 		members := &etcdv1.EtcdMemberList{}
 		if err := s.etcd.List(ctx, members); err != nil {
