@@ -119,7 +119,7 @@ func TestCandidatesWhileTheDiskHangs(t *testing.T) {
 func TestDeletionIsTheLastEvent(t *testing.T) {
 	h := recorded(t)
 	lb, m := h.balancers.byID["n-1"], h.machines.byID["m-1"]
-	lb.holds = true
+	lb.spec.VirtualAddress, lb.holds = &hostpb.VirtualAddress{Address: "192.0.2.1"}, true
 	watcher, end := h.broadcaster.Subscribe()
 	defer end()
 	h.balancers.forget(lb)

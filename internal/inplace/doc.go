@@ -4,5 +4,5 @@
 // CapstanConfigSpec. A test walks over the types and fails for a field without a decision, so a new field needs one. The
 // control plane provider, machine pools and the runtime extension of MachineDeployments share these decisions.
 //
-// Layer: library. Allowed imports: api.
+// Layer: contract. Allowed imports: api, library.
 package inplace

@@ -247,7 +247,9 @@ func claimChanged() predicate.Predicate {
 			return true
 		case !maps.Equal(before.Labels, after.Labels) && !onlyAdds(before.Labels, after.Labels),
 			before.Annotations[ipamv1.AddressAnnotation] != after.Annotations[ipamv1.AddressAnnotation],
-			annotations.HasPaused(before) != annotations.HasPaused(after):
+			annotations.HasPaused(before) != annotations.HasPaused(after),
+			// The annotations may have had no room for that of the provider.
+			!slices.Contains(after.Finalizers, ipamv1.ClaimFinalizer) && !maps.Equal(before.Annotations, after.Annotations):
 			return true
 		}
 		// Another client removed our value.

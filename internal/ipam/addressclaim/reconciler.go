@@ -69,7 +69,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if g != open { // IPAM-04b, IPAM-05a: an event of the Cluster triggers the next reconcile.
-		r.Ledger.Pool(key).Park(claim.UID)
+		r.Ledger.Park(claim)
 		return ctrl.Result{}, nil
 	}
 	s := &state{claim: claim, key: key}
@@ -77,7 +77,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if s.pool != nil && annotations.HasPaused(s.pool) {
-		r.Ledger.Pool(key).Park(claim.UID)
+		r.Ledger.Park(claim)
 		return ctrl.Result{}, nil
 	}
 	if !claim.DeletionTimestamp.IsZero() {
@@ -128,7 +128,7 @@ func (r *Reconciler) getPool(ctx context.Context, key ledger.Key) (ipamv1.Pool, 
 func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	if !marked(s.claim) { // IPAM-04c
 		if err := reconciling.Change(ctx, r.Client, s.claim, func() { mark(s.claim) }); err != nil {
-			return ctrl.Result{}, client.IgnoreNotFound(err)
+			return ctrl.Result{}, r.notMarked(ctx, s, err)
 		}
 	}
 	if err := r.findAddress(ctx, s); err != nil {
@@ -137,7 +137,7 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	switch relationOf(s.claim, s.ip) {
 	case foreign:
 		// Until the IPAddress is deleted or changed, which triggers the claim, the claim must not delay later claims.
-		r.Ledger.Pool(s.key).Park(s.claim.UID)
+		r.Ledger.Park(s.claim)
 		if err := r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip)); err != nil {
 			return ctrl.Result{}, err
 		}
@@ -150,6 +150,20 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 		}
 	}
 	return r.allocate(ctx, s)
+}
+
+// notMarked handles a failed write of the mark. The claim must not delay later claims until its next attempt: the pool may not even serve
+// its namespace. The API server refuses a claim whose annotations have no room left, until they change.
+func (r *Reconciler) notMarked(ctx context.Context, s *state, err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	r.Ledger.Park(s.claim)
+	if !apierrors.IsInvalid(err) {
+		return err
+	}
+	return r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason,
+		fmt.Sprintf("expected to add a finalizer and an annotation to the claim, found that the API server refuses them: %v", err))
 }
 
 // findAddress reads the claim's IPAddress from the cache. If it is missing there, the ledger decides.

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -144,6 +145,32 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 	})
 	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { p.Spec.AllowedNamespaces = nil })
 	wantAddress(t, late, "10.6.6.3")
+}
+
+// ALL-18: claims of a namespace that the pool does not serve keep no address from others, also if their annotations leave no room for those
+// of the provider, so that the API server refuses each of its writes.
+func TestClaimsWithoutRoom_ALL18(t *testing.T) {
+	startManager(t, env.Config, options())
+	tenant, evil := env.Namespace(t), env.Namespace(t)
+	pool := newGlobal("small-"+tenant, subnet("10.6.7.0/24", "10.6.7.1"))
+	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{tenant}}
+	create(t, pool)
+	full := newClaim(evil, "full", pool)
+	full.Annotations = map[string]string{"a": strings.Repeat("x", validation.TotalAnnotationSizeLimitB-1)}
+	create(t, full)
+	if m := wantReason(t, full, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "metadata.annotations: Too long") {
+		t.Errorf("unclear message %q", m)
+	}
+	claim := newClaim(tenant, "claim", pool)
+	create(t, claim)
+	wantAddress(t, claim, "10.6.7.1")
+	update(t, full, func(c *capiipamv1.IPAddressClaim) { c.Annotations = nil })
+	expect.Eventually(t, "the claim to have the finalizer", func() error {
+		if c, err := get(full); err != nil || len(c.Finalizers) == 0 {
+			return errOr(err, "it has none")
+		}
+		return nil
+	})
 }
 
 // IPAM-03 with --watch-filter: the manager serves only claims with the value of the label, also if the label is added

@@ -272,6 +272,26 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// A claim that cannot get any address does not delay later claims, also if its reconcile is faster than the watch.
+func TestParkedBeforeItIsSeen(t *testing.T) {
+	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/30"}}})
+	f.ask("a") // One of two addresses remains.
+	gated, gone := f.claim("gated"), f.claim("gone")
+	f.clock = f.clock.Add(time.Second)
+	f.reg.Park(gated)
+	f.reg.ClaimSeen(gated)
+	f.reg.ClaimSeen(gone)
+	f.reg.ClaimGone(gone)
+	f.reg.Park(gone)
+	f.reg.ClaimSeen(f.claim("later"))
+	if got := f.ask("later"); got.Outcome != Granted {
+		t.Errorf("a later claim: %+v", got)
+	}
+	if _, queued := f.queue.tickets["claim-gone"]; queued {
+		t.Error("a deleted claim is in the queue")
+	}
+}
+
 // A process that does not lead also drops old entries, including the ledgers of pools that do not exist.
 func TestPrune(t *testing.T) {
 	f := newFixture(ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24"}}})

@@ -239,8 +239,8 @@ func (p *Pool) Refused(t Ticket) {
 	}
 }
 
-// Park keeps a claim that cannot get any address from delaying later claims.
-func (p *Pool) Park(uid types.UID) {
+// park keeps a queued claim from delaying later claims until its next request.
+func (p *Pool) park(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if e, ok := p.state.queue.tickets[uid]; ok && !e.parked {

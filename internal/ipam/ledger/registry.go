@@ -240,6 +240,15 @@ func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
 	}
 }
 
+// Park keeps a claim that cannot get any address from delaying later claims. It records the claim first: a reconcile can be faster than the
+// watch that calls ClaimSeen.
+func (r *Registry) Park(claim *capiipamv1.IPAddressClaim) {
+	r.ClaimSeen(claim)
+	if key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace); ok {
+		r.Pool(key).park(claim.UID)
+	}
+}
+
 // ClaimLeft records that another manager serves a claim. It creates no ledger for the pools of other managers.
 func (r *Registry) ClaimLeft(claim *capiipamv1.IPAddressClaim) {
 	key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace)

@@ -272,6 +272,9 @@ func (s *state) enqueue(t Ticket, copied bool) {
 	if _, served := s.pending[t.UID]; served {
 		return
 	}
+	if _, dead := s.dead[t.UID]; dead { // Nothing would remove its place.
+		return
+	}
 	if e, ok := s.addresses.byClaim[t.NamespacedName]; ok && e.claimUID == t.UID {
 		return
 	}
