@@ -101,6 +101,14 @@ func (a *app) localVersions() ([]string, error) {
 // unitOfPlane is the unit of the packages. It runs the plane in the default root folder.
 const unitOfPlane = "capstan.service"
 
+// unit returns the unit of systemd that can run the plane of the root folder; "" for none.
+func (a *app) unit() string {
+	if _, err := os.Stat(systemdFolder); err != nil || !a.isDefaultRoot() {
+		return ""
+	}
+	return unitOfPlane
+}
+
 // boxFiles returns the state of the plane and the ends of its logs, for a support bundle; nothing without a plane.
 func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
 	files := map[string][]byte{}

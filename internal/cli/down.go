@@ -38,7 +38,7 @@ not know which machines belong to the plane, and whether other boxes have some.`
 					return err
 				}
 			}
-			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets, Wait: a.waits}, keepState, func(what string) { a.step("%s", what) })
+			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets, Unit: a.unit(), Wait: a.waits}, keepState, func(what string) { a.step("%s", what) })
 		},
 	}
 	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")

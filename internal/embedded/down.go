@@ -53,7 +53,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	}
 	defer lock.Close()
 	step("stop the management plane")
-	stopUnit(ctx, l, step)
+	stopUnit(ctx, l, o.Unit, step)
 	if err := stopPlane(ctx, l); err != nil {
 		return err
 	}

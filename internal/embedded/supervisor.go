@@ -101,9 +101,12 @@ func startUnit(ctx context.Context, unit string) error {
 }
 
 // stopUnit stops the unit of the plane through systemd, which would start it again if it is between two starts, or if its process has to
-// be killed. A unit that does not exist is no error: stopPlane ends the process, if any.
-func stopUnit(ctx context.Context, l Layout, step func(string)) {
-	unit := unitOf(ctx, l)
+// be killed. It is the unit that runs the plane, or that `capstan up` has stopped, or else the given one: a unit can end before its plane
+// has a status. A unit that does not exist is no error: stopPlane ends the process, if any.
+func stopUnit(ctx context.Context, l Layout, otherwise string, step func(string)) {
+	status, _ := GetStatus(ctx, l)
+	state, _ := LoadState(l)
+	unit := cmp.Or(status.Unit, state.StoppedUnit, otherwise)
 	if unit == "" {
 		return
 	}
@@ -118,15 +121,3 @@ func stopUnit(ctx context.Context, l Layout, step func(string)) {
 
 // unitNotLoaded is the exit code of systemctl for a unit without a file.
 const unitNotLoaded = 5
-
-// unitOf returns the unit of systemd that runs the plane, or that `capstan up` has stopped. The unit of the default folder can end before
-// its plane has a status.
-func unitOf(ctx context.Context, l Layout) string {
-	status, _ := GetStatus(ctx, l)
-	state, _ := LoadState(l)
-	unit := cmp.Or(status.Unit, state.StoppedUnit)
-	if unit == "" && l.Root == DefaultRoot && isDir("/run/systemd/system") {
-		return "capstan.service"
-	}
-	return unit
-}

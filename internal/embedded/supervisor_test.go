@@ -211,7 +211,9 @@ func TestDownOfUnit(t *testing.T) {
 	expect.NoError(t, State{ID: "abcd1234", StoppedUnit: "own.service"}.save(u.layout))
 	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {}))
 	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {})) // No unit is known now.
-	if called, err := os.ReadFile(u.called()); string(called) != "stop capstan.service\nstop own.service\n" {
+	u.options.Unit = "default.service"
+	expect.NoError(t, Down(t.Context(), u.options, true, func(string) {}))
+	if called, err := os.ReadFile(u.called()); string(called) != "stop capstan.service\nstop own.service\nstop default.service\n" {
 		t.Errorf("systemctl was called with %q, %v", called, err)
 	}
 }

@@ -47,6 +47,8 @@ type Options struct {
 	Logging []string
 	// Backup is the schedule of the plane's backups. Empty fields are unchanged. To "none" ends the schedule.
 	Backup BackupSchedule
+	// Unit of systemd that can run the plane of Root, also if the plane has no status. Only Down uses it. Empty: none is known.
+	Unit string
 	// Wait is called with the holder of the lock if the command waits for another one; nil for no call.
 	Wait func(holder string)
 }
