@@ -250,6 +250,46 @@ func TestVolumeLost(t *testing.T) {
 	b.Expect(b.fake.Volume(v.Spec.ID)).To(BeNil())
 }
 
+// A CapstanMachine that lost its finalizer does not give up its volume. The volume becomes free when its host has no such machine any more.
+func TestVolumeOfMachineWithoutFinalizer(t *testing.T) {
+	t.Parallel()
+	b := newBox(t).provisioned()
+	d := b.addDeployment(1)
+	first := b.addMember(d)
+	b.running(first)
+	v := b.volumeOf(first)
+	b.forgets(first)
+
+	second := b.addMember(d)
+	why := b.condition(second, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason)
+	b.Expect(why).To(ContainSubstring(v.Name + " belongs to machine " + first.Name))
+	b.fake.Lose(first.Spec.ID)
+	b.running(second)
+	b.Expect(b.volumeOf(second).Spec.ID).To(Equal(v.Spec.ID))
+
+	// The third machine has the volume, and no host.
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
+	b.removeMachine(second)
+	third := b.addMember(d)
+	b.condition(third, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForVolumeReason)
+	b.Expect(b.volumeOf(third).Spec.ID).To(Equal(v.Spec.ID))
+	b.forgets(third)
+	fourth := b.addMember(d)
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = nil })
+	b.running(fourth)
+	b.Expect(b.volumeOf(fourth).Spec.ID).To(Equal(v.Spec.ID))
+}
+
+// forgets deletes a CapstanMachine without its finalizer. A paused object is not reconciled, so its finalizer stays away.
+func (b *box) forgets(m *infrav1.CapstanMachine) {
+	b.t.Helper()
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	b.condition(m, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	b.delete(m)
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Finalizers = nil })
+	b.gone(m)
+}
+
 // clusterctl deletes the objects at the source of a move: the data stays, and belongs to the objects at the target.
 func TestVolumeMoves(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,7 @@ import (
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/predicates"
 
@@ -54,13 +56,12 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(&infrav1.CapstanVolume{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicates.ClusterPausedTransitions(mgr.GetScheme(), mgr.GetLogger())).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.IgnoreStatus()).
-		// A machine that is deleted by force lets the volumes go that wait for it.
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.deletedOn), reconciling.OnlyDeletes).
 		WatchesRawSource(r.Pool.Source(func(ctx context.Context, e connections.Event) []reconcile.Request {
-			if !e.Connection {
-				return nil
+			if e.Connection || r.removed(e) {
+				return r.waiting(ctx, e.Host)
 			}
-			return r.deleted(ctx, e.Host)
+			return nil
 		})).
 		Complete(ctx, reconciling.Fair(r.For(infrav1.VolumeKind).MaxConcurrentReconciles, reconciling.Traced(infrav1.VolumeKind, r)))
 }
@@ -69,16 +70,35 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 	return r.list(ctx, func(v *infrav1.CapstanVolume) bool { return v.Spec.ClusterName == o.GetName() }, client.InNamespace(o.GetNamespace()))
 }
 
-// deletedOn maps a host, or a machine, to the volumes on its host whose deletion waits.
-func (r *Reconciler) deletedOn(ctx context.Context, o client.Object) []reconcile.Request {
-	if m, ok := o.(*infrav1.CapstanMachine); ok {
-		return r.deleted(ctx, m.Spec.HostName)
+// removed reports whether an event is the removal of a machine with volumes.
+func (r *Reconciler) removed(e connections.Event) bool {
+	if len(e.Machine.GetSpec().GetVolumes()) == 0 {
+		return false
 	}
-	return r.deleted(ctx, o.GetName())
+	host := r.Pool.Connected(e.Host)
+	return host != nil && host.Machine(e.Machine.GetSpec().GetId()) == nil
 }
 
-func (r *Reconciler) deleted(ctx context.Context, host string) []reconcile.Request {
-	return r.list(ctx, func(v *infrav1.CapstanVolume) bool { return v.Spec.HostName == host && !v.DeletionTimestamp.IsZero() })
+// deletedOn maps a host, or a deleted machine, to the volumes on its host that wait.
+func (r *Reconciler) deletedOn(ctx context.Context, o client.Object) []reconcile.Request {
+	if m, ok := o.(*infrav1.CapstanMachine); ok {
+		return append(r.waiting(ctx, m.Spec.HostName), r.list(ctx, func(v *infrav1.CapstanVolume) bool {
+			return v.Spec.MachineName == m.Name // The machine may have waited for the host of the volume.
+		}, client.InNamespace(m.Namespace))...)
+	}
+	return r.waiting(ctx, o.GetName())
+}
+
+// waiting returns the volumes of a host whose deletion waits, and those of CapstanMachines that do not exist any more.
+func (r *Reconciler) waiting(ctx context.Context, host string) []reconcile.Request {
+	return r.list(ctx, func(v *infrav1.CapstanVolume) bool {
+		return v.Spec.HostName == host && (!v.DeletionTimestamp.IsZero() || v.Spec.MachineName != "" && apierrors.IsNotFound(getMachine(ctx, r.Client, v)))
+	})
+}
+
+// getMachine returns an error if the CapstanMachine that has the volume cannot be read.
+func getMachine(ctx context.Context, c client.Reader, v *infrav1.CapstanVolume) error {
+	return c.Get(ctx, client.ObjectKey{Namespace: v.Namespace, Name: v.Spec.MachineName}, &infrav1.CapstanMachine{})
 }
 
 func (r *Reconciler) list(ctx context.Context, of func(*infrav1.CapstanVolume) bool, options ...client.ListOption) []reconcile.Request {
@@ -100,6 +120,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	} else if err != nil {
 		return ctrl.Result{}, err
 	}
+	if cluster != nil && !annotations.IsPaused(cluster, v) {
+		if freed, err := r.free(ctx, v); freed || err != nil {
+			return ctrl.Result{}, err // The change of the object is an event.
+		}
+	}
 	patch, err := r.frame.Begin(ctx, cluster, v)
 	if err != nil || patch == nil {
 		return ctrl.Result{}, err
@@ -119,6 +144,30 @@ func moved(v *infrav1.CapstanVolume) bool {
 	return ok
 }
 
+// free gives up a volume whose CapstanMachine was deleted without its finalizer, as soon as its host has no such machine. A CapstanMachine with
+// its finalizer gives up its volumes itself. A machine that still has the volume can be one whose CapstanMachine will be restored from a backup.
+func (r *Reconciler) free(ctx context.Context, v *infrav1.CapstanVolume) (bool, error) {
+	if v.Spec.MachineName == "" || !v.DeletionTimestamp.IsZero() || !apierrors.IsNotFound(getMachine(ctx, r.Client, v)) || !r.unused(v) {
+		return false, nil
+	}
+	if err := getMachine(ctx, r.LiveClient, v); !apierrors.IsNotFound(err) {
+		return false, err // A cached list can be older than the machine.
+	}
+	ctrl.LoggerFrom(ctx).Info("Freed the volume of a CapstanMachine that does not exist", "CapstanMachine", klog.KRef(v.Namespace, v.Spec.MachineName), "CapstanHost", klog.KRef("", v.Spec.HostName))
+	return true, client.IgnoreNotFound(reconciling.Change(ctx, r.Client, v, func() { v.Spec.MachineName = "" }))
+}
+
+// unused reports whether the host is connected and none of its machines has the volume, or the host has never made the volume.
+func (r *Reconciler) unused(v *infrav1.CapstanVolume) bool {
+	if v.Spec.HostID == "" {
+		return true
+	}
+	host := r.Pool.Connected(v.Spec.HostName)
+	return host != nil && host.ID() == v.Spec.HostID && !slices.ContainsFunc(host.Machines(), func(m *hostpb.Machine) bool {
+		return slices.ContainsFunc(m.GetSpec().GetVolumes(), func(mount *hostpb.VolumeMount) bool { return mount.GetId() == v.Spec.ID })
+	})
+}
+
 // show sets Ready from the spec, which is the record of the host and the machine.
 func show(v *infrav1.CapstanVolume) {
 	ready := metav1.Condition{Type: clusterv1.ReadyCondition, Status: metav1.ConditionTrue, Reason: infrav1.VolumeFreeReason, Message: "No machine has the volume"}
@@ -134,7 +183,7 @@ func show(v *infrav1.CapstanVolume) {
 // reconcileDelete deletes the data when no machine has the volume.
 func (r *Reconciler) reconcileDelete(ctx context.Context, v *infrav1.CapstanVolume) error {
 	if name := v.Spec.MachineName; name != "" {
-		err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: v.Namespace, Name: name}, &infrav1.CapstanMachine{})
+		err := getMachine(ctx, r.LiveClient, v)
 		if err == nil {
 			reconciling.ShowBlocked(v, "CapstanMachine %s has the volume: the data is deleted after its Machine is deleted", name)
 		}
