@@ -233,7 +233,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 	); err != nil || found.stop {
 		return err
 	}
-	maintain := []step{r.propagation.reconcile, r.machineStatus.reconcile, r.departures.reconcile, r.remediations.reconcile}
+	maintain := []step{r.propagation.reconcile, r.machineStatus.reconcile, r.machines.updates.hold, r.departures.reconcile, r.remediations.reconcile}
 	s.Irreplaceable = irreplaceable(s)
 	if s.Irreplaceable != "" {
 		// Machines leave, and unhealthy ones are deleted if another one serves. No other one is deleted: it could not be replaced.

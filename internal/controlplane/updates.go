@@ -176,6 +176,7 @@ func (r *updates) removeMarks(ctx context.Context, machine *clusterv1.Machine, c
 			annotations := obj.GetAnnotations()
 			delete(annotations, clusterv1.UpdateInProgressAnnotation)
 			delete(annotations, controlplanev1.UpdateFromAnnotation)
+			delete(annotations, controlplanev1.UpdateHeldAnnotation)
 			delete(annotations, controlplanev1.UpdateEncryptionAnnotation)
 			delete(annotations, controlplanev1.UpdateSucceededAnnotation)
 			obj.SetAnnotations(annotations)
@@ -223,6 +224,33 @@ func (r *updates) releaseStopped(ctx context.Context, s *scope) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// hold keeps hosts from beginning updates that wait while etcd would lose its quorum, and ends this. It comes before the steps that let
+// members go: after a new hold these wait for the next reconciliation, so that a host that has begun meanwhile shows it.
+func (r *updates) hold(ctx context.Context, s *scope) (out result, err error) {
+	f := s.Fleet()
+	for n := range f.Instances {
+		i := &f.Instances[n]
+		holds := f.Holds(i)
+		if _, held := i.Machine.Annotations[controlplanev1.UpdateHeldAnnotation]; held == holds {
+			continue
+		}
+		if err := r.change(ctx, i.Machine, func() {
+			if holds {
+				metav1.SetMetaDataAnnotation(&i.Machine.ObjectMeta, controlplanev1.UpdateHeldAnnotation, "")
+			} else {
+				delete(i.Machine.Annotations, controlplanev1.UpdateHeldAnnotation)
+			}
+		}); err != nil {
+			return out, fmt.Errorf("cannot hold or release the update of the Machine %s: %w", i.Name(), err)
+		}
+		if holds {
+			out.merge(result{stop: true, requeueAfter: time.Second})
+		}
+		ctrl.LoggerFrom(ctx).Info("Changed whether the waiting update of the Machine may begin", "Machine", klog.KObj(i.Machine), "held", holds)
+	}
+	return out, nil
 }
 
 // change patches an object if the change has an effect. It fails when the object was changed since it was read.

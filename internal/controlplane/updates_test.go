@@ -31,14 +31,15 @@ import (
 // Machines are updated at the same time, or if a host would start an update with objects of different updates.
 type updater struct {
 	*simulation
-	// failing are updates that are rolled back, as machine@version. held are Machines whose updates do not end.
-	failing, held map[string]bool
+	// failing are updates that are rolled back, as machine@version. held are Machines whose updates do not end. crowded are Machines whose
+	// hosts have no room for the update.
+	failing, held, crowded map[string]bool
 	// done lists the updates that succeeded, as machine@version.
 	done []string
 }
 
 func newUpdater(w *simulation) *updater {
-	return &updater{simulation: w, failing: map[string]bool{}, held: map[string]bool{}}
+	return &updater{simulation: w, failing: map[string]bool{}, held: map[string]bool{}, crowded: map[string]bool{}}
 }
 
 func (u *updater) until(what string, holds func() bool) {
@@ -108,6 +109,14 @@ func (u *updater) update(m *clusterv1.Machine) {
 		return
 	}
 	id := fmt.Sprintf("%s-%d", data.ID, infra.Generation)
+	if u.crowded[m.Name] {
+		if !conditions.IsFalse(infra, infrav1.UpdatingCondition) {
+			u.cluster.ChangeStatus(infra, func() {
+				conditions.Set(infra, metav1.Condition{Type: infrav1.UpdatingCondition, Status: metav1.ConditionFalse, Reason: infrav1.NoCapacityReason, Message: "no memory", ObservedGeneration: infra.Generation})
+			})
+		}
+		return
+	}
 	phase := infrav1.UpdateRunning
 	if infra.Status.Update.ID == id && !u.held[m.Name] {
 		phase = infrav1.UpdateSucceeded
@@ -317,6 +326,48 @@ func TestUpdateImpossible_CP21(t *testing.T) {
 	})
 	w.cluster.Change(cp, func() { cp.Spec.Rollout.Strategy.InPlace = controlplanev1.InPlacePrefer })
 	u.until("it is replaced", func() bool { return len(w.made) == 2 && u.settled(cp, 1)() })
+}
+
+// TestWaitingUpdateIsHeld_CP21: while an update waits for its host, another Machine is deleted. The host may not begin the update before the
+// replacement has joined: the restart of one of two members would cost etcd its quorum.
+func TestWaitingUpdateIsHeld_CP21(t *testing.T) {
+	w, cp, _ := connected(t, inPlace(controlplanev1.InPlaceOnly, 3))
+	u := newUpdater(w)
+	u.until("three", u.settled(cp, 3))
+	for _, name := range namesOfMachines(t, w) {
+		u.crowded[name] = true
+	}
+	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	held := func() (waiting, held []string) {
+		for _, m := range machinesOf(t, w.cluster) {
+			if model.Updates(&m) {
+				waiting = append(waiting, m.Name)
+			}
+			if _, ok := m.Annotations[controlplanev1.UpdateHeldAnnotation]; ok {
+				held = append(held, m.Name)
+			}
+		}
+		return waiting, held
+	}
+	u.until("one waits", func() bool {
+		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "no memory")
+	})
+	u.still("it may begin", func() bool { _, held := held(); return len(held) == 0 })
+	waiting, _ := held()
+	other := slices.DeleteFunc(machinesOf(t, w.cluster), func(m clusterv1.Machine) bool { return m.Name == waiting[0] })[0]
+	if err := env.Client.Delete(t.Context(), &other); err != nil {
+		t.Fatal(err)
+	}
+	u.until("it is held before the member leaves", func() bool {
+		_, names := held()
+		return slices.Equal(names, waiting) && w.member(other.Name) != nil
+	})
+	u.until("it may begin when the replacement has joined", func() bool {
+		_, names := held()
+		return len(names) == 0 && !slices.Contains(namesOfMachines(t, w), other.Name)
+	})
+	u.crowded = map[string]bool{}
+	u.until("all are updated", u.settled(cp, 3))
 }
 
 // updateFails: with Prefer too, a rolled back update stops the others. Another spec repairs it; the former one is not lost.

@@ -21,7 +21,9 @@ func TestTemplateInV1Beta1_CP12(t *testing.T) {
 	key := metav1.ObjectMeta{Namespace: env.Namespace(t), Name: "old"}
 	old := &controlplanev1beta1.CapstanControlPlaneTemplate{ObjectMeta: key}
 	old.Spec.Template.ObjectMeta.Labels = map[string]string{"row": "CP-12"}
-	old.Spec.Template.Spec.MachineTemplate.NodeDrainTimeout = &metav1.Duration{Duration: 10 * time.Minute}
+	timeouts := &old.Spec.Template.Spec.MachineTemplate
+	timeouts.NodeDrainTimeout = &metav1.Duration{Duration: 10 * time.Minute}
+	timeouts.NodeVolumeDetachTimeout, timeouts.NodeDeletionTimeout = &metav1.Duration{Duration: 700 * time.Second}, &metav1.Duration{Duration: 800 * time.Second}
 	if err := env.Client.Create(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +32,9 @@ func TestTemplateInV1Beta1_CP12(t *testing.T) {
 		t.Fatal(err)
 	}
 	template := hub.Spec.Template
-	if template.ObjectMeta.Labels["row"] != "CP-12" || ptr.Deref(template.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds, 0) != 600 {
+	deletion := template.Spec.MachineTemplate.Spec.Deletion
+	if template.ObjectMeta.Labels["row"] != "CP-12" || ptr.Deref(deletion.NodeDrainTimeoutSeconds, 0) != 600 ||
+		ptr.Deref(deletion.NodeVolumeDetachTimeoutSeconds, 0) != 700 || ptr.Deref(deletion.NodeDeletionTimeoutSeconds, 0) != 800 {
 		t.Errorf("in v1beta2: %+v", template)
 	}
 }

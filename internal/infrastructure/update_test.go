@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -152,11 +153,14 @@ func TestUpdateInPlace_ALL17(t *testing.T) {
 	u.Consistently(calls).Should(Equal(1))
 }
 
-// begin starts an update of a machine whose owner is not a MachineSet.
-func (u *updated) begin(id, version string, change func(*infrav1.CapstanMachine)) {
+// begin starts an update of a machine whose owner is not a MachineSet. The annotations are further ones of the Machine.
+func (u *updated) begin(id, version string, change func(*infrav1.CapstanMachine), annotations ...string) {
 	u.t.Helper()
 	update(u.box, u.machine, func(m *clusterv1.Machine) {
 		m.Annotations = map[string]string{clusterv1.UpdateInProgressAnnotation: ""}
+		for _, a := range annotations {
+			m.Annotations[a] = ""
+		}
 		m.Spec.Version = version
 	})
 	update(u.box, u.m, func(m *infrav1.CapstanMachine) {
@@ -198,6 +202,18 @@ func TestUpdateWaitsForCapacity(t *testing.T) {
 	u.Expect(u.m.Status.Update.Phase).To(Equal(infrav1.UpdateRolledBack))
 	u.fake.Hold(false)
 	b.running(late)
+}
+
+// An update that the control plane holds begins when the hold ends, although its host has room.
+func TestUpdateIsHeld(t *testing.T) {
+	t.Parallel()
+	u := updatable(newBox(t).provisioned(), "CapstanControlPlane")
+	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" })
+	u.begin("held", "v1.35.0", withMemory("2Gi"), controlplanev1.UpdateHeldAnnotation)
+	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason)).To(ContainSubstring("etcd has a quorum without this machine"))
+	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }).Should(BeZero())
+	update(u.box, u.machine, func(m *clusterv1.Machine) { delete(m.Annotations, controlplanev1.UpdateHeldAnnotation) })
+	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason)
 }
 
 // A failed update is repeated only after the user requests another attempt.

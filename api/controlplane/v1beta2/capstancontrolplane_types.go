@@ -35,6 +35,9 @@ const (
 	UpdateFromAnnotation = "controlplane.capstan.dev/update-from"
 	// UpdateSucceededAnnotation is on a Machine whose update in place has succeeded, until the annotations of the update are removed.
 	UpdateSucceededAnnotation = "controlplane.capstan.dev/update-succeeded"
+	// UpdateHeldAnnotation is on a Machine whose update in place waits, for example for memory of its host, while the other Machines have no
+	// quorum without it. The infrastructure provider does not begin an update with this annotation.
+	UpdateHeldAnnotation = "controlplane.capstan.dev/update-held"
 	// UpdateEncryptionAnnotation is on a Machine during an update in place that changes the encryption of etcd. Until its success, the
 	// API server of the Machine may not read the data of others.
 	UpdateEncryptionAnnotation = "controlplane.capstan.dev/update-encryption"

@@ -64,6 +64,8 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&
 		c.ObservedGeneration == config.Generation && !hasData(machine, config) {
 		out.refused = c.Message
+	} else if _, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
+		out.refused = "The update waits until etcd has a quorum without this machine"
 	}
 	return out
 }
@@ -364,6 +366,22 @@ func (f Fleet) cannotUpdate(i *Instance) string {
 		return f.problem(i)
 	}
 	return ""
+}
+
+// Holds reports whether a host must not begin the update of a Machine that it has let wait: members can have left since, or failed, and etcd
+// must keep its quorum while one of them restarts. No other Machine may be leaving.
+func (f Fleet) Holds(i *Instance) bool {
+	if !f.Stacked || i.Update == nil || !i.Update.begun || !i.Update.waits() {
+		return false
+	}
+	if len(f.Instances) > 1 && (len(f.active()) < len(f.Instances) || f.cannotSpare(i) != "") {
+		return true
+	}
+	votes := f.Votes()
+	if memberHealthy(i) && i.Member.voting {
+		votes.Healthy--
+	}
+	return votes.Voting > 1 && !votes.quorum()
 }
 
 // needsReplacement describes the changes that stop a rollout under the policy Only.

@@ -173,6 +173,26 @@ func TestHeldUpdates(t *testing.T) {
 	}
 }
 
+// TestHolds: an update that waits begins only while the others have a quorum without its Machine. One that is about to begin is not held: other
+// members stay until its end.
+func TestHolds(t *testing.T) {
+	for machines, want := range map[string]bool{
+		"a:vC b:v c:v": false, "a:vC b:v": true, "a:vC b:v c:vd": true, "a:vC b:v c:u": true, "a:vC b:v c:l": true, "a:vC b:v c:-": true,
+		"a:uC b:v c:v": false, "a:vC b:v c:v d:v": false, "a:vC b:v c:s d:v": true,
+		"a:vC": false, "a:vC b:vd": true,
+		"a:vP b:v c:vd": false, "a:vM b:v c:vd": false, "a:vU b:v c:vd": false, "a:vF b:v c:vd": false, "a:vD b:v c:vd": false, "a:v b:v c:vd": false,
+	} {
+		f := build(machines)
+		if got := f.Holds(&f.Instances[0]); got != want {
+			t.Errorf("%s: %v", machines, got)
+		}
+		f.Stacked = false
+		if f.Holds(&f.Instances[0]) {
+			t.Errorf("%s, external etcd: held", machines)
+		}
+	}
+}
+
 // TestUpdatesDeferRemediation (CP-10): a MachineHealthCheck does not delete a Machine in the middle of its update. An update that nothing
 // ends delays no repair.
 func TestUpdatesDeferRemediation(t *testing.T) {

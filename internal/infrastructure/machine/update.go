@@ -18,9 +18,11 @@ import (
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	runtimev1 "sigs.k8s.io/cluster-api/api/runtime/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -63,6 +65,9 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 		return nil // The Secret is an event.
 	}
 	if report.GetId() != request.id {
+		if held, err := r.held(ctx, s); held || err != nil {
+			return err // The change of the Machine is an event.
+		}
 		if report, err = r.beginUpdate(ctx, s, host, observed, request); err != nil || report == nil {
 			return err
 		}
@@ -70,6 +75,22 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 	r.unplaced.Delete(client.ObjectKeyFromObject(m))
 	r.showUpdate(m, before, request, report)
 	return nil
+}
+
+// held reports whether the control plane lets its Machine wait, because etcd would lose its quorum. A cached Machine can be older than that.
+func (r *Reconciler) held(ctx context.Context, s *scope) (bool, error) {
+	if !util.IsControlPlaneMachine(s.machine) {
+		return false, nil
+	}
+	machine := &clusterv1.Machine{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.machine), machine); err != nil {
+		return false, err
+	}
+	_, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]
+	if held {
+		updating(s.capstan, infrav1.WaitingForUpdateReason, "Waiting until etcd has a quorum without this machine: the control plane removes the annotation %s from the Machine then", controlplanev1.UpdateHeldAnnotation)
+	}
+	return held, nil
 }
 
 // uncommitted returns why the specs are not complete yet, or "". The updater of a MachineSet writes several objects; the pending
@@ -332,7 +353,7 @@ func mirrorUpdate(out *infrav1.MachineUpdateStatus, report *hostpb.UpdateStatus)
 // whether it is up to date.
 func updateStep() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, reconciling.FilterUpdates(func(before, after client.Object) bool {
-		for _, name := range []string{clusterv1.UpdateInProgressAnnotation, clusterv1.PendingAcknowledgeMoveAnnotation, runtimev1.PendingHooksAnnotation} {
+		for _, name := range []string{clusterv1.UpdateInProgressAnnotation, clusterv1.PendingAcknowledgeMoveAnnotation, runtimev1.PendingHooksAnnotation, controlplanev1.UpdateHeldAnnotation} {
 			was, had := before.GetAnnotations()[name]
 			if is, has := after.GetAnnotations()[name]; had != has || was != is {
 				return true
