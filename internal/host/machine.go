@@ -207,6 +207,7 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	if run, pause := m.toRun(); !run {
 		return pause
 	}
+	m.settle(life)
 	if pause := m.awaitConfirmation(life); pause != 0 {
 		return pause
 	}
@@ -418,6 +419,17 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 	return pid1, nil
 }
 
+// settle waits for the runc of a former capstand that was killed during a start. Before its end, nothing shows whether the machine runs.
+func (m *machine) settle(life context.Context) {
+	ctx, cancel := context.WithTimeout(life, startTimeout)
+	defer cancel()
+	if err := m.host.runc.Settle(ctx, m.bundle()); err != nil {
+		m.log.Warn("A start of the machine has not ended", "error", err)
+	}
+}
+
+func (m *machine) bundle() string { return filepath.Join(m.dir, "bundle") }
+
 // find returns the running PID 1, or nil. Root in the machine can freeze the machine: runc calls it paused.
 func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
 	state, err := m.host.runc.State(ctx, m.spec.Id)
@@ -517,6 +529,12 @@ func (m *machine) readyDisks(life context.Context) (runc.System, error) {
 // clear removes the remains of an earlier PID 1.
 func (m *machine) clear(ctx context.Context) error {
 	if err := m.endProcesses(ctx); err != nil {
+		return err
+	}
+	if err := m.host.runc.Settle(ctx, m.bundle()); err != nil {
+		return err
+	}
+	if err := m.endProcesses(ctx); err != nil { // Its runc may have begun them only now.
 		return err
 	}
 	if err := hostmount.Unstage(m.stagingDir()); err != nil {

@@ -221,7 +221,7 @@ func (m *machine) prepare(system runc.System, mounts []runc.HostMount) (bundle s
 	p.Namespace, p.NetworkID, p.NetNS = m.spec.Namespace, m.spec.Network.Id, m.host.box.NetNS(m.spec.Id)
 	p.Hostname, p.Rootfs, p.Assets, p.Run = m.spec.Name, m.rootfs(), m.host.config.Assets, m.runDir()
 	p.Capabilities, p.System = m.host.capabilities, system
-	bundle = filepath.Join(m.dir, "bundle")
+	bundle = m.bundle()
 	return bundle, writeBundle(bundle, func(s *oci.Spec) error { return m.host.cdi.Inject(s, m.cdiDevices()) }, p)
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"time"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 )
 
 // Runc runs the runc of the assets with a state folder of its own.
@@ -69,15 +72,57 @@ func (r Runc) exists(id string) bool {
 }
 
 // Start runs the container of a bundle in the background. The container writes its output to the file directly, without a
-// pipe, so it continues without capstand.
+// pipe, so it continues without capstand. runc holds a lock on a file of the bundle until it has ended; see Settle.
 func (r Runc) Start(ctx context.Context, id, bundle string, log *os.File) error {
+	lock, err := lockStart(ctx, bundle)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
 	cmd := r.command(ctx, "run", "--detach", "--bundle", bundle, id)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{lock}
 	start, _ := log.Seek(0, io.SeekEnd)
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("runc run: %w: %s", err, lastLine(log, start))
 	}
 	return nil
+}
+
+// Settle waits until no runc starts the container of a bundle any more. A runc outlives a capstand that is killed during Start, and the state of
+// the container says nothing before its end. A bundle that does not exist has none.
+func (r Runc) Settle(ctx context.Context, bundle string) error {
+	if _, err := os.Stat(bundle); os.IsNotExist(err) {
+		return nil
+	}
+	lock, err := lockStart(ctx, bundle)
+	if err != nil {
+		return err
+	}
+	return lock.Close()
+}
+
+// lockStart takes the lock of a bundle. The lock lasts until the file is closed here and in the processes that inherit it.
+func lockStart(ctx context.Context, bundle string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(bundle, "start.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for { // flock does not end with a context.
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return lock, nil
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			select {
+			case <-time.After(20 * time.Millisecond):
+				continue
+			case <-ctx.Done():
+				err = fmt.Errorf("the runc of a former capstand still starts the container, and has the file %s open: end it if it hangs: %w", lock.Name(), ctx.Err())
+			}
+		}
+		_ = lock.Close()
+		return nil, err
+	}
 }
 
 // Delete kills and removes a container. A container that does not exist is no error.

@@ -3,7 +3,9 @@ package runc_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -136,5 +138,47 @@ func TestExecEndsProgramInOrder(t *testing.T) {
 	}
 	if _, err := os.Stat(cleaned); err != nil {
 		t.Error("the program could not clean up")
+	}
+}
+
+// TestMain also is a capstand that is killed during a start.
+func TestMain(m *testing.M) {
+	if bundle := os.Getenv("START_BUNDLE"); bundle != "" {
+		r := runc.Runc{Binary: os.Getenv("START_BINARY"), Root: bundle}
+		fmt.Println(r.Start(context.Background(), "id", bundle, os.Stderr))
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// The runc of a killed capstand continues. The next capstand waits for its end, and no later program holds the lock.
+func TestSettleWaitsForRuncOfKilledCapstand(t *testing.T) {
+	r := script(t, `touch "$0.runs"; while [ ! -e "$0.go" ]; do sleep 0.02; done`)
+	bundle := t.TempDir()
+	capstand := exec.Command(os.Args[0])
+	capstand.Env = append(os.Environ(), "START_BUNDLE="+bundle, "START_BINARY="+r.Binary)
+	if err := capstand.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.WriteFile(r.Binary+".go", nil, 0o600) })
+	expect.True(t, "runc runs", func() bool { _, err := os.Stat(r.Binary + ".runs"); return err == nil })
+	if err := capstand.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = capstand.Wait()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := r.Settle(ctx, bundle); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the runc still runs: %v", err)
+	}
+	if err := os.WriteFile(r.Binary+".go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Settle(t.Context(), bundle); err != nil {
+		t.Error(err)
+	}
+	if err := r.Settle(t.Context(), filepath.Join(bundle, "missing")); err != nil {
+		t.Errorf("a bundle that does not exist: %v", err)
 	}
 }
