@@ -76,10 +76,12 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 
 // forgetUnit makes the next `capstan up` start the plane without a unit. A damaged state stays for the error of `capstan up`.
 func forgetUnit(l Layout) error {
-	if state, err := LoadState(l); err == nil {
-		return state.forgetUnit(l)
+	state, err := LoadState(l)
+	if err != nil || state.StoppedUnit == "" {
+		return nil
 	}
-	return nil
+	state.StoppedUnit = ""
+	return state.save(l)
 }
 
 // Installed reports whether the root folder has an installation, or what an interrupted `capstan down` left of one.

@@ -81,7 +81,10 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 			return err
 		}
 	}
-	if err := state.forgetUnit(l); err != nil {
+	if err := state.checkWriter(l); err != nil {
+		return err
+	}
+	if err := state.begun(l); err != nil {
 		slog.Warn("Cannot record the start of the plane", "error", err) // for example while the disk is full
 	}
 	release, err := ensurePorts(ctx, l, &state)

@@ -13,12 +13,15 @@ import (
 	"strings"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/version"
 )
 
 // State contains the persistent decisions of an installation. It is written before a component starts.
 type State struct {
 	// ID identifies the installation.
 	ID string `json:"id"`
+	// Capstan is the newest version of Capstan that has had this state.
+	Capstan string `json:"capstan,omitempty"`
 	// Assets is the folder with the binaries.
 	Assets string `json:"assets"`
 	// Settings are what the options set.
@@ -87,11 +90,24 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 		s.ID = strings.ToLower(rand.Text()[:8])
 		o.Hosts = cmp.Or(o.Hosts, 1)
 	}
-	s.Assets = assets
+	if err := s.checkWriter(l); err != nil {
+		return State{}, err
+	}
+	s.Assets, s.Capstan = assets, version.Newest(s.Capstan)
 	if s.Settings, err = s.with(o, l, Assets{assets}); err != nil {
 		return State{}, err
 	}
 	return s, checkListenCertificates(l, s)
+}
+
+// checkWriter refuses the state of a newer minor release: this build would replace its CRDs by older ones, and the API server would remove the
+// fields that they do not have from each object that is written.
+func (s State) checkWriter(l Layout) error {
+	err := version.CheckWriter(s.Capstan, "the management plane in "+l.Root)
+	if err != nil {
+		err = fmt.Errorf("%w. To go back, restore a backup of the former version with `capstan restore --replace`", err)
+	}
+	return err
 }
 
 // save writes the state atomically: after a crash the file has the old or the new content.
@@ -110,12 +126,13 @@ func (s State) notReplaced(l Layout, unit string) error {
 	return s.save(l)
 }
 
-// forgetUnit removes the unit that the next `capstan up` would start.
-func (s *State) forgetUnit(l Layout) error {
-	if s.StoppedUnit == "" {
+// begun records the version of Capstan that runs the plane, and removes the unit that the next `capstan up` would start.
+func (s *State) begun(l Layout) error {
+	newest := version.Newest(s.Capstan)
+	if s.StoppedUnit == "" && s.Capstan == newest {
 		return nil
 	}
-	s.StoppedUnit = ""
+	s.StoppedUnit, s.Capstan = "", newest
 	return s.save(l)
 }
 

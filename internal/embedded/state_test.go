@@ -82,6 +82,40 @@ func TestDecideState(t *testing.T) {
 	}
 }
 
+// TestStateOfNewerRelease: an older release does not start the plane of a newer minor one, and leaves its state as it is.
+func TestStateOfNewerRelease(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	state, err := decideState(l, assets, Options{})
+	if err != nil || state.Capstan != version.Version {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	for writer, refused := range map[string]bool{"": false, "v0.0.9": false, "v99.0.0": true} {
+		state.Capstan = writer
+		if err := state.save(l); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := os.ReadFile(l.State())
+		again, err := decideState(l, assets, Options{})
+		if refused != (err != nil) || !refused && again.Capstan != version.Version {
+			t.Errorf("capstan up, %q: %+v, %v", writer, again, err)
+		}
+		if !refused {
+			begun := state
+			if err := begun.begun(l); err != nil || begun.Capstan != version.Version {
+				t.Errorf("start, %q: %+v, %v", writer, begun, err)
+			}
+			continue
+		}
+		if err := Run(t.Context(), l, Supervisor{}); err == nil || !strings.Contains(err.Error(), "expected Capstan v99.0 or newer for the management plane in "+l.Root) {
+			t.Errorf("start, %q: %v", writer, err)
+		}
+		if after, _ := os.ReadFile(l.State()); string(after) != string(before) {
+			t.Errorf("the state was changed to %s", after)
+		}
+	}
+}
+
 // TestKubernetesVersion: the version of a plane changes only on request, and only to one whose API server can read the stored objects.
 func TestKubernetesVersion(t *testing.T) {
 	a := Assets{testAssets(t, "v1.34.2", "v1.35.4", "v1.36.3", "v1.36.5", "v1.37.1", "v1.38.0")}

@@ -124,9 +124,15 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 		config: config, log: log, ctx: ctx, broadcaster: events.New(), store: store{config.Root},
 		runc: runc.Runc{Binary: filepath.Join(config.Assets, "node", "bin", "runc"), Root: filepath.Join(config.Root, "runc")},
 	}
-	var err error
+	err := p.store.checkWriter()
+	if err != nil {
+		return nil, err
+	}
 	if p.id, err = p.store.open(); err != nil {
 		return nil, err
+	}
+	if err := p.store.recordWriter(); err != nil {
+		log.Warn("Cannot record the version of capstand", "error", err) // for example while the disk is full
 	}
 	if p.capabilities, err = runc.OwnCapabilities(); err != nil {
 		return nil, err

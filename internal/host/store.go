@@ -18,11 +18,13 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/clearfolder"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/version"
 )
 
 // store is capstand's memory:
 //
 //	host-id
+//	version                           the newest version of Capstan that has had this store
 //	contacts.json                     when a manager of each management cluster was last connected
 //	fencing.json                      after how many seconds without contact machines stop, by management cluster
 //	networks/<id>/spec.json
@@ -90,6 +92,23 @@ func (s store) open() (hostID string, err error) {
 	}
 	s.buryOld(time.Now())
 	return s.hostID()
+}
+
+// checkWriter refuses the records of a newer minor release: this capstand would ignore fields that it does not know, for example the VLAN of a
+// machine. Machines and load balancers continue without capstand.
+func (s store) checkWriter() error {
+	writer, _ := os.ReadFile(s.path("version"))
+	return version.CheckWriter(strings.TrimSpace(string(writer)), "the machines in "+s.root)
+}
+
+// recordWriter records the version of this capstand, unless a newer one has had the store.
+func (s store) recordWriter() error {
+	writer, _ := os.ReadFile(s.path("version"))
+	newest := version.Newest(strings.TrimSpace(string(writer))) + "\n"
+	if string(writer) == newest {
+		return nil
+	}
+	return atomicfile.WriteFile(s.path("version"), []byte(newest), 0o644)
 }
 
 func (s store) hostID() (string, error) {

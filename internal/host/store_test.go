@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/testenv/expect"
+	"capstan.dev/capstan/internal/version"
 )
 
 func newStore(t *testing.T) store {
@@ -209,6 +211,30 @@ func TestIncompleteFiles(t *testing.T) {
 	}
 	if !atomicfile.Exists(of) || again.machines.byID["m-1"] == nil {
 		t.Error("a file of the machine, or the machine, is gone")
+	}
+}
+
+// TestStoreOfNewerRelease: an older capstand does not start with the records of a newer minor release.
+func TestStoreOfNewerRelease(t *testing.T) {
+	s := newStore(t)
+	for _, c := range []struct {
+		writer, want string
+		refused      bool
+	}{
+		{"", version.Version + "\n", false}, {"v0.0.9\n", version.Version + "\n", false}, {"v99.1.2\n", "v99.1.2\n", true},
+	} {
+		write(t, s.path("version"), c.writer)
+		err := s.checkWriter()
+		if c.refused != (err != nil) {
+			t.Errorf("%q: %v", c.writer, err)
+		}
+		expect.NoError(t, s.recordWriter())
+		if got := read(t, s.path("version")); got != c.want {
+			t.Errorf("%q became %q", c.writer, got)
+		}
+	}
+	if _, err := New(t.Context(), Config{Root: s.root}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "expected Capstan v99.1 or newer for the machines in "+s.root) {
+		t.Errorf("capstand starts: %v", err)
 	}
 }
 
