@@ -26,7 +26,9 @@ func loadUpdate(dir string) (*updaterecord.Record, error) {
 	if u == nil || err != nil {
 		return nil, err
 	}
-	return u, errors.Join(admission.CheckMachine(u.From), admission.CheckMachine(u.To))
+	// Rules for new machines can be stricter than those under which this one was made.
+	id := filepath.Base(dir)
+	return u, errors.Join(checkRecord(id, u.From), checkRecord(id, u.To))
 }
 
 // UpdateMachine records the running and the desired spec of a machine, and updates it in the background.

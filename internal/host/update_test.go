@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/updaterecord"
@@ -172,6 +173,24 @@ func TestDamagedUpdate(t *testing.T) {
 		if m := newMachine(h.platform, goodSpec(), h.machines.forget); !strings.Contains(m.broken, "update of the machine") {
 			t.Errorf("%s: %q", content, m.broken)
 		}
+	}
+}
+
+// A machine that was updated before a rule for new machines existed runs on.
+func TestUpdateUnderFormerRules(t *testing.T) {
+	h, req := updatable(t)
+	_, err := h.UpdateMachine(t.Context(), req)
+	expect.NoError(t, err)
+	dir := h.machines.byID["m-1"].dir
+	u, err := updaterecord.Load(dir)
+	expect.NoError(t, err)
+	u.From.Name, u.To.Name = "Former Name", "Former Name"
+	if admission.CheckMachine(u.To) == nil {
+		t.Fatal("the rule for names has changed")
+	}
+	expect.NoError(t, u.Save(dir))
+	if m := newMachine(h.platform, goodSpec(), h.machines.forget); m.broken != "" {
+		t.Error(m.broken)
 	}
 }
 

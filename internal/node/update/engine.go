@@ -102,12 +102,16 @@ func (e *engine) interrupted(ctx context.Context) error {
 	return nil
 }
 
-// changed returns whether a step that changes the machine has begun.
+// changed returns whether a step that changes the machine has begun. Another build of the engine can have done steps that are in another order
+// here, or that do not exist here.
 func (e *engine) changed(j *journal) bool {
 	index := func(name string) int {
 		return slices.IndexFunc(e.plan.steps, func(s step) bool { return s.name == name })
 	}
-	return index(j.Step) >= index(e.plan.changes)
+	return slices.ContainsFunc(append([]string{j.Step}, j.Done...), func(name string) bool {
+		at := index(name)
+		return name != "" && (at < 0 || at >= index(e.plan.changes))
+	})
 }
 
 // do carries out the steps that are not in the record. Each is recorded before and after.

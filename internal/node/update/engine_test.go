@@ -13,6 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 var (
@@ -229,6 +230,20 @@ func TestNothingChanged(t *testing.T) {
 		j := w.run("u")
 		if j.Phase != machineapi.UpdateRolledBack || !strings.HasPrefix(j.Message, "nothing was changed: ") || j.Step != fail || slices.Contains(w.ran, "restore") {
 			t.Errorf("%s: %+v, ran %v", fail, j, w.ran)
+		}
+	}
+}
+
+// Another build had done the step that changes the machine, and a step that this build does not have. This build has an earlier step first.
+func TestChangedByAnotherBuild(t *testing.T) {
+	for _, done := range []string{"one", "removed"} {
+		w := newWorld(t)
+		w.fail = "check"
+		w.write("one", "new")
+		expect.NoError(t, w.snapshot().take([]string{"/one", "/two", "/three"}))
+		expect.NoError(t, (&journal{Update: machineapi.Update{ID: "u", Step: "two"}, Done: []string{done}}).save(w.journal()))
+		if j := w.run("u"); strings.Contains(j.Message, "nothing was changed") || !slices.Contains(w.ran, "restore") {
+			t.Errorf("%s: %+v, ran %v", done, j, w.ran)
 		}
 	}
 }
