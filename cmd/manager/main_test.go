@@ -74,12 +74,28 @@ func TestManagerAll_ALL07(t *testing.T) {
 		g.Expect(own.Client.Create(ctx, c)).To(Succeed())
 		return c
 	}
-	foreign, red, blue := add("theirs", "blue"), add("mine", "red"), add("mine", "blue")
-	seen := func(c *infrav1.CapstanCluster) bool {
-		g.Expect(own.Client.Get(ctx, client.ObjectKeyFromObject(c), c)).To(Succeed())
-		return len(c.Finalizers) > 0
+	addVolume := func(filter string) *infrav1.CapstanVolume {
+		v := &infrav1.CapstanVolume{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "mine", GenerateName: "v-", Labels: map[string]string{clusterv1.WatchLabel: filter}},
+			Spec:       infrav1.CapstanVolumeSpec{ID: "volume-" + filter, HostName: "h", ClusterName: "c", Owner: "MachineSet/m", VolumeName: "data", SizeGiB: 1},
+		}
+		g.Expect(own.Client.Create(ctx, v)).To(Succeed())
+		return v
 	}
-	g.Eventually(func() bool { return seen(blue) }).Should(BeTrue())
+	addTemplate := func(filter string) *infrav1.CapstanMachineTemplate {
+		t := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "mine", GenerateName: "t-", Labels: map[string]string{clusterv1.WatchLabel: filter}}}
+		t.Spec.Template.Spec.CPUs = 2
+		g.Expect(own.Client.Create(ctx, t)).To(Succeed())
+		return t
+	}
+	foreign, red, blue := add("theirs", "blue"), add("mine", "red"), add("mine", "blue")
+	redVolume, blueVolume, redTemplate, blueTemplate := addVolume("red"), addVolume("blue"), addTemplate("red"), addTemplate("blue")
+	seen := func(o client.Object) bool {
+		g.Expect(own.Client.Get(ctx, client.ObjectKeyFromObject(o), o)).To(Succeed())
+		return len(o.GetFinalizers()) > 0
+	}
+	described := func(t *infrav1.CapstanMachineTemplate) bool { seen(t); return len(t.Status.Capacity) > 0 }
+	g.Eventually(func() bool { return seen(blue) && seen(blueVolume) && described(blueTemplate) }).Should(BeTrue())
 	// An event of an object that all clusters use does not change that.
 	g.Expect(own.Client.Create(ctx, &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: "h", Labels: map[string]string{clusterv1.WatchLabel: "blue"}},
@@ -91,7 +107,7 @@ func TestManagerAll_ALL07(t *testing.T) {
 	}).Should(Equal(infrav1.NoHostConnectedReason), "the cluster has the event of the host")
 	later := add("mine", "blue")
 	g.Eventually(func() bool { return seen(later) }).Should(BeTrue())
-	g.Expect(seen(red) || seen(foreign)).To(BeFalse())
+	g.Expect(seen(red) || seen(foreign) || seen(redVolume) || described(redTemplate)).To(BeFalse())
 	lease := &coordinationv1.Lease{}
 	g.Expect(own.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "controller-leader-election-capstan"}, lease)).To(Succeed())
 }

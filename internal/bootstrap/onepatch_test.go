@@ -41,6 +41,10 @@ func TestOnePatch_BC04(t *testing.T) {
 		want   []string
 	}{
 		{"no owner", nil, nil},
+		{"no MachinePool", func() error {
+			config.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool", Name: "gone", UID: "4"}}
+			return c.Update(t.Context(), config)
+		}, nil},
 		{"no Machine", func() error {
 			config.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: "worker", UID: "3"}}
 			return c.Update(t.Context(), config)

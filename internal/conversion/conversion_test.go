@@ -280,7 +280,7 @@ func TestControlPlaneFields(t *testing.T) {
 	hub.Spec.Replicas = ptr.To[int32](3)
 	machine := &hub.Spec.MachineTemplate.Spec
 	machine.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "other.example.com", Kind: "OtherTemplate", Name: "x"}
-	machine.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](600)
+	machine.Deletion = controlplanev1.MachineDeletionSpec{NodeDrainTimeoutSeconds: ptr.To[int32](600), NodeVolumeDetachTimeoutSeconds: ptr.To[int32](700), NodeDeletionTimeoutSeconds: ptr.To[int32](800)}
 	hub.Status = controlplanev1.CapstanControlPlaneStatus{
 		Replicas: ptr.To[int32](2), AvailableReplicas: ptr.To[int32](1), UpToDateReplicas: ptr.To[int32](2), Version: "v1.36.3",
 		Initialization: controlplanev1.CapstanControlPlaneInitializationStatus{ControlPlaneInitialized: ptr.To(true)},
@@ -305,8 +305,11 @@ func TestControlPlaneFields(t *testing.T) {
 	if ref := got.Spec.MachineTemplate.InfrastructureRef; ref != want {
 		t.Errorf("infrastructureRef %+v", ref)
 	}
-	if d := got.Spec.MachineTemplate.NodeDrainTimeout; d == nil || d.Duration != 10*time.Minute {
-		t.Errorf("nodeDrainTimeout %v", d)
+	timeouts := got.Spec.MachineTemplate
+	for want, d := range map[int]*metav1.Duration{600: timeouts.NodeDrainTimeout, 700: timeouts.NodeVolumeDetachTimeout, 800: timeouts.NodeDeletionTimeout} {
+		if d == nil || d.Duration != time.Duration(want)*time.Second {
+			t.Errorf("%v instead of a timeout of %d s", d, want)
+		}
 	}
 	s := got.Status
 	if !ptr.Deref(s.Initialized, false) || !ptr.Deref(s.Ready, false) || ptr.Deref(s.UnavailableReplicas, 0) != 2 ||

@@ -202,13 +202,15 @@ func TestExternalEndpoint_IC14(t *testing.T) {
 	}
 }
 
-// IC-06: the controller writes neither the object nor the status of an externally managed cluster.
+// IC-06: no controller writes the object or the status of an externally managed cluster, also during its deletion.
 func TestExternallyManaged_IC06(t *testing.T) {
 	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
 		c.Annotations = map[string]string{clusterv1.ManagedByAnnotation: "others"}
+		c.Finalizers = []string{infrav1.ClusterFinalizer}
+		c.Spec.ID, c.Spec.Services.LoadBalancer = "external", &infrav1.ServiceLoadBalancerSpec{NodePorts: ptr.To(true)}
 	})
 	// Writes are counted by name, so the Cluster and the CapstanCluster share a count. The manager writes no Clusters.
 	external := b.capstan
@@ -219,9 +221,15 @@ func TestExternallyManaged_IC06(t *testing.T) {
 	b.Expect(writes.of(b.capstan)).To(BeZero())
 	b.get(b.capstan)
 	b.Expect(b.capstan).To(Equal(before))
-	b.Expect(b.capstan.Finalizers).To(BeEmpty())
 	b.Expect(b.capstan.Status).To(Equal(infrav1.CapstanClusterStatus{}))
 	b.delete(b.capstan)
+	b.addCluster(nil, nil)
+	b.waitProvisioned()
+	b.capstan = external
+	b.get(b.capstan)
+	b.Expect(b.capstan.Finalizers).To(Equal(before.Finalizers))
+	b.Expect(b.capstan.Status).To(Equal(infrav1.CapstanClusterStatus{}))
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Finalizers = nil })
 	b.gone(b.capstan)
 }
 
@@ -232,9 +240,18 @@ func TestNoOwner(t *testing.T) {
 	_, b.fake = b.addHost(nil)
 	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("c"), Finalizers: []string{infrav1.ClusterFinalizer}}}
 	b.create(c)
+	stray := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("c"), OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: "nobody", UID: "1"},
+	}}}
+	b.create(stray)
 	b.addCluster(nil, nil)
 	b.waitProvisioned() // The manager has reconciled the next cluster.
 	b.Expect(writes.of(c)).To(BeZero())
+	b.Expect(writes.of(stray)).To(BeZero())
+	b.get(stray)
+	b.Expect(stray.Finalizers).To(BeEmpty())
+	b.delete(stray)
+	b.gone(stray)
 	b.delete(c)
 	b.gone(c)
 	b.Expect(b.fake.Calls("DeleteNetwork")).To(BeZero())

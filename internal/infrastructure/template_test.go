@@ -77,6 +77,16 @@ func TestTemplateOfACluster_IM07(t *testing.T) {
 	b.Eventually(cpus).Should(BeEquivalentTo(8))
 	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = nil })
 	b.Eventually(cpus).Should(BeEquivalentTo(4), "the smallest of all hosts")
+
+	// ALL-08: nothing changes while the Cluster is paused.
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	b.condition(b.capstan, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) {
+		c.Spec.HostSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"size": "large"}}
+	})
+	b.Consistently(cpus).Should(BeEquivalentTo(4))
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
+	b.Eventually(cpus).Should(BeEquivalentTo(8))
 }
 
 // ALL-10, MP-10: templates cannot be changed, except in a dry run of the topology controller.

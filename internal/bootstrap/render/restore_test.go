@@ -52,3 +52,16 @@ func TestRestore(t *testing.T) {
 		t.Errorf("no %s", nodeconfig.RestorePath)
 	}
 }
+
+// The log of a restored etcd is in its data folder, so an argument that moves it is refused. Without a backup, the argument is allowed.
+func TestRestoreWithFolderForLog(t *testing.T) {
+	in := controlPlane(t)
+	in.Spec.Cluster.Etcd.ExtraArgs = []bootstrapv1.Arg{{Name: "wal-dir", Value: "/srv/wal"}}
+	if _, err := render.CloudConfig(in); err != nil {
+		t.Errorf("without a backup: %v", err)
+	}
+	in.Spec.Restore.Name = "etcd-1"
+	if _, err := render.CloudConfig(in); err == nil || !strings.Contains(err.Error(), "spec.cluster.etcd.extraArgs: wal-dir: a restored etcd has its log in data-dir") {
+		t.Errorf("with a backup: %v", err)
+	}
+}

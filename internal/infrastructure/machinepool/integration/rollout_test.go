@@ -383,6 +383,15 @@ func TestDeletePool(t *testing.T) {
 	for kind, status := range map[string]metav1.ConditionStatus{clusterv1.DeletingCondition: metav1.ConditionTrue, clusterv1.ReadyCondition: metav1.ConditionFalse} {
 		w.Eventually(func() string { return w.condition(kind, status, clusterv1.DeletingReason) }).Should(Equal("1 machines still exist"))
 	}
+	// MP-01, MP-04, MP-08: the pool still shows the live instances.
+	left := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: held.Spec.InfrastructureRef.Name}}
+	w.get(left)
+	w.Eventually(func(g Gomega) {
+		w.get(w.pool)
+		g.Expect(w.pool.Status.Instances).To(HaveLen(1))
+		g.Expect(w.pool.Spec.ProviderIDList).To(Equal([]string{left.Spec.ProviderID}))
+		g.Expect(w.pool.Status.Replicas).To(HaveValue(BeEquivalentTo(1)))
+	}).Should(Succeed())
 	w.Expect(testenv.Change(ctx, env.Client, &held, func(m *clusterv1.Machine) { delete(m.Annotations, hook) })).To(Succeed())
 	w.gone(w.mp)
 	w.gone(w.pool)
