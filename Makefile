@@ -29,7 +29,7 @@ DOCUMENT_MODULES := tools/docs test/gitops
 # Modules beside the root one that have tests.
 TEST_MODULES := etcd kube/multicall node/images coredns metrics-server tools tools/sbom $(DOCUMENT_MODULES)
 # Modules beside the root one that the linter reads.
-LINTED_MODULES := $(TEST_MODULES) $(KUBE_MINORS:%=kube/%)
+LINTED_MODULES := $(TEST_MODULES) tools/registry $(KUBE_MINORS:%=kube/%)
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
@@ -177,7 +177,7 @@ TOOL_golangci-lint := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 TOOL_govulncheck := golang.org/x/vuln/cmd/govulncheck
 TOOL_gotestsum := gotest.tools/gotestsum
 TOOL_versitygw := github.com/versity/versitygw/cmd/versitygw # the S3-compatible server for tests of backups
-TOOL_registry := github.com/distribution/distribution/v3/cmd/registry # the image registry for tests of containerd's configuration
+TOOL_registry := capstan.dev/capstan/tools/registry # the image registry for tests of containerd's configuration
 TOOL_kube-state-metrics := k8s.io/kube-state-metrics/v2 # the exporter of metrics of objects
 TOOL_cluster-api-operator := sigs.k8s.io/cluster-api-operator/cmd # the manager that installs providers
 TOOL_helm := helm.sh/helm/v3/cmd/helm # the program that installs the chart
