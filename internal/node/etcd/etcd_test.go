@@ -62,6 +62,8 @@ func newPool(t *testing.T, extra ...string) *pool {
 type process struct {
 	*pool
 	name, client, peer, data string
+	// wal is the folder of the log; empty if it is in data.
+	wal string
 
 	mu             sync.Mutex
 	cmd            *exec.Cmd
@@ -99,6 +101,9 @@ func (m *process) start(initialCluster, state string) error {
 		"--peer-trusted-ca-file=" + file("ca.crt"), "--peer-cert-file=" + file("server.crt"), "--peer-key-file=" + file("server.key"),
 		"--unsafe-no-fsync", "--log-level=warn",
 	}, m.extra...)
+	if m.wal != "" {
+		args = append(args, "--wal-dir="+m.wal)
+	}
 	cmd := exec.Command(m.program, args...)
 	log, err := os.OpenFile(m.data+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -177,7 +182,7 @@ func (m *process) joining(others ...*process) Joining {
 		endpoints = append(endpoints, o.client)
 	}
 	return Joining{
-		Name: m.name, PeerURL: m.peer, DataDir: m.data, Endpoints: endpoints, Local: m.client, TLS: config, Log: m.log(),
+		Name: m.name, PeerURL: m.peer, DataDir: m.data, WALDir: m.wal, Endpoints: endpoints, Local: m.client, TLS: config, Log: m.log(),
 		Start:   func(_ context.Context, cluster string) error { return m.start(cluster, "existing") },
 		Restart: func(context.Context) error { return m.again() },
 		Wanted:  func(context.Context) error { return m.announce() },
@@ -382,17 +387,7 @@ func TestJoinAfterCrash(t *testing.T) {
 		x := p.members["x"]
 		x.kill()
 		x.initialCluster = ""
-		for _, m := range members(t, c) {
-			if m.Name == "x" {
-				expect.Eventually(t, "the member x is removed", func() error {
-					_, err := c.MemberRemove(t.Context(), m.ID)
-					if errors.Is(err, rpctypes.ErrMemberNotFound) {
-						return nil // by a request whose answer was lost
-					}
-					return err
-				})
-			}
-		}
+		remove(t, c, "x")
 		expect.NoError(t, x.join(a, p.members["b"]))
 		p.untilHealthy("a", "b", "x")
 	})
@@ -422,6 +417,44 @@ type meanwhile struct {
 }
 
 func (m meanwhile) List() map[string]etcdv1.EtcdMember { return m.list() }
+
+// remove removes a member. etcd refuses that for some seconds after the last change.
+func remove(t *testing.T, c *client, name string) {
+	t.Helper()
+	id := idOf(t, c, name)
+	expect.Eventually(t, "the member "+name+" is removed", func() error {
+		_, err := c.MemberRemove(t.Context(), id)
+		if errors.Is(err, rpctypes.ErrMemberNotFound) {
+			return nil // by a request whose answer was lost
+		}
+		return err
+	})
+}
+
+// TestJoinWithFormerLog: the log of a member that was removed is on a volume of the next machine, perhaps without the data.
+func TestJoinWithFormerLog(t *testing.T) {
+	for _, name := range []string{"with the data", "without the data"} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t)
+			a := p.first("a")
+			c := p.connect(a)
+			b := p.member("b")
+			b.wal = filepath.Join(p.dir, "log")
+			expect.NoError(t, b.join(a))
+			p.untilHealthy("a", "b")
+			remove(t, c, "b")
+			b.kill()
+			if name == "without the data" {
+				expect.NoError(t, os.RemoveAll(b.data))
+			}
+			b.initialCluster = ""
+			expect.NoError(t, b.join(a))
+			if _, err := p.connect(b).Put(t.Context(), "key", "value"); err != nil {
+				t.Errorf("a write to the member: %v", err)
+			}
+		})
+	}
+}
 
 // TestAddedMeanwhile: a member that was added before its object got spec.leave does not count as removed.
 func TestAddedMeanwhile(t *testing.T) {

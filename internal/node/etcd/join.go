@@ -53,6 +53,8 @@ type Joining struct {
 	PeerURL string
 	// DataDir of etcd.
 	DataDir string
+	// WALDir is the folder of etcd's log; empty if the log is in DataDir.
+	WALDir string
 	// Endpoints are client URLs of members. Local is that of the machine's own etcd.
 	Endpoints []string
 	Local     string
@@ -201,7 +203,7 @@ func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *
 	defer cancel()
 	switch s.kind {
 	case stepErase:
-		return s, os.RemoveAll(filepath.Join(j.DataDir, "member"))
+		return s, j.erase()
 	case stepAdd:
 		if err := j.Wanted(ctx); err != nil {
 			return s, err
@@ -275,8 +277,30 @@ func (j Joining) serves(ctx context.Context, local *http.Client) error {
 	return resp.Body.Close()
 }
 
-// hasData reports whether etcd has run on this machine. etcd creates the folder before it publishes its name.
+// hasData reports whether etcd has run on this machine, or with a volume of it. etcd creates the folder before it publishes its name.
 func (j Joining) hasData() bool {
 	_, err := os.Stat(filepath.Join(j.DataDir, "member"))
-	return err == nil
+	return err == nil || len(j.logs()) > 0
+}
+
+// logs returns the files of etcd's log in a folder of its own, also those that etcd has not named yet.
+func (j Joining) logs() (files []string) {
+	if j.WALDir == "" {
+		return nil
+	}
+	for _, pattern := range []string{"*.wal", "*.wal.broken", "*.tmp"} {
+		found, _ := filepath.Glob(filepath.Join(j.WALDir, pattern))
+		files = append(files, found...)
+	}
+	return files
+}
+
+// erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.
+func (j Joining) erase() error {
+	for _, file := range j.logs() {
+		if err := os.RemoveAll(file); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(filepath.Join(j.DataDir, "member"))
 }

@@ -134,3 +134,24 @@ func TestCheckProxy(t *testing.T) {
 		})
 	}
 }
+
+// A component becomes the owner of the folders that it writes to, so these must have no files of others.
+func TestCheckFoldersOfComponents(t *testing.T) {
+	for _, path := range []string{"/audit.log", "/var/log/audit.log", "/var/log/../log/audit.log", "/etc/kubernetes/audit.log", "/var/lib/kubelet/pki/audit.log", "/opt/capstan/x/audit.log"} {
+		if err := CheckAPIServerArg(Arg{Name: "audit-log-path", Value: path}); err == nil || !strings.Contains(err.Error(), "audit-log-path: expected a folder for this component alone") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for _, path := range []string{"-", "", "audit.log", "/var/log/kubernetes/audit.log", "/var/log/kube-audit/audit.log", "/data/audit.log", "/var/lib/kubelet-audit/audit.log"} {
+		if err := CheckAPIServerArg(Arg{Name: "audit-log-path", Value: path}); err != nil {
+			t.Error(err)
+		}
+	}
+	for path, refused := range map[string]bool{"/": true, "/srv/": true, "/var/lib": true, "/var/lib/kubelet": true, "/var/lib/etcd": false, "/srv/etcd": false, "/data": false} {
+		for _, name := range EtcdFolders {
+			if err := CheckEtcdArg(Arg{Name: name, Value: path}); refused != (err != nil) {
+				t.Errorf("%s %s: %v", name, path, err)
+			}
+		}
+	}
+}

@@ -42,7 +42,7 @@ func prepare(m machine.Metadata) iter.Seq2[string, error] {
 		{"/etc/hosts", func() error { return writeHosts(m) }},
 		{"/etc/resolv.conf", func() error { return copyResolvConf(machine.ResolvConfPath, "/etc/resolv.conf") }},
 		{"/etc/machine-id", func() error { return writeMachineID("/etc/machine-id", m) }},
-		{"/etc", writeTables},
+		{"/etc", func() error { return writeTables(tables) }},
 		{"users of services", addAccounts},
 	}
 	return func(yield func(string, error) bool) {
@@ -263,17 +263,13 @@ var tables = map[string]string{
 	"/etc/protocols": "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
 }
 
-// writeTables creates the missing tables.
-func writeTables() error {
+// writeTables creates the missing tables. A crash of the host can have left an empty one.
+func writeTables(tables map[string]string) error {
 	var errs []error
 	for path, content := range tables {
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err == nil {
-			_, err = file.WriteString(content)
-			err = errors.Join(err, file.Close())
+		old, err := readIfThere(path)
+		if err == nil && len(old) == 0 {
+			err = rewrite(path, old, []byte(content))
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))

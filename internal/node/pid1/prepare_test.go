@@ -114,6 +114,25 @@ func TestWriteMachineID(t *testing.T) {
 	}
 }
 
+// TestWriteTables: an empty table, which a crash has left, is written again. A file of the image stays.
+func TestWriteTables(t *testing.T) {
+	dir := t.TempDir()
+	missing, empty, present := filepath.Join(dir, "missing"), filepath.Join(dir, "empty"), filepath.Join(dir, "present")
+	for path, content := range map[string]string{empty: "", present: "of the image\n"} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writeTables(map[string]string{missing: "a\n", empty: "b\n", present: "c\n"}); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{missing: "a\n", empty: "b\n", present: "of the image\n"} {
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", path, got, err)
+		}
+	}
+}
+
 // TestRewriteOnAFullDisk: a file gets a content that fits into its place. Without room for the content, it keeps the former one.
 func TestRewriteOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()

@@ -46,8 +46,9 @@ func (n *node) joinEtcd(ctx context.Context) error {
 		return err
 	}
 	n.initialCluster = recordedInitialCluster()
+	command := n.etcdService().Command
 	return etcd.Join(ctx, etcd.Joining{
-		Name: n.name, PeerURL: n.peerURL(), DataDir: valueOf(n.etcdService().Command, "data-dir"),
+		Name: n.name, PeerURL: n.peerURL(), DataDir: valueOf(command, "data-dir"), WALDir: valueOf(command, "wal-dir"),
 		Endpoints: etcdEndpoints(members), Local: etcd.LocalEndpoint, TLS: tls, Log: n.log,
 		Start: func(ctx context.Context, initialCluster string) error {
 			n.initialCluster = initialCluster

@@ -70,7 +70,10 @@ func (n *node) confine(service *supervisor.Service) {
 	}
 	service.User, service.Capabilities = r.user, r.capabilities
 	service.Owns = slices.Concat(r.owns, ownFolders(service.Command))
-	service.Reads = slices.DeleteFunc(reads, func(path string) bool { return slices.Contains(service.Owns, path) })
+	// The service could replace a file in its own folders by a link.
+	service.Reads = slices.DeleteFunc(reads, func(path string) bool {
+		return slices.ContainsFunc(service.Owns, func(own string) bool { return path == own || strings.HasPrefix(path, strings.TrimSuffix(own, "/")+"/") })
+	})
 }
 
 // extraArgs returns the user's own arguments of a service.

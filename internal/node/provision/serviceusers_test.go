@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,6 +88,13 @@ func TestUserArgumentsKeepTheirFiles(t *testing.T) {
 	s := with(arg("admission-control-config-file", dir+"/admission.yaml"), arg("audit-log-path", dir+"/audit/audit.log"))
 	if diff := cmp.Diff([]string{dir + "/admission.yaml", dir + "/plugin.yaml"}, s.Reads); diff != "" || s.User != accounts.APIServer {
 		t.Errorf("user %q reads %s", s.User, diff)
+	}
+	// The log exists at the second start. The API server could replace it by a link.
+	if err := errors.Join(os.Mkdir(dir+"/audit", 0o700), os.WriteFile(dir+"/audit/audit.log", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if s := with(arg("audit-log-path", dir+"/audit/audit.log")); len(s.Reads) > 0 {
+		t.Errorf("root shares %v", s.Reads)
 	}
 	if !slices.Contains(s.Owns, dir+"/audit") || slices.Contains(s.Owns, "/var/log/kubernetes") {
 		t.Errorf("owns %v", s.Owns)

@@ -185,14 +185,24 @@ func chown(root *os.Root, name string, id int) error {
 	return root.Lchown(name, id, id)
 }
 
-// share lets a group read a file that is not readable for everybody.
+// share lets a group read a file of root that is not readable for everybody. It follows no link to the file, and ignores a file with several
+// hard links: a service can have made them in a folder of its own.
 func share(path string, group int) error {
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && (!info.Mode().IsRegular() || info.Mode().Perm()&0o004 != 0) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return errors.Join(os.Chown(path, -1, group), os.Chmod(path, info.Mode().Perm()|0o040))
+	defer func() { _ = unix.Close(fd) }()
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Mode&0o004 != 0 || stat.Nlink > 1 || stat.Uid != 0 {
+		return nil
+	}
+	same := fmt.Sprintf("/proc/self/fd/%d", fd)
+	return errors.Join(os.Chown(same, -1, group), os.Chmod(same, fs.FileMode(stat.Mode&0o777|0o040)))
 }

@@ -40,7 +40,7 @@ func TestConfined(t *testing.T) {
 	out := f.path("data/out")
 	script := "cat " + key + " " + shared + " && ! cat " + other + " && cat /proc/self/status >" + out + ".new && mv " + out + ".new " + out + " && sleep 1000"
 	s := shell("etcd", script)
-	s.User, s.Capabilities, s.Owns, s.Reads = accounts.Etcd, []string{"NET_BIND_SERVICE"}, []string{data, key, f.path("missing")}, []string{shared}
+	s.User, s.Capabilities, s.Owns, s.Reads = accounts.Etcd, []string{"NET_BIND_SERVICE"}, []string{data, key, f.path("missing")}, []string{shared, filepath.Join(data, "led-out"), filepath.Join(data, "linked"), f.path("missing")}
 	s.Ready = &Probe{File: out}
 	f.apply(s)
 	f.untilState("etcd", initapi.StateReady)
@@ -61,8 +61,10 @@ func TestConfined(t *testing.T) {
 			t.Errorf("%s belongs to %d, want %d", path, got, want)
 		}
 	}
-	if info, _ := os.Stat(shared); info.Mode().Perm() != 0o640 {
-		t.Errorf("the shared file has mode %s", info.Mode())
+	for path, want := range map[string]os.FileMode{shared: 0o640, other: 0o600, f.path("elsewhere"): 0o600} {
+		if info, _ := os.Stat(path); info.Mode().Perm() != want {
+			t.Errorf("%s has mode %s, want %s", path, info.Mode(), want)
+		}
 	}
 }
 
