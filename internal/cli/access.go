@@ -181,7 +181,7 @@ func (a *app) shellOfPlane(ctx context.Context, namespace, name string, command 
 	if err != nil {
 		return err
 	}
-	options := remotecommand.StreamOptions{Stdin: os.Stdin, Stdout: a.out, Stderr: a.errOut, Tty: o.TTY}
+	options := remotecommand.StreamOptions{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Tty: o.TTY}
 	if o.TTY {
 		options.Stderr = nil
 		sizes, restore, err := rawTerminal(ctx)

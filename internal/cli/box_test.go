@@ -281,10 +281,29 @@ func TestConfirm(t *testing.T) {
 		"end of input":       {"", true, exitFailed},
 		"without a terminal": {"yes\n", false, exitUsage},
 	} {
-		err := confirm(strings.NewReader(test.answer), &bytes.Buffer{}, test.terminal, "2 machines")
+		err := confirm(t.Context(), strings.NewReader(test.answer), &bytes.Buffer{}, test.terminal, "2 machines")
 		if (err != nil) != (test.code != exitOK) || err != nil && exitCode(err) != test.code {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// The end of the command ends the question. A later answer counts no more.
+func TestConfirmEnds(t *testing.T) {
+	in, answer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = errors.Join(in.Close(), answer.Close()) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- confirm(ctx, in, &bytes.Buffer{}, true, "2 machines") }()
+	cancel()
+	if err := <-ended; exitCode(err) != exitFailed {
+		t.Errorf("%v", err)
+	}
+	if err := confirm(ctx, strings.NewReader("yes\n"), &bytes.Buffer{}, true, "2 machines"); err == nil {
+		t.Error("an answer after the end counts")
 	}
 }
 
@@ -318,8 +337,11 @@ func TestCheckArchiveOfPipe(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkArchive(pipe); err != nil {
+	if err := errors.Join(checkArchive(pipe), checkReads(pipe, 1)); err != nil {
 		t.Error(err)
+	}
+	if err := checkReads(pipe, 2); exitCode(err) != exitUsage || !strings.Contains(err.Error(), "which can be read once, for 2 machines") {
+		t.Errorf("two machines: %v", err)
 	}
 }
 

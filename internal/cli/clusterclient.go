@@ -135,9 +135,13 @@ func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-ch
 	if kinds, err = readable(ctx, dyn, key.Namespace, kinds); err != nil {
 		return err
 	}
+	named := fields.OneTermEqualSelector("metadata.name", key.Name).String()
+	if _, err := dyn.Resource(clusterv1.GroupVersion.WithResource("clusters")).Namespace(key.Namespace).List(ctx, metav1.ListOptions{FieldSelector: named}); err != nil {
+		return err // Without this right, the list would never be complete.
+	}
 	changed := wakeup.New()
 	clusters := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, key.Namespace, func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", key.Name).String()
+		o.FieldSelector = named
 	})
 	parts := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, key.Namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector = clusterv1.ClusterNameLabel + "=" + key.Name
@@ -153,17 +157,21 @@ func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-ch
 		factory.WaitForCacheSync(ctx.Done())
 	}
 	changed.Send()
-	for {
+	for ctx.Err() == nil { // Without all objects, the cluster would seem to be deleted.
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			continue
 		case <-changed:
 		case <-tick:
+		}
+		if ctx.Err() != nil {
+			continue
 		}
 		if done, err := next(viewOf(own, others)); done || err != nil {
 			return err
 		}
 	}
+	return context.Cause(ctx)
 }
 
 func watchKind(factory dynamicinformer.DynamicSharedInformerFactory, kind schema.GroupVersionResource, notify func()) cache.Store {

@@ -78,7 +78,7 @@ func (a *app) confirmDown(ctx context.Context) error {
 	if err != nil {
 		question += fmt.Sprintf(" (%v)", err)
 	}
-	return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), question)
+	return confirm(ctx, os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), question)
 }
 
 // removesVolumes describes the removal of volumes; "" without volumes.
@@ -191,17 +191,28 @@ func foreign(all []located, clusters []infrav1.CapstanCluster, machines []infrav
 }
 
 // confirm asks a user on a terminal. Without a terminal, only a flag can confirm.
-func confirm(in io.Reader, out io.Writer, terminal bool, what string) error {
+func confirm(ctx context.Context, in io.Reader, out io.Writer, terminal bool, what string) error {
 	if !terminal {
 		return coded{fmt.Errorf("the command would remove %s: repeat it with --yes to do so", what), exitUsage}
 	}
 	fmt.Fprintf(out, "This removes %s.\nType yes to continue: ", what)
-	answer, err := bufio.NewReader(in).ReadString('\n')
-	if strings.TrimSpace(answer) == "yes" {
-		return nil
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	yes, failed := make(chan bool, 1), make(chan error, 1)
+	go func() { // A read of standard input does not end with a context.
+		answer, err := bufio.NewReader(in).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			failed <- err
+			return
+		}
+		yes <- strings.TrimSpace(answer) == "yes"
+	}()
+	select {
+	case err := <-failed:
 		return err
+	case given := <-yes:
+		if given && ctx.Err() == nil {
+			return nil
+		}
+	case <-ctx.Done():
 	}
 	return coded{errors.New("nothing was removed"), exitFailed}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -69,6 +70,9 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 	if err != nil {
 		return nil, err
 	}
+	if err := checkReads(archive, len(targets)); err != nil {
+		return nil, err
+	}
 	slices.SortFunc(targets, func(a, b imageTarget) int { return cmp.Compare(a.machine, b.machine) })
 	p := a.newProgress()
 	defer p.close()
@@ -92,8 +96,13 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 // checkArchive refuses a file that no machine takes. A named pipe can be an archive, which only the machines can look into.
 func checkArchive(path string) error {
 	info, err := os.Stat(path)
-	if err != nil || info.IsDir() {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return coded{fmt.Errorf("expected an image archive, found no such file: %s", path), exitNotFound}
+	case err != nil:
+		return fmt.Errorf("expected an image archive: %w", err)
+	case info.IsDir():
+		return coded{fmt.Errorf("expected an image archive, found the folder %s", path), exitUsage}
 	}
 	if !info.Mode().IsRegular() {
 		return nil
@@ -109,6 +118,15 @@ func checkArchive(path string) error {
 		return err
 	}
 	return imagearchive.CheckCompression(start[:n])
+}
+
+// checkReads refuses a pipe for several machines: each would get a part of it.
+func checkReads(path string, machines int) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().IsRegular() || machines < 2 {
+		return err
+	}
+	return coded{fmt.Errorf("expected an archive in a file, found %s, which can be read once, for %d machines: save the archive to a file first", path, machines), exitUsage}
 }
 
 // imageTargets returns the machines of a cluster: on this box those that it has, and all others through the management cluster.

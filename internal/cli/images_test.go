@@ -74,8 +74,8 @@ func TestCheckArchive(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, path := range []string{dir, filepath.Join(dir, "missing")} {
-		if err := checkArchive(path); exitCode(err) != exitNotFound {
+	for path, code := range map[string]int{dir: exitUsage, filepath.Join(dir, "missing"): exitNotFound} {
+		if err := checkArchive(path); exitCode(err) != code {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -63,6 +63,7 @@ func (a *app) newProgress() *progress {
 		p.live, p.quiet = a.live && os.Getenv("TERM") != "dumb", a.structured()
 	}
 	if p.live && !p.quiet {
+		p.out = os.Stdout // draw moves the cursor.
 		go p.tick()
 	}
 	return p
@@ -217,7 +218,7 @@ func line(s shown, elapsed time.Duration) string {
 	if s.note != "" {
 		text += ": " + s.note
 	}
-	return text + "\n"
+	return printable(text) + "\n"
 }
 
 func terminalWidth() int {

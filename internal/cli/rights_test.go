@@ -12,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -121,7 +123,7 @@ func TestUsers(t *testing.T) {
 	for name, test := range map[string]func(*site){
 		"rights": (*site).testRights, "machine pools": (*site).testMachinePools, "completion": (*site).testCompletion,
 		"logs in a bundle": (*site).testBundledLogs, "status": (*site).testStatus, "machines of other planes": (*site).testDown,
-		"events": (*site).testEvents,
+		"events": (*site).testEvents, "deletion": (*site).testDeletion,
 	} {
 		t.Run(name, func(t *testing.T) { test(&site{t, s.env}) })
 	}
@@ -198,4 +200,26 @@ func (s *site) testRights() {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
+}
+
+// testDeletion: a user who cannot list clusters gets the refusal. A cluster that remains is no success.
+func (s *site) testDeletion() {
+	const namespace = "deletions"
+	c := clusterNamed(namespace, "stays")
+	c.Finalizers = []string{"example.com/stays"}
+	s.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, c,
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "deleter"}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{clusterv1.GroupVersion.Group}, Resources: []string{"clusters"}, Verbs: []string{"get", "delete"}},
+		}})
+	s.bind("ann", "deleter", namespace)
+	out, err := s.capstan(s.kubeconfig("ann", namespace), "delete", "cluster", c.Name, "--timeout", "1m")
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot list resource \"clusters\"") {
+		s.t.Errorf("%v\n%s", err, out)
+	}
+	if err := s.env.Client.Get(s.t.Context(), client.ObjectKeyFromObject(c), c); err != nil || c.DeletionTimestamp.IsZero() {
+		s.t.Errorf("%v, deleted at %v", err, c.DeletionTimestamp)
+	}
+	if err := testenv.Change(s.t.Context(), s.env.Client, c, func(c *clusterv1.Cluster) { c.Finalizers = nil }); err != nil {
+		s.t.Error(err)
+	}
 }

@@ -95,7 +95,7 @@ func Main() int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	program, args := invocation(os.Args)
-	a := &app{out: os.Stdout, errOut: os.Stderr, program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
+	a := &app{out: forTerminal(os.Stdout), errOut: forTerminal(os.Stderr), program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
 	return a.run(ctx, args)
 }
 
