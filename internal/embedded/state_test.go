@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -110,7 +111,7 @@ func TestStateOfNewerRelease(t *testing.T) {
 		if err := Run(t.Context(), l, Supervisor{}); err == nil || !strings.Contains(err.Error(), "expected Capstan v99.0 or newer for the management plane in "+l.Root) {
 			t.Errorf("start, %q: %v", writer, err)
 		}
-		if after, _ := os.ReadFile(l.State()); string(after) != string(before) {
+		if after, _ := os.ReadFile(l.State()); !bytes.Equal(after, before) {
 			t.Errorf("the state was changed to %s", after)
 		}
 	}
