@@ -523,3 +523,26 @@ func TestManifest(t *testing.T) {
 		}
 	}
 }
+
+// A copy to or from a directory ends with its limit, and leaves no part.
+func TestDirectoryEndsWithContext(t *testing.T) {
+	d := directory{root: t.TempDir(), folder: "demo"}
+	from := filepath.Join(t.TempDir(), "db")
+	if err := os.WriteFile(from, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Put(ended, "etcd-1", from); !errors.Is(err, context.Canceled) {
+		t.Errorf("put: %v", err)
+	}
+	if entries, err := os.ReadDir(filepath.Join(d.root, d.folder)); err != nil || len(entries) > 0 {
+		t.Errorf("left %v, %v", entries, err)
+	}
+	if err := d.Put(t.Context(), "etcd-1", from); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Get(ended, "etcd-1", filepath.Join(t.TempDir(), "db")); !errors.Is(err, context.Canceled) {
+		t.Errorf("get: %v", err)
+	}
+}

@@ -143,7 +143,7 @@ func (d directory) exists() error {
 }
 
 // Put implements Store.
-func (d directory) Put(_ context.Context, name, file string) error {
+func (d directory) Put(ctx context.Context, name, file string) error {
 	if err := d.exists(); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (d directory) Put(_ context.Context, name, file string) error {
 	if err := atomicfile.Remove(part); err != nil {
 		return err
 	}
-	if err := copyFile(file, part); err != nil {
+	if err := copyFile(ctx, file, part); err != nil {
 		return err
 	}
 	if err := os.Rename(part, d.path(name)); err != nil {
@@ -165,11 +165,11 @@ func (d directory) Put(_ context.Context, name, file string) error {
 }
 
 // Get implements Store.
-func (d directory) Get(_ context.Context, name, file string) error {
+func (d directory) Get(ctx context.Context, name, file string) error {
 	if err := d.exists(); err != nil {
 		return err
 	}
-	err := copyFile(d.path(name), file)
+	err := copyFile(ctx, d.path(name), file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errNotFound
 	}
@@ -208,7 +208,7 @@ func (d directory) List(context.Context) ([]string, error) {
 }
 
 // copyFile copies a file and syncs the copy to the disk.
-func copyFile(from, to string) error {
+func copyFile(ctx context.Context, from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -218,8 +218,22 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, in)
+	_, err = io.Copy(out, endingReader{ctx, in})
 	return errors.Join(err, out.Sync(), out.Close())
+}
+
+// endingReader ends with its context: a slow network mount can give bytes for hours.
+type endingReader struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+// Read implements io.Reader.
+func (r endingReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.from.Read(p)
 }
 
 // bucket of an S3-compatible store.
