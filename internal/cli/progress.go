@@ -218,7 +218,7 @@ func line(s shown, elapsed time.Duration) string {
 	if s.note != "" {
 		text += ": " + s.note
 	}
-	return printable(text) + "\n"
+	return strings.NewReplacer("\n", " ", "\t", " ").Replace(printable(text)) + "\n"
 }
 
 func terminalWidth() int {

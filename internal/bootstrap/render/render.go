@@ -375,7 +375,7 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 	if in.Role != nodeconfig.RoleWorker {
 		out.ControlPlane = controlPlane(in)
 	}
-	problems := append(out.CheckSettings(), out.CheckArguments()...)
+	problems := slices.Concat(out.CheckSettings(), out.CheckArguments(), out.CheckFolders())
 	if in.Spec.Restore.Name != "" {
 		problems = append(problems, out.CheckRestorable())
 	}

@@ -56,7 +56,7 @@ func TestRestore(t *testing.T) {
 // The log of a restored etcd is in its data folder, so an argument that moves it is refused. Without a backup, the argument is allowed.
 func TestRestoreWithFolderForLog(t *testing.T) {
 	in := controlPlane(t)
-	in.Spec.Cluster.Etcd.ExtraArgs = []bootstrapv1.Arg{{Name: "wal-dir", Value: "/srv/wal"}}
+	in.Spec.Cluster.Etcd.ExtraArgs = []bootstrapv1.Arg{{Name: "wal-dir", Value: "/srv/wal/etcd"}}
 	if _, err := render.CloudConfig(in); err != nil {
 		t.Errorf("without a backup: %v", err)
 	}

@@ -293,24 +293,27 @@ func TestSizesAreRounded(t *testing.T) {
 
 func TestNextStep(t *testing.T) {
 	a, b := voter(1, "a"), voter(2, "b")
+	both, part := data{any: true, whole: true}, data{any: true}
 	for _, test := range []struct {
 		name    string
 		members []Member
-		hasData bool
+		has     data
 		want    stepKind
 	}{
-		{"new member", []Member{a}, false, stepAdd},
-		{"removed while its machine was down", []Member{a}, true, stepErase},
-		{"added, killed before etcd started", []Member{a, unstarted(b)}, false, stepStart},
-		{"added, killed when etcd had just started", []Member{a, unstarted(b)}, true, stepStart},
-		{"learner", []Member{a, learner(b)}, true, stepPromote},
-		{"voter", []Member{a, b}, true, stepJoined},
-		{"voter that lost its disk", []Member{a, b}, false, stepRemove},
-		{"learner that lost its disk", []Member{a, learner(b)}, false, stepRemove},
-		{"the member of a machine that had the address before", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, false, stepRemove},
-		{"the member of a machine that had the address before, with data", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, true, stepRemove},
+		{"new member", []Member{a}, data{}, stepAdd},
+		{"removed while its machine was down", []Member{a}, both, stepErase},
+		{"removed, and a part of its data is left", []Member{a}, part, stepErase},
+		{"voter that lost a part of its data", []Member{a, b}, part, stepRemove},
+		{"added, killed before etcd started", []Member{a, unstarted(b)}, data{}, stepStart},
+		{"added, killed when etcd had just started", []Member{a, unstarted(b)}, both, stepStart},
+		{"learner", []Member{a, learner(b)}, both, stepPromote},
+		{"voter", []Member{a, b}, both, stepJoined},
+		{"voter that lost its disk", []Member{a, b}, data{}, stepRemove},
+		{"learner that lost its disk", []Member{a, learner(b)}, data{}, stepRemove},
+		{"the member of a machine that had the address before", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, data{}, stepRemove},
+		{"the member of a machine that had the address before, with data", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, both, stepRemove},
 	} {
-		if got := nextStep(test.members, "b", b.PeerURLs[0], test.hasData); got.kind != test.want {
+		if got := nextStep(test.members, "b", b.PeerURLs[0], test.has); got.kind != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got.kind, test.want)
 		}
 	}

@@ -90,10 +90,10 @@ type step struct {
 
 // nextStep returns the next step of a machine that joins, from the current members of etcd. It has no state, so a
 // restarted machine continues at any step.
-func nextStep(members []Member, name, peerURL string, hasData bool) step {
+func nextStep(members []Member, name, peerURL string, has data) step {
 	i := slices.IndexFunc(members, func(m Member) bool { return slices.Contains(m.PeerURLs, peerURL) })
 	switch {
-	case i < 0 && hasData:
+	case i < 0 && has.any:
 		// The member was removed. Its data can never be used again.
 		return step{kind: stepErase}
 	case i < 0:
@@ -103,7 +103,7 @@ func nextStep(members []Member, name, peerURL string, hasData bool) step {
 	switch {
 	case !m.Started():
 		return step{stepStart, m}
-	case m.Name != name, !hasData:
+	case m.Name != name, !has.whole:
 		// The membership belongs to a former machine with this address, or to this machine before it lost its disk. Its
 		// data is lost, and a member must not return with less data than it has acknowledged.
 		return step{stepRemove, m}
@@ -198,7 +198,7 @@ func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *
 		return step{}, err
 	}
 	c.SetEndpoints(clientURLs(members)...)
-	s := nextStep(members, j.Name, j.PeerURL, j.hasData())
+	s := nextStep(members, j.Name, j.PeerURL, j.data())
 	call, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	switch s.kind {
@@ -277,10 +277,19 @@ func (j Joining) serves(ctx context.Context, local *http.Client) error {
 	return resp.Body.Close()
 }
 
-// hasData reports whether etcd has run on this machine, or with a volume of it. etcd creates the folder before it publishes its name.
-func (j Joining) hasData() bool {
+// data is what etcd has left on this machine, or on a volume that outlives machines.
+type data struct {
+	// any: there are files of a membership.
+	any bool
+	// whole: neither the data nor the log is missing.
+	whole bool
+}
+
+// data looks for files of etcd. etcd creates them before it publishes its name.
+func (j Joining) data() data {
 	_, err := os.Stat(filepath.Join(j.DataDir, "member"))
-	return err == nil || len(j.logs()) > 0
+	logs := j.logs()
+	return data{any: err == nil || len(logs) > 0, whole: err == nil && (j.WALDir == "" || len(logs) > 0)}
 }
 
 // logs returns the files of etcd's log in a folder of its own, also those that etcd has not named yet.

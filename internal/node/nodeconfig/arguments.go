@@ -2,7 +2,6 @@ package nodeconfig
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -11,6 +10,12 @@ import (
 // arguments.
 var OwnEtcdArgs = []string{"name", "initial-cluster", "initial-cluster-state", "initial-advertise-peer-urls", "advertise-client-urls",
 	"force-new-cluster", "config-file"}
+
+// The folder of etcd's data and the audit log, unless arguments name others.
+const (
+	DefaultEtcdFolder = "/var/lib/etcd"
+	DefaultAuditLog   = "/var/log/kubernetes/audit.log"
+)
 
 // EtcdFolders are the arguments with the folders of etcd's data. With another folder, a member starts without its data.
 var EtcdFolders = []string{"data-dir", "wal-dir"}
@@ -39,28 +44,6 @@ func CheckAPIServerArg(a Arg) error {
 	if strings.HasPrefix(a.Name, "oidc-") || a.Name == "anonymous-auth" || a.Name == "authentication-config" {
 		return fmt.Errorf("%s: the API server uses structured authentication; set cluster.apiServer.authentication instead", a.Name)
 	}
-	if a.Name == "audit-log-path" && filepath.IsAbs(a.Value) {
-		return checkOwnFolder(a, filepath.Dir(a.Value))
-	}
-	return nil
-}
-
-// sharedFolders contain files of several programs.
-var sharedFolders = []string{"/", "/boot", "/dev", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var",
-	"/var/cache", "/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp"}
-
-// takenFolders belong to the machine and to the services of a Node, with all folders in them.
-var takenFolders = []string{"/bin", "/lib", "/lib64", "/sbin", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/etc/capstan", "/etc/cni", "/etc/containerd", "/etc/kubernetes",
-	"/opt/capstan", "/opt/cni", "/run/capstan", "/run/containerd", "/var/lib/capstan", "/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/capstan",
-	"/var/log/containers", "/var/log/pods"}
-
-// checkOwnFolder refuses an argument whose folder has files of others: the component's user becomes the owner of everything in it.
-func checkOwnFolder(a Arg, folder string) error {
-	folder = filepath.Clean(folder)
-	taken := slices.ContainsFunc(takenFolders, func(t string) bool { return folder == t || strings.HasPrefix(folder, t+"/") })
-	if taken || slices.Contains(sharedFolders, folder) {
-		return fmt.Errorf("%s: expected a folder for this component alone, found %s, which has files of others", a.Name, folder)
-	}
 	return nil
 }
 
@@ -68,9 +51,6 @@ func checkOwnFolder(a Arg, folder string) error {
 func CheckEtcdArg(a Arg) error {
 	if slices.Contains(OwnEtcdArgs, a.Name) {
 		return fmt.Errorf("%s: Capstan sets it to connect the members of etcd; remove it", a.Name)
-	}
-	if slices.Contains(EtcdFolders, a.Name) && filepath.IsAbs(a.Value) {
-		return checkOwnFolder(a, a.Value)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package nodeconfig
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -136,22 +137,31 @@ func TestCheckProxy(t *testing.T) {
 }
 
 // A component becomes the owner of the folders that it writes to, so these must have no files of others.
-func TestCheckFoldersOfComponents(t *testing.T) {
-	for _, path := range []string{"/audit.log", "/var/log/audit.log", "/var/log/../log/audit.log", "/etc/kubernetes/audit.log", "/var/lib/kubelet/pki/audit.log", "/opt/capstan/x/audit.log"} {
-		if err := CheckAPIServerArg(Arg{Name: "audit-log-path", Value: path}); err == nil || !strings.Contains(err.Error(), "audit-log-path: expected a folder for this component alone") {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
-	for _, path := range []string{"-", "", "audit.log", "/var/log/kubernetes/audit.log", "/var/log/kube-audit/audit.log", "/data/audit.log", "/var/lib/kubelet-audit/audit.log"} {
-		if err := CheckAPIServerArg(Arg{Name: "audit-log-path", Value: path}); err != nil {
-			t.Error(err)
-		}
-	}
-	for path, refused := range map[string]bool{"/": true, "/srv/": true, "/var/lib": true, "/var/lib/kubelet": true, "/var/lib/etcd": false, "/srv/etcd": false, "/data": false} {
-		for _, name := range EtcdFolders {
-			if err := CheckEtcdArg(Arg{Name: name, Value: path}); refused != (err != nil) {
-				t.Errorf("%s %s: %v", name, path, err)
+func TestCheckFolders(t *testing.T) {
+	for _, test := range []struct{ audit, data, wal, refused string }{
+		{},
+		{audit: "-"}, {audit: "audit.log"}, {audit: "/var/log/kube-audit/audit.log"}, {audit: "/data/audit.log"}, {audit: "/var/lib/kubelet-audit/audit.log"},
+		{data: "/data"}, {data: "/srv/etcd"}, {data: "/var/lib/etcd", wal: "/var/lib/etcd/wal"}, {wal: "/srv/wal/etcd"},
+		{audit: "/audit.log", refused: "audit-log-path"}, {audit: "/var/log/audit.log", refused: "audit-log-path"}, {audit: "/var/log/x/../audit.log", refused: "audit-log-path"},
+		{audit: "/etc/kubernetes/audit.log", refused: "audit-log-path"}, {audit: "/var/lib/kubelet/pki/audit.log", refused: "audit-log-path"},
+		{audit: "/var/run/containerd/audit.log", refused: "audit-log-path"}, {audit: "/var/lib/etcd/audit.log", refused: "audit-log-path"},
+		{audit: "/data/etcd/audit/a.log", data: "/data/etcd", refused: "audit-log-path"}, {audit: "/data/a.log", data: "/data/etcd", refused: "audit-log-path"},
+		{data: "/var/log/kubernetes", refused: "audit-log-path"}, {audit: "/srv/wal/etcd/a.log", wal: "/srv/wal/etcd", refused: "audit-log-path"},
+		{data: "/", refused: "data-dir"}, {data: "/srv/", refused: "data-dir"}, {data: "/var/lib/kubelet", refused: "data-dir"},
+		{wal: "/srv/wal", refused: "wal-dir"}, {wal: "/wal", refused: "wal-dir"},
+	} {
+		c := NodeConfiguration{ControlPlane: &ControlPlane{}}
+		for name, value := range map[string]string{"data-dir": test.data, "wal-dir": test.wal} {
+			if value != "" {
+				c.ControlPlane.Etcd.ExtraArgs = append(c.ControlPlane.Etcd.ExtraArgs, Arg{Name: name, Value: value})
 			}
+		}
+		if test.audit != "" {
+			c.ControlPlane.APIServer.ExtraArgs = []Arg{{Name: "audit-log-path", Value: test.audit}}
+		}
+		err := errors.Join(c.CheckFolders()...)
+		if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused+": expected files in a folder for this component alone") {
+			t.Errorf("%+v: %v", test, err)
 		}
 	}
 }

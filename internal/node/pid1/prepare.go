@@ -162,8 +162,11 @@ func rewrite(path string, old, content []byte) error {
 	if old != nil && bytes.Equal(old, content) {
 		return nil
 	}
+	// A link of the image can lead to a device.
 	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
+		if info, err := os.Stat(target); err == nil && info.Mode().IsRegular() {
+			path = target
+		}
 	}
 	err := atomicfile.WriteFile(path, content, 0o644)
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOSPC) { // A mount cannot be replaced, and a full disk has no place for two files.

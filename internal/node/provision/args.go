@@ -86,7 +86,7 @@ func (n *node) etcdArgs() args {
 	}
 	return args{
 		arg("name", n.name),
-		arg("data-dir", "/var/lib/etcd"),
+		arg("data-dir", nodeconfig.DefaultEtcdFolder),
 		arg("listen-client-urls", hostURLs(2379, append([]string{"127.0.0.1"}, n.ip())...)),
 		arg("advertise-client-urls", n.clientURL()),
 		arg("listen-peer-urls", hostURLs(2380, n.ip())),
@@ -152,7 +152,7 @@ func (n *node) apiServerArgs() args {
 		arg("tls-min-version", tlsMinVersion),
 		arg("tls-private-key-file", pkiFile("apiserver.key")),
 		arg("audit-policy-file", n.auditPolicyFile()),
-		arg("audit-log-path", auditLog),
+		arg("audit-log-path", nodeconfig.DefaultAuditLog),
 		// At most 100 MiB as text and ten compressed files, for a month.
 		arg("audit-log-maxage", "30"),
 		arg("audit-log-maxbackup", "10"),

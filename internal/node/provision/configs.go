@@ -31,7 +31,6 @@ const (
 	authenticationFile  = configDir + "/authentication.yaml"
 	kubeProxyConfigFile = configDir + "/kube-proxy.yaml"
 	auditPolicyFile     = configDir + "/audit-policy.yaml"
-	auditLog            = "/var/log/kubernetes/audit.log"
 	corefile            = configDir + "/Corefile"
 	kubeletConfigFile   = "/var/lib/kubelet/config.yaml"
 	// credentialProvidersFile exists if a registry has credentials.

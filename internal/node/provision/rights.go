@@ -98,9 +98,14 @@ func (n *node) extraArgs(service string) []nodeconfig.Arg {
 func ownFolders(command []string) []string {
 	var folders []string
 	for _, name := range nodeconfig.EtcdFolders {
-		if folder := valueOf(command, name); filepath.IsAbs(folder) {
-			folders = append(folders, folder)
+		folder := valueOf(command, name)
+		if !filepath.IsAbs(folder) {
+			continue
 		}
+		if name == "wal-dir" { // etcd makes it under another name first.
+			folder = filepath.Dir(filepath.Clean(folder))
+		}
+		folders = append(folders, folder)
 	}
 	if log := valueOf(command, "audit-log-path"); filepath.IsAbs(log) {
 		folders = append(folders, filepath.Dir(log))

@@ -58,33 +58,35 @@ func (s *subject) owners(ctx context.Context) (map[string]string, error) {
 	return out, err
 }
 
-// dropOwners removes the owner references of all objects while the Cluster is paused, like a restore with a backup tool.
+// dropOwners removes the owner references of all objects while the Cluster is paused, like a restore with a backup tool. The manager, which
+// serves the webhooks, may have been killed just before.
 func (s *subject) dropOwners(t *testing.T) {
 	t.Helper()
-	pause := func(paused bool) {
+	pause := func(ctx context.Context, paused bool) error {
 		cluster := &clusterv1.Cluster{}
 		cluster.Namespace, cluster.Name = s.Namespace, s.Name
-		patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"paused":%v}}`, paused))
-		if err := plane.Client.Patch(t.Context(), cluster, patch); err != nil {
-			t.Fatal(err)
-		}
+		return plane.Client.Patch(ctx, cluster, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"paused":%v}}`, paused)))
 	}
-	pause(true)
-	objects, err := s.objects(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, o := range objects {
-		if len(o.GetOwnerReferences()) == 0 {
-			continue
+	harness.Eventually(t, "no object has an owner", limit, func(ctx context.Context) error {
+		if err := pause(ctx, true); err != nil {
+			return err
 		}
-		before := o.DeepCopy()
-		o.SetOwnerReferences(nil)
-		if err := plane.Client.Patch(t.Context(), &o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
-			t.Fatal(err)
+		objects, err := s.objects(ctx)
+		if err != nil {
+			return err
 		}
-	}
-	pause(false)
+		for _, o := range objects {
+			if len(o.GetOwnerReferences()) == 0 {
+				continue
+			}
+			before := o.DeepCopy()
+			o.SetOwnerReferences(nil)
+			if err := plane.Client.Patch(ctx, &o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+				return err
+			}
+		}
+		return pause(ctx, false)
+	})
 }
 
 // lostOwners (ALL-11, and C1 of the hostile tenants): each object of a cluster gets its lost owner reference back. Its

@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// upgrade changes the minor version of Kubernetes (CP-05), and the template of the machines: the new one has volumes. It also adds
-// metrics-server. Meanwhile a whole machine, an API server and a member of etcd are killed. The last old machine is lost permanently
+// upgrade changes the minor version of Kubernetes (CP-05), and the template of the machines: the new one has volumes, which get etcd's log. It
+// also adds metrics-server. Meanwhile a whole machine, an API server and a member of etcd are killed. The last old machine is lost permanently
 // before its replacement.
 func upgrade(t *testing.T, s *subject) {
 	before := s.mustMachines(t)
@@ -29,6 +29,8 @@ func upgrade(t *testing.T, s *subject) {
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Version, cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = harness.KubernetesVersion, template
 		cp.Spec.Config.Cluster.ResourceMetrics = bootstrapv1.ResourceMetricsServer
+		// Later machines get a volume with the log of a member that was removed.
+		cp.Spec.Config.Cluster.Etcd.ExtraArgs = []bootstrapv1.Arg{{Name: "wal-dir", Value: harness.DataVolume()[0].Path + "/etcd/log"}}
 	})
 	lowest, lost, calm := "", "", false
 	most := s.untilReplaced(t, before, func(cp *controlplanev1.CapstanControlPlane, now map[string]clusterv1.Machine) {

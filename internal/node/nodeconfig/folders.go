@@ -1,0 +1,80 @@
+package nodeconfig
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// sharedFolders contain files of several programs.
+var sharedFolders = []string{
+	"/", "/boot", "/dev", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var",
+	"/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp",
+}
+
+// takenFolders belong to the machine and to the services of a Node, with all folders in them.
+var takenFolders = []string{
+	"/bin", "/lib", "/lib64", "/sbin", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/etc/capstan", "/etc/cni", "/etc/containerd", "/etc/kubernetes",
+	"/opt/capstan", "/opt/cni", "/run/capstan", "/run/containerd", "/var/lib/capstan", "/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet",
+	"/var/log/capstan", "/var/log/containers", "/var/log/pods",
+}
+
+// CheckFolders refuses arguments whose folders have files of others: a component's user becomes the owner of everything in its folders. It is a
+// rule for new data. A machine that runs keeps its folders: without them, neither its certificates nor its services could be renewed.
+func (c *NodeConfiguration) CheckFolders() []error {
+	if c.ControlPlane == nil {
+		return nil
+	}
+	etcd, apiServer := c.ControlPlane.Etcd.ExtraArgs, c.ControlPlane.APIServer.ExtraArgs
+	data, wal := last(etcd, "data-dir"), last(etcd, "wal-dir")
+	log := last(apiServer, "audit-log-path")
+	var errs []error
+	check := func(argument, folder string, others ...string) {
+		if err := checkOwnFolder(folder, others...); err != nil {
+			errs = append(errs, fmt.Errorf("cluster.%s: %w", argument, err))
+		}
+	}
+	if filepath.IsAbs(data) {
+		check("etcd.extraArgs: data-dir", data)
+	}
+	if filepath.IsAbs(wal) {
+		wal = filepath.Dir(filepath.Clean(wal)) // etcd makes wal-dir under another name first.
+		check("etcd.extraArgs: wal-dir", wal)
+	}
+	if log == "" || filepath.IsAbs(log) {
+		check("apiServer.extraArgs: audit-log-path", filepath.Dir(cmp.Or(log, DefaultAuditLog)), cmp.Or(data, DefaultEtcdFolder), wal)
+	}
+	return errs
+}
+
+// last returns the value of an argument that has an effect; "" without one.
+func last(arguments []Arg, name string) string {
+	values := Values(arguments, name)
+	if len(values) == 0 {
+		return ""
+	}
+	return values[len(values)-1]
+}
+
+// checkOwnFolder refuses a folder with files of others: of the system, or in common with the others.
+func checkOwnFolder(folder string, others ...string) error {
+	folder = clean(folder)
+	within := func(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+	taken := slices.ContainsFunc(takenFolders, func(t string) bool { return within(folder, t) }) || slices.Contains(sharedFolders, folder) ||
+		slices.ContainsFunc(others, func(o string) bool { return o != "" && (within(folder, clean(o)) || within(clean(o), folder)) })
+	if taken {
+		return fmt.Errorf("expected files in a folder for this component alone, found the folder %s, which has files of others", folder)
+	}
+	return nil
+}
+
+// clean returns the shortest form of a path. /var/run is a link to /run.
+func clean(path string) string {
+	path = filepath.Clean(path)
+	if rest, ok := strings.CutPrefix(path, "/var/run"); ok && (rest == "" || rest[0] == '/') {
+		return "/run" + rest
+	}
+	return path
+}
