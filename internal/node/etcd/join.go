@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -198,7 +199,11 @@ func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *
 		return step{}, err
 	}
 	c.SetEndpoints(clientURLs(members)...)
-	s := nextStep(members, j.Name, j.PeerURL, j.data())
+	has, err := j.data()
+	if err != nil {
+		return step{}, fmt.Errorf("look for the data of etcd: %w", err) // Unknown data is not lost.
+	}
+	s := nextStep(members, j.Name, j.PeerURL, has)
 	call, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	switch s.kind {
@@ -286,27 +291,40 @@ type data struct {
 }
 
 // data looks for files of etcd. etcd creates them before it publishes its name.
-func (j Joining) data() data {
+func (j Joining) data() (data, error) {
 	_, err := os.Stat(filepath.Join(j.DataDir, "member"))
-	logs := j.logs()
-	return data{any: err == nil || len(logs) > 0, whole: err == nil && (j.WALDir == "" || len(logs) > 0)}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return data{}, err
+	}
+	member := err == nil
+	logs, err := j.logs()
+	return data{any: member || len(logs) > 0, whole: member && (j.WALDir == "" || len(logs) > 0)}, err
 }
 
 // logs returns the files of etcd's log in a folder of its own, also those that etcd has not named yet.
-func (j Joining) logs() (files []string) {
+func (j Joining) logs() (files []string, err error) {
 	if j.WALDir == "" {
-		return nil
+		return nil, nil
 	}
-	for _, pattern := range []string{"*.wal", "*.wal.broken", "*.tmp"} {
-		found, _ := filepath.Glob(filepath.Join(j.WALDir, pattern))
-		files = append(files, found...)
+	entries, err := os.ReadDir(j.WALDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	return files
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".wal") || strings.HasSuffix(e.Name(), ".wal.broken") || strings.HasSuffix(e.Name(), ".tmp") {
+			files = append(files, filepath.Join(j.WALDir, e.Name()))
+		}
+	}
+	return files, nil
 }
 
 // erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.
 func (j Joining) erase() error {
-	for _, file := range j.logs() {
+	logs, err := j.logs()
+	if err != nil {
+		return err
+	}
+	for _, file := range logs {
 		if err := os.RemoveAll(file); err != nil {
 			return err
 		}

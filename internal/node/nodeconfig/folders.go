@@ -22,7 +22,7 @@ var takenFolders = []string{
 }
 
 // CheckFolders refuses arguments whose folders have files of others: a component's user becomes the owner of everything in its folders. It is a
-// rule for new data. A machine that runs keeps its folders: without them, neither its certificates nor its services could be renewed.
+// rule for rendered data, of new machines and of updates. A machine does not check it: it could renew neither its certificates nor its services.
 func (c *NodeConfiguration) CheckFolders() []error {
 	if c.ControlPlane == nil {
 		return nil
@@ -58,13 +58,19 @@ func last(arguments []Arg, name string) string {
 	return values[len(values)-1]
 }
 
+// IsShared reports whether a folder has files of the system or of several components.
+func IsShared(folder string) bool {
+	folder = clean(folder)
+	return slices.Contains(sharedFolders, folder) || slices.ContainsFunc(takenFolders, func(t string) bool { return within(folder, t) })
+}
+
+func within(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+
 // checkOwnFolder refuses a folder with files of others: of the system, or in common with the others.
 func checkOwnFolder(folder string, others ...string) error {
 	folder = clean(folder)
-	within := func(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
-	taken := slices.ContainsFunc(takenFolders, func(t string) bool { return within(folder, t) }) || slices.Contains(sharedFolders, folder) ||
-		slices.ContainsFunc(others, func(o string) bool { return o != "" && (within(folder, clean(o)) || within(clean(o), folder)) })
-	if taken {
+	common := func(o string) bool { return o != "" && (within(folder, clean(o)) || within(clean(o), folder)) }
+	if IsShared(folder) || slices.ContainsFunc(others, common) {
 		return fmt.Errorf("expected files in a folder for this component alone, found the folder %s, which has files of others", folder)
 	}
 	return nil

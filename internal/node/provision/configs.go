@@ -5,8 +5,10 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -87,12 +89,23 @@ func (n *node) makeComponentFolders() error {
 	if n.Role != nodeconfig.RoleWorker {
 		for _, service := range n.controlPlaneServices() {
 			for _, folder := range ownFolders(service.Command) {
-				errs = append(errs, os.MkdirAll(folder, 0o700))
+				errs = append(errs, makePrivateFolder(folder))
 			}
 		}
 	}
 	return errors.Join(append(errs,
 		os.MkdirAll("/etc/cni/net.d", 0o755), os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll("/etc/kubernetes/manifests", 0o755))...)
+}
+
+// makePrivateFolder creates a folder for one component, whose user must be able to enter the folders above it.
+func makePrivateFolder(folder string) error {
+	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(folder, 0o700); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // healthPaths are the only paths of anonymous requests.

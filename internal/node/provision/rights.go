@@ -110,7 +110,8 @@ func ownFolders(command []string) []string {
 	if log := valueOf(command, "audit-log-path"); filepath.IsAbs(log) {
 		folders = append(folders, filepath.Dir(log))
 	}
-	return folders
+	// A former manager can have rendered such data. The component reports that it cannot write there.
+	return slices.DeleteFunc(folders, nodeconfig.IsShared)
 }
 
 // maxConfig is the part of a file that is searched for the names of other files.

@@ -103,3 +103,26 @@ func TestUserArgumentsKeepTheirFiles(t *testing.T) {
 		t.Errorf("with a socket: %+v", s)
 	}
 }
+
+// The user of a component can enter the folders above its own, however many are missing. Folders of the system are never given away.
+func TestFoldersOfComponents(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "log", "etcd")
+	for range 2 {
+		if err := makePrivateFolder(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]os.FileMode{folder: 0o700, filepath.Dir(folder): 0o755} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	for wal, want := range map[string][]string{"/wal": nil, "/srv/wal": nil, "/srv/wal/etcd": {"/srv/wal"}} {
+		if got := ownFolders([]string{"etcd", "--wal-dir=" + wal}); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", wal, got, want)
+		}
+	}
+	if got := ownFolders([]string{"kube-apiserver", "--audit-log-path=/var/log/audit.log"}); len(got) > 0 {
+		t.Errorf("the API server owns %v", got)
+	}
+}
