@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/endingreader"
 )
 
 // Bounds of an archive.
@@ -105,7 +106,7 @@ func (a *archive) unpackLayer(ctx context.Context, root *os.Root, layer v1.Descr
 		return err
 	}
 	verifier := layer.Digest.Verifier()
-	verified := io.TeeReader(endingReader{ctx, blob}, verifier)
+	verified := io.TeeReader(endingreader.New(ctx, blob), verifier)
 	plain, end, err := decompress(verified)
 	if err != nil {
 		return err

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"capstan.dev/capstan/internal/endingreader"
 )
 
 // folderDigest returns the digest of the parts of a folder: of the names, owners, modes, targets of links, and contents of all files.
@@ -73,7 +75,7 @@ func describe(ctx context.Context, w io.Writer, root *os.Root, path string, left
 			return err
 		}
 		defer func() { _ = file.Close() }()
-		_, err = io.CopyN(w, endingReader{ctx, file}, size)
+		_, err = io.CopyN(w, endingreader.New(ctx, file), size)
 		return err
 	}
 	return fmt.Errorf("expected files, folders and links, found %s (%v): remove it from the image", path, info.Mode())

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -262,18 +261,4 @@ func (b *budget) take(size int64) error {
 		return fmt.Errorf("expected an image of at most %d GiB and %d files, found a larger one", DefaultLimits.Bytes>>30, DefaultLimits.Files)
 	}
 	return nil
-}
-
-// endingReader reads until ctx ends: a file of an image can have 16 GiB.
-type endingReader struct {
-	ctx context.Context
-	io.Reader
-}
-
-// Read implements io.Reader.
-func (r endingReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.Reader.Read(p)
 }

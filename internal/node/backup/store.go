@@ -31,6 +31,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/cidr"
+	"capstan.dev/capstan/internal/endingreader"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -218,22 +219,8 @@ func copyFile(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, endingReader{ctx, in})
+	_, err = io.Copy(out, endingreader.New(ctx, in)) // A slow network mount can give bytes for hours.
 	return errors.Join(err, out.Sync(), out.Close())
-}
-
-// endingReader ends with its context: a slow network mount can give bytes for hours.
-type endingReader struct {
-	ctx  context.Context
-	from io.Reader
-}
-
-// Read implements io.Reader.
-func (r endingReader) Read(p []byte) (int, error) {
-	if r.ctx.Err() != nil {
-		return 0, context.Cause(r.ctx)
-	}
-	return r.from.Read(p)
 }
 
 // bucket of an S3-compatible store.
