@@ -28,25 +28,35 @@ func (c *NodeConfiguration) CheckFolders() []error {
 		return nil
 	}
 	etcd, apiServer := c.ControlPlane.Etcd.ExtraArgs, c.ControlPlane.APIServer.ExtraArgs
-	data, wal := last(etcd, "data-dir"), last(etcd, "wal-dir")
-	log := last(apiServer, "audit-log-path")
 	var errs []error
-	check := func(argument, folder string, others ...string) {
+	check := func(component, argument, folder string, others ...string) {
+		if folder == "" {
+			return
+		}
 		if err := checkOwnFolder(folder, others...); err != nil {
-			errs = append(errs, fmt.Errorf("cluster.%s: %w", argument, err))
+			errs = append(errs, fmt.Errorf("cluster.%s.extraArgs: %s: %w", component, argument, err))
 		}
 	}
-	if filepath.IsAbs(data) {
-		check("etcd.extraArgs: data-dir", data)
-	}
-	if filepath.IsAbs(wal) {
-		wal = filepath.Dir(filepath.Clean(wal)) // etcd makes wal-dir under another name first.
-		check("etcd.extraArgs: wal-dir", wal)
-	}
-	if log == "" || filepath.IsAbs(log) {
-		check("apiServer.extraArgs: audit-log-path", filepath.Dir(cmp.Or(log, DefaultAuditLog)), cmp.Or(data, DefaultEtcdFolder), wal)
-	}
+	data, wal := OwnFolder("data-dir", last(etcd, "data-dir")), OwnFolder("wal-dir", last(etcd, "wal-dir"))
+	check("etcd", "data-dir", data)
+	check("etcd", "wal-dir", wal)
+	log := cmp.Or(last(apiServer, "audit-log-path"), DefaultAuditLog)
+	check("apiServer", "audit-log-path", OwnFolder("audit-log-path", log), cmp.Or(data, DefaultEtcdFolder), wal)
 	return errs
+}
+
+// FolderArguments are the arguments with files that their component writes.
+var FolderArguments = append(slices.Clone(EtcdFolders), "audit-log-path")
+
+// OwnFolder returns the folder that a component gets for a value of one of FolderArguments; "" without an absolute path.
+func OwnFolder(argument, value string) string {
+	switch {
+	case !filepath.IsAbs(value):
+		return ""
+	case argument == "data-dir":
+		return filepath.Clean(value)
+	}
+	return filepath.Dir(filepath.Clean(value)) // of the log file, and of wal-dir, which etcd makes under another name first
 }
 
 // last returns the value of an argument that has an effect; "" without one.
@@ -61,15 +71,18 @@ func last(arguments []Arg, name string) string {
 // IsShared reports whether a folder has files of the system or of several components.
 func IsShared(folder string) bool {
 	folder = clean(folder)
-	return slices.Contains(sharedFolders, folder) || slices.ContainsFunc(takenFolders, func(t string) bool { return within(folder, t) })
+	return slices.Contains(sharedFolders, folder) || slices.ContainsFunc(takenFolders, func(t string) bool { return Within(folder, t) })
 }
 
-func within(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+// Within reports whether a path is a folder, or in it.
+func Within(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
+}
 
 // checkOwnFolder refuses a folder with files of others: of the system, or in common with the others.
 func checkOwnFolder(folder string, others ...string) error {
 	folder = clean(folder)
-	common := func(o string) bool { return o != "" && (within(folder, clean(o)) || within(clean(o), folder)) }
+	common := func(o string) bool { return o != "" && (Within(folder, clean(o)) || Within(clean(o), folder)) }
 	if IsShared(folder) || slices.ContainsFunc(others, common) {
 		return fmt.Errorf("expected files in a folder for this component alone, found the folder %s, which has files of others", folder)
 	}

@@ -3,7 +3,6 @@ package provision
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -72,7 +71,7 @@ func (n *node) confine(service *supervisor.Service) {
 	service.Owns = slices.Concat(r.owns, ownFolders(service.Command))
 	// The service could replace a file in its own folders by a link.
 	service.Reads = slices.DeleteFunc(reads, func(path string) bool {
-		return slices.ContainsFunc(service.Owns, func(own string) bool { return path == own || strings.HasPrefix(path, strings.TrimSuffix(own, "/")+"/") })
+		return slices.ContainsFunc(service.Owns, func(own string) bool { return nodeconfig.Within(path, own) })
 	})
 }
 
@@ -97,21 +96,13 @@ func (n *node) extraArgs(service string) []nodeconfig.Arg {
 // ownFolders returns the folders that a service writes to, according to its command line.
 func ownFolders(command []string) []string {
 	var folders []string
-	for _, name := range nodeconfig.EtcdFolders {
-		folder := valueOf(command, name)
-		if !filepath.IsAbs(folder) {
-			continue
+	for _, name := range nodeconfig.FolderArguments {
+		// A former manager can have rendered data with a shared folder. The component reports that it cannot write there.
+		if folder := nodeconfig.OwnFolder(name, valueOf(command, name)); folder != "" && !nodeconfig.IsShared(folder) {
+			folders = append(folders, folder)
 		}
-		if name == "wal-dir" { // etcd makes it under another name first.
-			folder = filepath.Dir(filepath.Clean(folder))
-		}
-		folders = append(folders, folder)
 	}
-	if log := valueOf(command, "audit-log-path"); filepath.IsAbs(log) {
-		folders = append(folders, filepath.Dir(log))
-	}
-	// A former manager can have rendered such data. The component reports that it cannot write there.
-	return slices.DeleteFunc(folders, nodeconfig.IsShared)
+	return folders
 }
 
 // maxConfig is the part of a file that is searched for the names of other files.
