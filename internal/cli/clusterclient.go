@@ -157,21 +157,19 @@ func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-ch
 		factory.WaitForCacheSync(ctx.Done())
 	}
 	changed.Send()
-	for ctx.Err() == nil { // Without all objects, the cluster would seem to be deleted.
+	for {
 		select {
 		case <-ctx.Done():
-			continue
 		case <-changed:
 		case <-tick:
 		}
-		if ctx.Err() != nil {
-			continue
+		if ctx.Err() != nil { // Perhaps before all objects are known: the cluster would seem to be deleted.
+			return context.Cause(ctx)
 		}
 		if done, err := next(viewOf(own, others)); done || err != nil {
 			return err
 		}
 	}
-	return context.Cause(ctx)
 }
 
 func watchKind(factory dynamicinformer.DynamicSharedInformerFactory, kind schema.GroupVersionResource, notify func()) cache.Store {

@@ -196,23 +196,25 @@ func confirm(ctx context.Context, in io.Reader, out io.Writer, terminal bool, wh
 		return coded{fmt.Errorf("the command would remove %s: repeat it with --yes to do so", what), exitUsage}
 	}
 	fmt.Fprintf(out, "This removes %s.\nType yes to continue: ", what)
-	yes, failed := make(chan bool, 1), make(chan error, 1)
+	nothing := coded{errors.New("nothing was removed"), exitFailed}
+	answered := make(chan error, 1)
 	go func() { // A read of standard input does not end with a context.
 		answer, err := bufio.NewReader(in).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			failed <- err
-			return
+		switch {
+		case strings.TrimSpace(answer) == "yes":
+			answered <- nil
+		case err != nil && !errors.Is(err, io.EOF):
+			answered <- err
+		default:
+			answered <- nothing
 		}
-		yes <- strings.TrimSpace(answer) == "yes"
 	}()
 	select {
-	case err := <-failed:
-		return err
-	case given := <-yes:
-		if given && ctx.Err() == nil {
-			return nil
+	case err := <-answered:
+		if ctx.Err() == nil {
+			return err
 		}
 	case <-ctx.Done():
 	}
-	return coded{errors.New("nothing was removed"), exitFailed}
+	return nothing
 }

@@ -218,7 +218,7 @@ func line(s shown, elapsed time.Duration) string {
 	if s.note != "" {
 		text += ": " + s.note
 	}
-	return strings.NewReplacer("\n", " ", "\t", " ").Replace(printable(text)) + "\n"
+	return printable(text, "") + "\n"
 }
 
 func terminalWidth() int {

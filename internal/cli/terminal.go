@@ -11,11 +11,11 @@ import (
 	"golang.org/x/term"
 )
 
-// printable replaces the characters of a text that control a terminal, except for line breaks and tabs: tenants and machines write names,
-// messages and logs.
-func printable(text string) string {
+// printable replaces the characters of a text that control a terminal, except for those to keep: tenants and machines write names, messages and
+// logs.
+func printable(text, keep string) string {
 	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+		if unicode.IsPrint(r) || strings.ContainsRune(keep, r) {
 			return r
 		}
 		return ' '
@@ -30,7 +30,7 @@ func forTerminal(file *os.File) io.Writer {
 	return file
 }
 
-// printableWriter writes printable text.
+// printableWriter writes printable text with line breaks and tabs.
 type printableWriter struct {
 	to io.Writer
 
@@ -45,16 +45,16 @@ func (w *printableWriter) Write(data []byte) (int, error) {
 	defer w.mu.Unlock()
 	text := append(w.part, data...)
 	whole := len(text)
-	for whole > 0 && len(text)-whole < utf8.UTFMax && !utf8.RuneStart(text[whole-1]) {
-		whole--
-	}
-	if whole > 0 && utf8.RuneStart(text[whole-1]) && !utf8.FullRune(text[whole-1:]) {
-		whole--
-	} else {
-		whole = len(text)
+	for start := whole - 1; start >= 0 && start > whole-utf8.UTFMax; start-- {
+		if utf8.RuneStart(text[start]) {
+			if !utf8.FullRune(text[start:]) {
+				whole = start
+			}
+			break
+		}
 	}
 	w.part = append([]byte(nil), text[whole:]...)
-	if _, err := io.WriteString(w.to, printable(string(text[:whole]))); err != nil {
+	if _, err := io.WriteString(w.to, printable(string(text[:whole]), "\n\t")); err != nil {
 		return 0, err
 	}
 	return len(data), nil
