@@ -97,18 +97,23 @@ func (s store) open() (hostID string, err error) {
 // checkWriter refuses the records of a newer minor release: this capstand would ignore fields that it does not know, for example the VLAN of a
 // machine. Machines and load balancers continue without capstand.
 func (s store) checkWriter() error {
-	writer, _ := os.ReadFile(s.path("version"))
-	return version.CheckWriter(strings.TrimSpace(string(writer)), "the machines in "+s.root)
+	return version.CheckWriter(s.writer(), "the machines in "+s.root)
 }
 
 // recordWriter records the version of this capstand, unless a newer one has had the store.
 func (s store) recordWriter() error {
-	writer, _ := os.ReadFile(s.path("version"))
-	newest := version.Newest(strings.TrimSpace(string(writer))) + "\n"
-	if string(writer) == newest {
+	writer := s.writer()
+	newest := version.Newest(writer)
+	if writer == newest {
 		return nil
 	}
-	return atomicfile.WriteFile(s.path("version"), []byte(newest), 0o644)
+	return atomicfile.WriteFile(s.path("version"), []byte(newest+"\n"), 0o644)
+}
+
+// writer is the newest version that has had the store; empty if it is not known.
+func (s store) writer() string {
+	data, _ := os.ReadFile(s.path("version"))
+	return strings.TrimSpace(string(data))
 }
 
 func (s store) hostID() (string, error) {
