@@ -66,6 +66,14 @@ func (b *box) volumeOf(m *infrav1.CapstanMachine) *infrav1.CapstanVolume {
 	return &all[i]
 }
 
+// runningMember adds a machine like addMember, waits until it runs, and returns its volume as well.
+func (b *box) runningMember(d *clusterv1.MachineDeployment) (*infrav1.CapstanMachine, *infrav1.CapstanVolume) {
+	b.t.Helper()
+	m := b.addMember(d)
+	b.running(m)
+	return m, b.volumeOf(m)
+}
+
 // removeMachine deletes a CapstanMachine and waits until it is gone.
 func (b *box) removeMachine(m *infrav1.CapstanMachine) {
 	b.t.Helper()
@@ -76,9 +84,7 @@ func (b *box) removeMachine(m *infrav1.CapstanMachine) {
 // leftVolume returns the free volume of a machine that is gone.
 func (b *box) leftVolume(d *clusterv1.MachineDeployment) *infrav1.CapstanVolume {
 	b.t.Helper()
-	m := b.addMember(d)
-	b.running(m)
-	v := b.volumeOf(m)
+	m, v := b.runningMember(d)
 	b.removeMachine(m)
 	return v
 }
@@ -88,9 +94,7 @@ func (b *box) leftVolume(d *clusterv1.MachineDeployment) *infrav1.CapstanVolume 
 func TestVolumeOutlivesMachine(t *testing.T) {
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
-	first := b.addMember(d)
-	b.running(first)
-	v := b.volumeOf(first)
+	first, v := b.runningMember(d)
 	b.condition(v, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.VolumeInUseReason)
 	b.Expect(v.Spec.Owner).To(Equal("MachineDeployment/" + d.Name))
 	b.Expect(v.OwnerReferences).To(BeEmpty(), "a retained volume has no owner that takes it along")
@@ -204,9 +208,7 @@ func TestVolumeOnUnavailableHost(t *testing.T) {
 	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
-	first := b.addMember(d)
-	b.running(first)
-	v := b.volumeOf(first)
+	first, v := b.runningMember(d)
 	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
 	other, fake := b.addHost(nil)
 	b.removeMachine(first)
@@ -255,9 +257,7 @@ func TestVolumeOfMachineWithoutFinalizer(t *testing.T) {
 	t.Parallel()
 	b := newBox(t).provisioned()
 	d := b.addDeployment(1)
-	first := b.addMember(d)
-	b.running(first)
-	v := b.volumeOf(first)
+	first, v := b.runningMember(d)
 	b.forgets(first)
 
 	second := b.addMember(d)
