@@ -118,7 +118,8 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 		host: h, forget: forget, spec: spec, dir: h.store.path(machinesDir, spec.Id),
 		log:  h.log.With("machine", spec.Namespace+"/"+spec.Name, "id", spec.Id),
 		wake: wakeup.New(), updates: wakeup.New(), resized: func() {}, gone: make(chan struct{}),
-		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
+		status:   &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
+		reported: report{changedAt: time.Now()},
 	}
 	m.deleted, m.delete = context.WithCancel(context.Background())
 	m.reads, m.stopReads = context.WithCancel(m.deleted)

@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/host/updaterecord"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/testenv/expect"
@@ -93,9 +95,54 @@ func TestUpdateIsDeliveredInOrder(t *testing.T) {
 	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err == nil || atomicfile.Exists(request) {
 		t.Errorf("without the data: %v, the request exists: %v", err, atomicfile.Exists(request))
 	}
+	// The record comes before the request: after a crash between them, capstand does not end an update that the machine has begun.
+	recorded, err := updaterecord.Load(m.dir)
+	expect.NoError(t, err)
+	if !recorded.Delivered {
+		t.Error("the record has no delivery")
+	}
 	expect.NoError(t, os.Remove(obstacle))
 	if err := m.deliverUpdate(t.Context(), m.lastUpdate()); err != nil || !atomicfile.Exists(request) {
 		t.Errorf("with the data: %v, the request exists: %v", err, atomicfile.Exists(request))
+	}
+}
+
+// A step of the host that fails ends an update that the machine does not have. An update that the machine may have got from an earlier
+// life of capstand continues: the step is repeated until the machine reports that it has undone the update.
+func TestFailedStepOfHost(t *testing.T) {
+	for name, test := range map[string]struct {
+		delivered bool
+		report    machineapi.UpdatePhase
+		want      hostpb.UpdateStatus_Phase
+	}{
+		"not delivered":          {false, "", hostpb.UpdateStatus_FAILED}, // runc does not restore the limits either.
+		"nothing heard yet":      {true, "", hostpb.UpdateStatus_RUNNING},
+		"the machine updates":    {true, machineapi.UpdateRunning, hostpb.UpdateStatus_RUNNING},
+		"the machine has ended":  {true, machineapi.UpdateSucceeded, hostpb.UpdateStatus_RUNNING},
+		"the machine has undone": {true, machineapi.UpdateRolledBack, hostpb.UpdateStatus_FAILED},
+	} {
+		h, req := updatable(t)
+		_, err := h.UpdateMachine(t.Context(), req)
+		expect.NoError(t, err)
+		bin := t.TempDir()
+		h.runc = runc.Runc{Binary: filepath.Join(bin, "runc"), Root: filepath.Join(bin, "state")}
+		state := filepath.Join(h.runc.Root, "m-1", "state.json")
+		script := fmt.Sprintf(`#!/bin/sh
+case "$*" in *state*) echo '{"status":"running","pid":%d}';; *) exit 1;; esac
+`, os.Getpid())
+		expect.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(state), 0o700), os.WriteFile(state, nil, 0o600), os.WriteFile(h.runc.Binary, []byte(script), 0o700)))
+		u := h.machines.byID["m-1"].lastUpdate()
+		u.Delivered = test.delivered
+		expect.NoError(t, u.Save(h.machines.byID["m-1"].dir))
+		m := newMachine(h.platform, goodSpec(), h.machines.forget) // the next capstand
+		if test.report != "" {
+			m.reported = heardUpdate(&machineapi.Update{ID: "u", Phase: test.report, Step: "kubelet"}, time.Now())
+		}
+		delivered := ""
+		pause := m.stepUpdate(t.Context(), &delivered)
+		if got := m.lastUpdate(); got.Phase != test.want || got.Ended() == (pause == maxRestartDelay) || !got.Ended() && got.Step != "limits" {
+			t.Errorf("%s: %s at %s, next try after %s: %s", name, got.Phase, got.Step, pause, got.Message)
+		}
 	}
 }
 

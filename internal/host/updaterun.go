@@ -44,15 +44,6 @@ func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Durati
 	if u.Ended() {
 		return forever
 	}
-	if *delivered != u.ID {
-		if step, err := m.applyUpdate(ctx, u); err != nil {
-			if !m.runs(ctx) {
-				return pauseAfter(0) // Its next life begins again.
-			}
-			return m.endUpdate(ctx, u, hostpb.UpdateStatus_ROLLED_BACK, step, err.Error())
-		}
-		*delivered = u.ID
-	}
 	heard := m.lastReport()
 	if heard.rollsBack(u) && !u.RollingBack {
 		u.RollingBack = true
@@ -61,6 +52,13 @@ func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Durati
 			return maxRestartDelay
 		}
 		*delivered = "" // The host's part follows, with the previous limits.
+	}
+	if *delivered != u.ID {
+		known := u.Delivered
+		if step, err := m.applyUpdate(ctx, u); err != nil {
+			return m.notApplied(ctx, u, known, step, err)
+		}
+		*delivered = u.ID
 		return 0
 	}
 	phase, step, message := decideUpdate(heard, u, time.Now())
@@ -69,6 +67,24 @@ func (m *machine) stepUpdate(ctx context.Context, delivered *string) time.Durati
 	}
 	m.noteUpdate(u.ID, step, message)
 	return machineapi.UpdateStalled
+}
+
+// notApplied follows a failed step of the host and returns the pause before the next try. known is true if an earlier try delivered the
+// request: capstan-init may carry the update out then, so the step is repeated until it succeeds or the machine reports another end.
+func (m *machine) notApplied(ctx context.Context, u *updaterecord.Record, known bool, step string, err error) time.Duration {
+	if !m.runs(ctx) {
+		return pauseAfter(0) // Its next life begins again.
+	}
+	if !known {
+		return m.endUpdate(ctx, u, hostpb.UpdateStatus_ROLLED_BACK, step, err.Error())
+	}
+	phase, at, message := decideUpdate(m.lastReport(), u, time.Now())
+	if phase == hostpb.UpdateStatus_ROLLED_BACK || phase == hostpb.UpdateStatus_FAILED {
+		return m.endUpdate(ctx, u, phase, at, message)
+	}
+	m.noteUpdate(u.ID, step, oneLine(err.Error(), maxUpdateMessage))
+	m.log.Warn("A step of the update failed and is repeated", "update", u.ID, "step", step, "error", err)
+	return maxRestartDelay
 }
 
 // report is the report of PID 1 about an update.
@@ -228,6 +244,12 @@ func (m *machine) deliverUpdate(_ context.Context, u *updaterecord.Record) error
 	request, err := json.Marshal(machineapi.UpdateRequest{ID: u.ID, Previous: machineapi.Size{CPUs: u.From.Cpus, MemoryBytes: u.From.MemoryBytes}})
 	if err != nil {
 		return err
+	}
+	if !u.Delivered {
+		u.Delivered = true
+		if err := m.recordProgress(u); err != nil {
+			return err
+		}
 	}
 	dir, err := os.OpenRoot(m.runDir())
 	if err != nil {

@@ -33,7 +33,9 @@ type Record struct {
 	// RollingBack is true when capstan-init undoes the update: from then on, the machine has its previous limits.
 	RollingBack bool `json:"rollingBack,omitempty"`
 	// Grown is true when the disk has its new size. It keeps that size if the update is undone.
-	Grown     bool      `json:"grown,omitempty"`
+	Grown bool `json:"grown,omitempty"`
+	// Delivered is true when capstan-init may have the request. From then on, its report decides how the update ends.
+	Delivered bool      `json:"delivered,omitempty"`
 	StartedAt time.Time `json:"startedAt"`
 	// CompletedAt is the time of the result.
 	CompletedAt time.Time `json:"completedAt,omitzero"`
