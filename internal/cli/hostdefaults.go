@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -64,11 +65,20 @@ func unsetDefaults(path string, options []option, made bool) error {
 	return replaceDefaults(path, string(before), after)
 }
 
+// replaceDefaults keeps the permissions of an existing file, and a link to it.
 func replaceDefaults(path, before, after string) error {
 	if after == before {
 		return nil
 	}
-	return atomicfile.WriteFile(path, []byte(after), 0o644)
+	mode := fs.FileMode(0o644)
+	if file, err := filepath.EvalSymlinks(path); err == nil {
+		info, err := os.Stat(file)
+		if err != nil {
+			return err
+		}
+		path, mode = file, info.Mode().Perm()
+	}
+	return atomicfile.WriteFile(path, []byte(after), mode)
 }
 
 // optionWords returns the lines of the file, the number of the one with the options or -1, and the options.
@@ -81,6 +91,11 @@ func optionWords(content string) (lines []string, at int, words []string) {
 		}
 	}
 	if at >= 0 {
+		for strings.HasSuffix(lines[at], `\`) { // systemd reads the next line as a part of this one.
+			next := lines[at+1 : min(at+2, len(lines))]
+			lines[at] = strings.TrimSuffix(lines[at], `\`) + strings.Join(next, "")
+			lines = slices.Delete(lines, at+1, at+1+len(next))
+		}
 		words = strings.Fields(strings.Trim(strings.TrimPrefix(lines[at], defaultsVariable+"="), `"'`))
 	}
 	return lines, at, words

@@ -44,6 +44,8 @@ func TestWithOptions(t *testing.T) {
 		"CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n":            "CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
 		"#CAPSTAND_OPTIONS=\"--listen :1\"\n":                       "#CAPSTAND_OPTIONS=\"--listen :1\"\nCAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
 		"CAPSTAND_OPTIONS=\"--listen :9\"\n# --name in a comment\n": "CAPSTAND_OPTIONS=\"--listen :9 --name a\"\n# --name in a comment\n",
+		"CAPSTAND_OPTIONS=\"--listen :9 \\\n --na\\\nme b\"\nX=1\n": "CAPSTAND_OPTIONS=\"--listen :9 --name b\"\nX=1\n",
+		"CAPSTAND_OPTIONS=--listen=:9 \\":                           "CAPSTAND_OPTIONS=\"--listen=:9 --name a\"\n",
 	} {
 		got := withOptions(before, options)
 		if got != want {
@@ -52,6 +54,25 @@ func TestWithOptions(t *testing.T) {
 		if again := withOptions(got, options); again != got {
 			t.Errorf("a second run changes %q to %q", got, again)
 		}
+	}
+}
+
+// The file keeps its permissions, and stays behind a link.
+func TestReplaceDefaults(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	expect.NoError(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Symlink("file", link)))
+	expect.NoError(t, replaceDefaults(link, "", "X=1\n"))
+	content, err := os.ReadFile(file)
+	expect.NoError(t, err)
+	info, err := os.Stat(file)
+	expect.NoError(t, err)
+	if to, err := os.Readlink(link); string(content) != "X=1\n" || info.Mode() != 0o600 || to != "file" {
+		t.Errorf("%q with %s, the link leads to %q: %v", content, info.Mode(), to, err)
+	}
+	expect.NoError(t, replaceDefaults(filepath.Join(dir, "new"), "", "X=1\n"))
+	if info, err = os.Stat(filepath.Join(dir, "new")); err != nil || info.Mode() != 0o644 {
+		t.Errorf("a new file: %v, %v", info, err)
 	}
 }
 
