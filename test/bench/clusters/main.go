@@ -1,6 +1,6 @@
 // Command clusters measures the time in which Capstan creates clusters, next to the floor of the same run: one cluster
-// alone, then several at once. It also measures the memory of their machines, and prints where the time of the last cluster went that
-// was created alone.
+// alone, then several at once. It also measures the memory of their machines. With -spans, it prints where the time of the last cluster
+// went that was created alone; all processes send traces then, which takes time itself.
 package main
 
 import (
@@ -30,6 +30,7 @@ type options struct {
 	workers int
 	atOnce  int
 	rounds  int
+	spans   bool
 }
 
 func main() {
@@ -39,6 +40,7 @@ func main() {
 	flag.IntVar(&o.workers, "workers", 2, "workers of each cluster")
 	flag.IntVar(&o.atOnce, "at-once", 5, "number of clusters that are created at once in the second part")
 	flag.IntVar(&o.rounds, "rounds", 3, "number of measurements of the floor and of the single cluster")
+	flag.BoolVar(&o.spans, "spans", false, "trace the creation, and print where its time goes")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -65,20 +67,17 @@ func run(ctx context.Context, o options) error {
 	base := median(floors)
 	fmt.Printf("floor: etcd and API server from empty folders to /readyz: median %.2f s of %v\n\n", base.Seconds(), floors)
 
+	if !o.spans {
+		_, err := measured(ctx, o, bin, base)
+		return err
+	}
 	receiver, stop, err := otlpreceiver.Serve()
 	if err != nil {
 		return err
 	}
 	defer stop()
-	start := time.Now()
-	capstan, err := measure.Up(ctx, bin, o.root, "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure")
+	alone, err := measured(ctx, o, bin, base, "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure")
 	if err != nil {
-		return err
-	}
-	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
-	alone, err := clusters(ctx, o, capstan, base)
-	// The processes send their last spans when they end.
-	if err := errors.Join(err, capstan.Down(ctx)); err != nil {
 		return err
 	}
 	fmt.Printf("\nspans of %s until all Machines run:\n", alone.Cluster)
@@ -86,12 +85,22 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
+// measured measures the clusters in a management plane with these flags, and takes the plane down: its processes send their last spans
+// when they end.
+func measured(ctx context.Context, o options, bin string, base time.Duration, flags ...string) (measure.Timeline, error) {
+	start := time.Now()
+	capstan, err := measure.Up(ctx, bin, o.root, flags...)
+	if err != nil {
+		return measure.Timeline{}, err
+	}
+	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
+	alone, err := clusters(ctx, o, capstan, base)
+	return alone, errors.Join(err, capstan.Down(ctx))
+}
+
 // clusters creates and deletes clusters. It returns the times of the last cluster that was created alone.
 func clusters(ctx context.Context, o options, capstan *plane.Plane, base time.Duration) (alone measure.Timeline, err error) {
-	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, name string) (string, error) {
-		return capstan.Capstan(ctx, "create", "cluster", name, "--dry-run",
-			"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers))
-	}}
+	creator := &measure.Creator{Plane: capstan, Flags: []string{"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers)}}
 	printHeader()
 	for round := range o.rounds {
 		created, err := create(ctx, creator, []string{fmt.Sprintf("one-%d", round+1)}, base)
@@ -103,16 +112,19 @@ func clusters(ctx context.Context, o options, capstan *plane.Plane, base time.Du
 			if err := printMemory(ctx, creator, created); err != nil {
 				return alone, err
 			}
-			printHeader()
 		}
 		if err := creator.Delete(ctx, created); err != nil {
 			return alone, err
 		}
 	}
+	if o.atOnce == 0 {
+		return alone, nil
+	}
 	var names []string
 	for i := range o.atOnce {
 		names = append(names, fmt.Sprintf("many-%d", i+1))
 	}
+	printHeader()
 	created, err := create(ctx, creator, names, base)
 	if err != nil {
 		return alone, err

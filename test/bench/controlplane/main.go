@@ -44,9 +44,7 @@ func run(ctx context.Context, bin string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, name string) (string, error) {
-		return capstan.Capstan(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", capstan.From, "--workers", "0")
-	}}
+	creator := &measure.Creator{Plane: capstan.Plane, Flags: []string{"--kubernetes-version", capstan.From, "--workers", "0"}}
 	made, err := creator.Create(ctx, []string{cluster})
 	if err != nil {
 		return err

@@ -65,10 +65,8 @@ func run(ctx context.Context, bin string, machines size) (err error) {
 // upgradeCluster creates a cluster, upgrades it under a policy, prints a row for each role, and deletes the cluster.
 func upgradeCluster(ctx context.Context, capstan *measure.Upgrade, policy infrav1.InPlacePolicy, machines size) (err error) {
 	name := map[infrav1.InPlacePolicy]string{infrav1.InPlaceOnly: "in-place", infrav1.InPlaceNever: "replaced"}[policy]
-	creator := &measure.Creator{Client: capstan.Client, Template: func(ctx context.Context, cluster string) (string, error) {
-		return capstan.Capstan(ctx, "create", "cluster", cluster, "--dry-run", "--kubernetes-version", capstan.From,
-			"--control-plane-machines", strconv.Itoa(machines.controlPlane), "--workers", strconv.Itoa(machines.workers))
-	}}
+	creator := &measure.Creator{Plane: capstan.Plane, Flags: []string{"--kubernetes-version", capstan.From,
+		"--control-plane-machines", strconv.Itoa(machines.controlPlane), "--workers", strconv.Itoa(machines.workers)}}
 	made, err := creator.Create(ctx, []string{name})
 	if err != nil {
 		return err

@@ -18,14 +18,13 @@ import (
 	"sigs.k8s.io/cluster-api/util/kubeconfig"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/test/plane"
 )
 
 // timeout bounds each wait. A cluster that takes longer fails.
 const timeout = 5 * time.Minute
 
-// Timeline contains the times of the steps, from the moment at which the cluster was applied.
+// Timeline contains the times of the steps, from the start of the command that creates the cluster.
 type Timeline struct {
 	Cluster     string
 	Began       time.Time
@@ -35,11 +34,11 @@ type Timeline struct {
 	Running     time.Duration // every Machine in phase Running
 }
 
-// Creator creates clusters on a management plane.
+// Creator creates clusters on a management plane, in namespace default.
 type Creator struct {
-	Client client.WithWatch
-	// Template returns the YAML of a cluster with a name in namespace default.
-	Template func(ctx context.Context, cluster string) (string, error)
+	Plane *plane.Plane
+	// Flags are further arguments of `capstan create cluster`, with which the clusters are created.
+	Flags []string
 }
 
 // Up starts a management plane; see plane.Start. The caller must take it down, also after an interruption.
@@ -53,13 +52,6 @@ func Up(ctx context.Context, bin, root string, args ...string) (*plane.Plane, er
 
 // Create creates clusters with these names at once and returns when all are complete.
 func (c *Creator) Create(ctx context.Context, names []string) ([]Timeline, error) {
-	manifests := make([]string, len(names))
-	for i, name := range names {
-		var err error
-		if manifests[i], err = c.Template(ctx, name); err != nil {
-			return nil, err
-		}
-	}
 	timelines := make([]Timeline, len(names))
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
@@ -67,45 +59,33 @@ func (c *Creator) Create(ctx context.Context, names []string) ([]Timeline, error
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			timelines[i], errs[i] = c.createOne(ctx, name, manifests[i])
+			timelines[i], errs[i] = c.createOne(ctx, name)
 		})
 	}
 	wg.Wait()
 	return timelines, errors.Join(errs...)
 }
 
-func (c *Creator) createOne(ctx context.Context, name, manifest string) (Timeline, error) {
+func (c *Creator) createOne(ctx context.Context, name string) (Timeline, error) {
 	start := time.Now()
 	t := Timeline{Cluster: name, Began: start}
-	if err := c.apply(ctx, manifest); err != nil {
+	if _, err := c.Plane.Capstan(ctx, append([]string{"create", "cluster", name, "--wait=false"}, c.Flags...)...); err != nil {
 		return t, fmt.Errorf("cluster %s: %w", name, err)
 	}
-	var errs [3]error
+	var errs [2]error
 	var wg sync.WaitGroup
-	wg.Go(func() { t.Initialized, errs[0] = c.untilInitialized(ctx, name, start) })
-	wg.Go(func() { t.FirstNode, t.AllNodes, errs[1] = c.untilNodes(ctx, name, start) })
-	wg.Go(func() { t.Running, errs[2] = c.untilRunning(ctx, name, start) })
+	wg.Go(func() {
+		// Tries to connect to the API server before would delay its start.
+		if t.Initialized, errs[0] = c.untilInitialized(ctx, name, start); errs[0] == nil {
+			t.FirstNode, t.AllNodes, errs[0] = c.untilNodes(ctx, name, start)
+		}
+	})
+	wg.Go(func() { t.Running, errs[1] = c.untilRunning(ctx, name, start) })
 	wg.Wait()
 	if err := errors.Join(errs[:]...); err != nil {
 		return t, fmt.Errorf("cluster %s: %w", name, err)
 	}
 	return t, nil
-}
-
-func (c *Creator) apply(ctx context.Context, data string) error {
-	objects, err := manifest.Parse([]byte(data))
-	if err != nil {
-		return err
-	}
-	for _, obj := range objects {
-		if obj.GetNamespace() == "" {
-			obj.SetNamespace(metav1.NamespaceDefault)
-		}
-		if err := c.Client.Create(ctx, obj); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // until watches a list until done returns true.
@@ -128,7 +108,7 @@ func until(ctx context.Context, c client.WithWatch, list client.ObjectList, done
 }
 
 func (c *Creator) untilInitialized(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
-	err = until(ctx, c.Client, &clusterv1.ClusterList{}, func(e watch.Event) bool {
+	err = until(ctx, c.Plane.Client, &clusterv1.ClusterList{}, func(e watch.Event) bool {
 		cluster, ok := e.Object.(*clusterv1.Cluster)
 		took = time.Since(start)
 		return ok && ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
@@ -142,7 +122,7 @@ func (c *Creator) untilInitialized(ctx context.Context, name string, start time.
 // wanted returns the number of desired Machines of the cluster. The objects with the replicas were applied before.
 func (c *Creator) wanted(ctx context.Context, name string) (int, error) {
 	mds := &clusterv1.MachineDeploymentList{}
-	if err := c.Client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
+	if err := c.Plane.Client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
 		return 0, err
 	}
 	n := 1
@@ -160,7 +140,7 @@ func (c *Creator) untilRunning(ctx context.Context, name string, start time.Time
 		return 0, err
 	}
 	running := map[string]bool{}
-	err = until(ctx, c.Client, &clusterv1.MachineList{}, func(e watch.Event) bool {
+	err = until(ctx, c.Plane.Client, &clusterv1.MachineList{}, func(e watch.Event) bool {
 		if m, ok := e.Object.(*clusterv1.Machine); ok {
 			running[m.Name] = m.Status.Phase == string(clusterv1.MachinePhaseRunning) && e.Type != watch.Deleted
 		}
@@ -178,7 +158,11 @@ func (c *Creator) untilNodes(ctx context.Context, name string, start time.Time) 
 	if err != nil {
 		return 0, 0, err
 	}
-	workload, err := c.workloadClient(ctx, name)
+	config, err := kubeconfig.FromSecret(ctx, c.Plane.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name})
+	if err != nil {
+		return 0, 0, err
+	}
+	workload, err := plane.ClientOf(config)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -199,42 +183,13 @@ func (c *Creator) untilNodes(ctx context.Context, name string, start time.Time) 
 	return first, all, err
 }
 
-// workloadClient waits for the kubeconfig Secret and for a response of the API server.
-func (c *Creator) workloadClient(ctx context.Context, name string) (client.WithWatch, error) {
-	err := until(ctx, c.Client, &corev1.SecretList{}, func(e watch.Event) bool { return e.Type == watch.Added },
-		client.InNamespace(metav1.NamespaceDefault),
-		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name+"-kubeconfig")})
-	if err != nil {
-		return nil, fmt.Errorf("waiting for the kubeconfig: %w", err)
-	}
-	config, err := kubeconfig.FromSecret(ctx, c.Client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name})
-	if err != nil {
-		return nil, err
-	}
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		workload, err := plane.ClientOf(config)
-		if err == nil {
-			if err = workload.List(ctx, &corev1.NodeList{}, client.Limit(1)); err == nil {
-				return workload, nil
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("the API server of %s does not answer: %w", name, err)
-		case <-tick.C:
-		}
-	}
-}
-
 // Delete removes clusters and returns when their objects are removed.
 func (c *Creator) Delete(ctx context.Context, timelines []Timeline) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for _, t := range timelines {
 		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: t.Cluster}}
-		if err := c.Client.Delete(ctx, cluster); client.IgnoreNotFound(err) != nil {
+		if err := c.Plane.Client.Delete(ctx, cluster); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}
@@ -250,7 +205,7 @@ func (c *Creator) untilGone(ctx context.Context, name string) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := c.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, &clusterv1.Cluster{})
+		err := c.Plane.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, &clusterv1.Cluster{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

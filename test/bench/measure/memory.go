@@ -51,7 +51,7 @@ func (c *Creator) Memory(ctx context.Context, timelines []Timeline) ([]Usage, er
 	var usage []Usage
 	for _, t := range timelines {
 		machines := &clusterv1.MachineList{}
-		if err := c.Client.List(ctx, machines, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: t.Cluster}); err != nil {
+		if err := c.Plane.Client.List(ctx, machines, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: t.Cluster}); err != nil {
 			return nil, err
 		}
 		for _, m := range machines.Items {
