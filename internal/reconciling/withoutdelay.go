@@ -4,13 +4,14 @@ import (
 	"context"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// BuildWithoutDelay builds a controller that serves the next event of an object at once after a success, also if the object was not
-// reconciled because it is paused or came too early. All that its objects wait for are events, and with ReconcilerRateLimiting of
+// BuildWithoutDelay builds a controller that serves the next event of an object at once after a success or a conflict, also if the object
+// was not reconciled because it is paused or came too early. All that its objects wait for are events, and with ReconcilerRateLimiting of
 // Cluster API each step would start up to a second later. CapstanMachines that are ready, and CapstanMachinePools, have a slower pace,
 // which their reconcilers set: each of their many events would be a reconcile.
 func BuildWithoutDelay(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler) (capicontroller.Controller, error) {
@@ -27,10 +28,11 @@ type withoutDelay struct {
 	}
 }
 
-// Reconcile implements reconcile.Reconciler.
+// Reconcile implements reconcile.Reconciler. A conflict follows from the write of another controller, mostly of core, whose event is
+// about to come. The queue delays repeated conflicts.
 func (w *withoutDelay) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	result, err := w.Reconciler.Reconcile(ctx, req)
-	if err == nil {
+	if err == nil || apierrors.IsConflict(err) {
 		w.controller.DeferNextReconcile(req, time.Now())
 	}
 	return result, err

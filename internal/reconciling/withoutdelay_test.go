@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -17,10 +19,11 @@ type deferred map[ctrl.Request]time.Time
 // DeferNextReconcile implements the method of the controllers of Cluster API.
 func (d deferred) DeferNextReconcile(req ctrl.Request, from time.Time) { d[req] = from }
 
-// The next event is served at once after a success, from the end of the reconcile on. After an error, the queue decides.
+// The next event is served at once after a success or a conflict, from the end of the reconcile on. After another error, the queue decides.
 func TestPrompt(t *testing.T) {
 	req := ctrl.Request{NamespacedName: types.NamespacedName{Namespace: "a", Name: "b"}}
-	for _, failure := range []error{nil, errors.New("no answer")} {
+	conflict := apierrors.NewConflict(schema.GroupResource{}, "b", nil)
+	for _, failure := range []error{nil, errors.New("no answer"), errors.Join(errors.New("a step"), conflict)} {
 		var ended time.Time
 		served := deferred{}
 		p := &withoutDelay{controller: served, Reconciler: reconcile.Func(func(context.Context, ctrl.Request) (ctrl.Result, error) {
@@ -31,7 +34,7 @@ func TestPrompt(t *testing.T) {
 		if !errors.Is(err, failure) || result.RequeueAfter != time.Minute {
 			t.Errorf("the result has changed: %+v, %v", result, err)
 		}
-		if from, ok := served[req]; ok != (failure == nil) || ok && (from.Before(ended) || from.After(time.Now())) {
+		if from, ok := served[req]; ok != (failure == nil || errors.Is(failure, conflict)) || ok && (from.Before(ended) || from.After(time.Now())) {
 			t.Errorf("after the error %v: the next reconcile from %s", failure, from)
 		}
 	}
