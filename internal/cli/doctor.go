@@ -85,7 +85,7 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	if facts.CertificatesExpiring, facts.AuthoritiesExpiring, err = embedded.CertificatesExpiring(a.layout(), time.Now()); err != nil {
 		return nil, err
 	}
-	facts.MissingAssets = missingAssets(assets, facts.Versions, host)
+	facts.MissingAssets, facts.Assets = missingAssets(assets, facts.Versions, host), doctor.FolderOf(assets.Dir)
 	return doctor.Check(facts), nil
 }
 

@@ -6,6 +6,7 @@ package doctor
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,6 +91,27 @@ type Facts struct {
 	// Versions of Kubernetes in the assets folder, and the files that it lacks.
 	Versions      []string
 	MissingAssets []string
+	// Assets is the folder with the programs. Other users must be able to enter it, because services in machines run as such users.
+	Assets Folder
+}
+
+// Folder is a folder with programs that root runs. The mode is 0 if the folder is not known.
+type Folder struct {
+	Path  string
+	Mode  os.FileMode
+	Owner uint32
+}
+
+func (f Folder) check() []Result {
+	switch {
+	case f.Mode == 0:
+		return nil
+	case f.Mode.Perm()&0o001 == 0:
+		return []Result{{"folder of the binaries", Fail, fmt.Sprintf("%s has mode %s: services in machines run as other users and cannot enter it", f.Path, f.Mode.Perm()), "chmod 755 " + f.Path}}
+	case f.Owner != 0 || f.Mode.Perm()&0o022 != 0:
+		return []Result{{"folder of the binaries", Warn, fmt.Sprintf("%s belongs to the user %d and has mode %s: users other than root can replace programs that root runs", f.Path, f.Owner, f.Mode.Perm()), "chown -R root: " + f.Path + " && chmod -R go-w " + f.Path}}
+	}
+	return nil
 }
 
 // WantedPorts is the number of ports on loopback that a management plane uses.
@@ -400,7 +422,7 @@ func checkAssets(f Facts) []Result {
 	if len(f.MissingAssets) > 0 {
 		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", ") + purpose, version.InstallPrograms}}
 	}
-	return []Result{ok("binaries", "Kubernetes "+strings.Join(f.Versions, ", ")+" for "+f.Architecture+purpose)}
+	return append(f.Assets.check(), ok("binaries", "Kubernetes "+strings.Join(f.Versions, ", ")+" for "+f.Architecture+purpose))
 }
 
 func size(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/float64(gib)) }

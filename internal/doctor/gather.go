@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -22,6 +23,19 @@ import (
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/thread"
 )
+
+// FolderOf returns the facts of a folder, or no facts if it cannot be read.
+func FolderOf(path string) Folder {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Folder{}
+	}
+	f := Folder{Path: path, Mode: info.Mode()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		f.Owner = stat.Uid
+	}
+	return f
+}
 
 // Gather collects the facts of this box. root is the folder of the installation. It does not have to exist. The caller
 // adds the facts of the installation: its ports, its assets, and whether it runs.

@@ -412,14 +412,20 @@ func TestStateOfBackup(t *testing.T) {
 	}
 }
 
-// TestMayReplace: a restore moves the existing files away, which is impossible for a mount point and useless for a link. It is refused before
-// it changes anything.
-func TestMayReplace(t *testing.T) {
-	assets := testAssets(t, "v1.35.4")
+// restorable is the manifest of a complete backup.
+func restorable() archive.Manifest {
 	m := archive.Manifest{KubernetesVersion: "v1.35.4", CapstanVersion: version.Version, Files: []archive.File{{Name: snapshotName}, {Name: stateName}}}
 	for _, key := range keyFiles(Layout{}) {
 		m.Files = append(m.Files, archive.File{Name: key})
 	}
+	return m
+}
+
+// TestMayReplace: a restore moves the existing files away, which is impossible for a mount point and useless for a link. It is refused before
+// it changes anything.
+func TestMayReplace(t *testing.T) {
+	assets := testAssets(t, "v1.35.4")
+	m := restorable()
 	for name, test := range map[string]struct {
 		make func(path string) error
 		want string
@@ -439,6 +445,21 @@ func TestMayReplace(t *testing.T) {
 			err := mayRestore(l, assets, m, true)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want+path) {
 				t.Errorf("%s as %s: %v", part, name, err)
+			}
+		}
+	}
+}
+
+// A restore beside machines of a newer release is refused before it changes anything: capstand of this release would not start with them.
+func TestRestoreBesideNewerMachines(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	for writer, refused := range map[string]bool{"": false, version.Version: false, "v99.0.0": true} {
+		folder := l.HostRoot(hostName(1))
+		expect.NoError(t, errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(filepath.Join(folder, version.HostFile), []byte(writer+"\n"), 0o644)))
+		for _, replace := range []bool{false, true} {
+			err := mayRestore(l, testAssets(t, "v1.35.4"), restorable(), replace)
+			if refused != (err != nil) || refused && !strings.Contains(err.Error(), "expected Capstan v99.0 or newer for the machines in "+folder) {
+				t.Errorf("machines of %q, replace %v: %v", writer, replace, err)
 			}
 		}
 	}

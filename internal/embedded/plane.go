@@ -379,7 +379,7 @@ func stageOne(source, target string) error {
 	if err != nil {
 		return err
 	}
-	if have, err := os.Stat(target); err == nil && (os.SameFile(have, wanted) || have.Size() == wanted.Size() && have.ModTime().Equal(wanted.ModTime())) {
+	if have, err := os.Stat(target); err == nil && (os.SameFile(have, wanted) || sameProgram(have, wanted)) {
 		return nil
 	}
 	temporary := target + ".new"
@@ -390,6 +390,11 @@ func stageOne(source, target string) error {
 		}
 	}
 	return os.Rename(temporary, target)
+}
+
+// sameProgram returns whether the system user can run have, a copy of wanted.
+func sameProgram(have, wanted os.FileInfo) bool {
+	return have.Size() == wanted.Size() && have.ModTime().Equal(wanted.ModTime()) && have.Mode().Perm()&0o001 != 0
 }
 
 // buildOf identifies a build, so that `capstan up` after `make build` or an upgrade starts the new programs. The archives of all releases

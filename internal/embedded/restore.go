@@ -175,12 +175,27 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 	if _, err := versionFor(assets, m); err != nil {
 		return fmt.Errorf("cannot restore a backup of Kubernetes %s: %w", m.KubernetesVersion, err)
 	}
+	if err := checkHosts(l); err != nil {
+		return err
+	}
 	if replace {
 		return mayReplace(l)
 	}
 	for _, part := range restoredParts {
 		if path := filepath.Join(l.Root, part); atomicfile.Exists(path) {
 			return fmt.Errorf("expected an empty --root, found an installation in %s (%s): choose another folder, or replace its data with --replace; its machines stay", l.Root, path)
+		}
+	}
+	return nil
+}
+
+// checkHosts refuses a restore beside machines of a newer release: a restore replaces the plane and not its machines, and the capstand of this
+// release does not start with them.
+func checkHosts(l Layout) error {
+	for i := range hostsWithFolder(l) {
+		root := l.HostRoot(hostName(i))
+		if err := version.CheckWriter(version.WriterOfHost(root), "the machines in "+root); err != nil {
+			return err
 		}
 	}
 	return nil

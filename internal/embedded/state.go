@@ -105,7 +105,7 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 func (s State) checkWriter(l Layout) error {
 	err := version.CheckWriter(s.Capstan, "the management plane in "+l.Root)
 	if err != nil {
-		err = fmt.Errorf("%w. To go back, restore a backup of the former version with `capstan restore --replace`", err)
+		err = fmt.Errorf("%w. To go back, remove the plane and its machines with `capstan down` of that release, and restore a backup of the former one", err)
 	}
 	return err
 }

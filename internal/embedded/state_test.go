@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestStateOfNewerRelease(t *testing.T) {
 			}
 			continue
 		}
-		if err := Run(t.Context(), l, Supervisor{}); err == nil || !strings.Contains(err.Error(), "expected Capstan v99.0 or newer for the management plane in "+l.Root) {
+		if err := Run(t.Context(), l, Supervisor{}); err == nil || !strings.Contains(err.Error(), "expected Capstan v99.0 or newer for the management plane in "+l.Root) || strings.Contains(err.Error(), "--replace") {
 			t.Errorf("start, %q: %v", writer, err)
 		}
 		if after, _ := os.ReadFile(l.State()); !bytes.Equal(after, before) {
@@ -470,6 +471,27 @@ func TestStage(t *testing.T) {
 	}
 	if after, _ := os.Stat(target + ".copy"); !os.SameFile(before, after) {
 		t.Error("an up-to-date copy was created again")
+	}
+	// A copy that other users cannot run, for example of a build without this check, is replaced.
+	expect.NoError(t, os.Chmod(target+".copy", 0o700))
+	expect.NoError(t, stageOne(source, target+".copy"))
+	if after, _ := os.Stat(target + ".copy"); after.Mode() != 0o755 {
+		t.Errorf("the program has mode %s", after.Mode())
+	}
+}
+
+// The umask of an administrator does not close a copied program for the system user.
+func TestCopyWithUmask(t *testing.T) {
+	source, target := filepath.Join(t.TempDir(), "source"), filepath.Join(t.TempDir(), "target")
+	expect.NoError(t, os.WriteFile(source, nil, 0o755))
+	info, err := os.Stat(source)
+	expect.NoError(t, err)
+	before := syscall.Umask(0o077)
+	err = copyFile(source, target, info)
+	syscall.Umask(before)
+	expect.NoError(t, err)
+	if copied, err := os.Stat(target); err != nil || copied.Mode() != 0o755 {
+		t.Errorf("%v, %v", copied.Mode(), err)
 	}
 }
 

@@ -122,6 +122,7 @@ func Enterable(dir string) error {
 	}
 }
 
+// copyFile copies a program for other users, with any umask.
 func copyFile(source, target string, info os.FileInfo) (err error) {
 	in, err := os.Open(source)
 	if err != nil {
@@ -133,7 +134,7 @@ func copyFile(source, target string, info os.FileInfo) (err error) {
 		return err
 	}
 	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close(), os.Chtimes(target, info.ModTime(), info.ModTime()))
+	return errors.Join(err, out.Chmod(0o755), out.Close(), os.Chtimes(target, info.ModTime(), info.ModTime()))
 }
 
 func hash(s string) string {

@@ -97,23 +97,17 @@ func (s store) open() (hostID string, err error) {
 // checkWriter refuses the records of a newer minor release: this capstand would ignore fields that it does not know, for example the VLAN of a
 // machine. Machines and load balancers continue without capstand.
 func (s store) checkWriter() error {
-	return version.CheckWriter(s.writer(), "the machines in "+s.root)
+	return version.CheckWriter(version.WriterOfHost(s.root), "the machines in "+s.root)
 }
 
 // recordWriter records the version of this capstand, unless a newer one has had the store.
 func (s store) recordWriter() error {
-	writer := s.writer()
+	writer := version.WriterOfHost(s.root)
 	newest := version.Newest(writer)
 	if writer == newest {
 		return nil
 	}
-	return atomicfile.WriteFile(s.path("version"), []byte(newest+"\n"), 0o644)
-}
-
-// writer is the newest version that has had the store; empty if it is not known.
-func (s store) writer() string {
-	data, _ := os.ReadFile(s.path("version"))
-	return strings.TrimSpace(string(data))
+	return atomicfile.WriteFile(s.path(version.HostFile), []byte(newest+"\n"), 0o644)
 }
 
 func (s store) hostID() (string, error) {

@@ -5,6 +5,9 @@ package version
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/mod/semver"
 )
@@ -21,6 +24,15 @@ func Newest(other string) string {
 		return other
 	}
 	return Version
+}
+
+// HostFile is the file in the state folder of a capstand with the newest version that has had the folder.
+const HostFile = "version"
+
+// WriterOfHost returns the version in HostFile; empty if it is not known.
+func WriterOfHost(folder string) string {
+	data, _ := os.ReadFile(filepath.Join(folder, HostFile))
+	return strings.TrimSpace(string(data))
 }
 
 // CheckWriter returns an error if a newer minor release has written data that this program is about to use: the data can have settings that
