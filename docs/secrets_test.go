@@ -2,6 +2,7 @@ package docs
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -31,5 +32,32 @@ func TestSecretsOfMonitoring(t *testing.T) {
 		if !strings.Contains(commands.String(), "name: "+s[1]+",") {
 			t.Errorf("no command of metrics.md creates the Secret %s", s[1])
 		}
+	}
+}
+
+// TestSecretsOfCommands: a command of the documents that writes a kubeconfig, or the key of a host, does not leave the file to other users.
+func TestSecretsOfCommands(t *testing.T) {
+	pages, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := regexp.MustCompile(`capstan (get kubeconfig|host credentials) .*>`)
+	found := 0
+	for _, page := range append(pages, "../README.md", "../internal/cli/host.go") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if written.MatchString(line) {
+				found++
+				if !strings.Contains(line, "(umask 077 && ") {
+					t.Errorf("%s: expected (umask 077 && COMMAND), found %s", page, line)
+				}
+			}
+		}
+	}
+	if found < 8 {
+		t.Errorf("found only %d such commands", found)
 	}
 }

@@ -114,7 +114,7 @@ func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait 
 	case a.structured():
 		return a.print(map[string]any{"name": o.name, "namespace": o.namespace})
 	case wait:
-		fmt.Fprintf(a.out, "\nCluster %[2]s is ready: %[1]s get kubeconfig %[2]s%[3]s >%[2]s.kubeconfig\n", a.self(), o.name, o.namespaceFlag())
+		fmt.Fprintf(a.out, "\nCluster %[2]s is ready: (umask 077 && %[1]s get kubeconfig %[2]s%[3]s >%[2]s.kubeconfig)\n", a.self(), o.name, o.namespaceFlag())
 	default:
 		fmt.Fprintf(a.out, "Cluster %[2]s was created. Its progress: %[1]s describe cluster %[2]s%[3]s\n", a.self(), o.name, o.namespaceFlag())
 	}

@@ -41,13 +41,13 @@ func (a *app) hostCredentialsCommand() *cobra.Command {
 		Long: `Create the certificates for capstand's TCP port, and print two manifests: the CapstanHost, and the Secret that
 managers need to connect. The Secret contains a private key. Any client with this key has root access to this host.
 
-On the host:               capstan host credentials rack-1 --address 10.0.0.5:7443 >rack-1.yaml
+On the host:               (umask 077 && capstan host credentials rack-1 --address 10.0.0.5:7443 >rack-1.yaml)
                            capstand --listen :7443 …
 In the management cluster: kubectl apply -f rack-1.yaml
 
 A host that the managers do not reach, for example behind NAT, dials them:
 
-On the host:               capstan host credentials rack-1 --dials >rack-1.yaml
+On the host:               (umask 077 && capstan host credentials rack-1 --dials >rack-1.yaml)
                            capstand --name rack-1 --dial MANAGER:PORT …
 
 A second run creates new certificates, signed by the same authority. capstand uses them without a restart.`,

@@ -305,7 +305,7 @@ func checkInstalled(t *testing.T, b *box) {
 	if out := b.run("kubectl_complete-capstan get ''"); !strings.Contains(out, "kubeconfig\t") {
 		t.Errorf("kubectl_complete-capstan: %s", out)
 	}
-	b.run("test $(grep -lx RequiresMountsFor=/var/lib/capstan /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
+	b.run("test $(grep -lx 'RequiresMountsFor=/var/lib/capstan/.*/machines /var/lib/capstan/.*/volumes' /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
 	b.run("test $(grep -lE '^After=.* remote-fs.target$' /usr/lib/systemd/system/capstan*.service | wc -l) = 2")
 	b.run("systemd-analyze verify --man=no /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
 	for unit, page := range map[string]string{"capstan": "capstan-plane.1", "capstand": "capstand.8"} {
@@ -388,8 +388,8 @@ func purge(t *testing.T, b *box) {
 	for _, file := range data {
 		b.run("test -e /var/lib/capstan/" + file)
 	}
-	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked")
-	b.run("rm -r /var/lib/capstan")
+	b.run("test ! -e /var/lib/capstan/host/tls; test ! -e /var/lib/capstan/host/unpacked; test ! -e /run/capstan")
+	b.run("rm -r /var/lib/capstan /sys/fs")
 }
 
 // keepInUse: the box has an installation from source or from an archive, and its administrator purges the package that was removed
@@ -417,6 +417,10 @@ func keepInUse(t *testing.T, b *box) {
 		b.whileRuns(program, func() { kept(program) })
 	}
 	b.run("rm -r /sys/fs /opt/capstan-source")
+	// Neither is use: files of an empty control group, and the network namespace of a machine that ended without capstand.
+	b.write("/sys/fs/cgroup/capstan/id/cgroup.procs", "")
+	b.write("/run/capstan/netns/n1", "")
+	b.run("mount --bind /run/capstan/netns/n1 /run/capstan/netns/n1")
 }
 
 // upgradeOfConffile: the packages of an earlier build had the settings as a conffile of dpkg. An upgrade keeps the changed file.

@@ -264,10 +264,11 @@ nothing_left() {
 	[[ -z $left ]] || { echo "left over: $left"; return 1; }
 }
 
-# archive installs and removes the archive with the commands of docs/install.md.
+# archive installs and removes the archive with the commands of docs/install.md, as an administrator with a strict umask.
 archive() {
 	cd /root/archive
-	mkdir -p /usr/lib/capstan
+	umask 077
+	install -d -m 755 /usr/lib/capstan
 	tar -C /usr/lib/capstan -xzf capstan-linux-amd64.tar.gz
 	ln -s /usr/lib/capstan/capstan /usr/local/bin/capstan
 	cp --remove-destination /usr/lib/capstan/systemd/*.service /etc/systemd/system/
@@ -279,10 +280,12 @@ archive() {
 	unit
 	until_true 600 kubectl wait --for=condition=Ready --timeout=5s capstanhosts --all
 	capstan down
-	systemctl disable --now capstan.service capstand.service
-	rm -r /usr/lib/capstan /usr/local/bin/capstan /etc/systemd/system/capstan{,d}.service /etc/default/capstand
+	systemctl disable --now capstan.service
+	rm -rf /etc/systemd/system/capstan.service /etc/systemd/system/capstand.service /etc/default/capstand
+	rm -r /usr/lib/capstan /usr/local/bin/capstan
 	rm -rf /run/capstan /run/udev/rules.d/59-capstan.rules
 	systemctl daemon-reload
+	umask 022
 	nothing_left
 }
 
