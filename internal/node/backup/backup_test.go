@@ -524,6 +524,42 @@ func TestManifest(t *testing.T) {
 	}
 }
 
+// slowMount is a file whose cache takes all bytes at once. Its sync lasts until the end of ctx from the second one on.
+type slowMount struct {
+	end            func()
+	written, syncs int
+}
+
+func (m *slowMount) Write(p []byte) (int, error) {
+	m.written += len(p)
+	return len(p), nil
+}
+
+func (m *slowMount) Sync() error {
+	if m.syncs++; m.syncs == 2 {
+		m.end()
+	}
+	return nil
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// A copy to a mount that is slower than its cache ends with its context: at most one block is on the way then.
+func TestCopyEndsBetweenSyncs(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	m := &slowMount{end: end}
+	err := copySynced(ctx, m, io.LimitReader(zeros{}, 5*syncedBlock))
+	if !errors.Is(err, context.Canceled) || m.written != 2*syncedBlock || m.syncs != 2 {
+		t.Errorf("%d bytes and %d syncs: %v", m.written, m.syncs, err)
+	}
+	m = &slowMount{end: func() {}}
+	if err := copySynced(t.Context(), m, io.LimitReader(zeros{}, 2*syncedBlock+1)); err != nil || m.written != 2*syncedBlock+1 || m.syncs != 3 {
+		t.Errorf("a whole copy: %d bytes and %d syncs: %v", m.written, m.syncs, err)
+	}
+}
+
 // A copy to or from a directory ends with its limit, and leaves no part.
 func TestDirectoryEndsWithContext(t *testing.T) {
 	d := directory{root: t.TempDir(), folder: "demo"}

@@ -219,8 +219,32 @@ func copyFile(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, endingreader.New(ctx, in)) // A slow network mount can give bytes for hours.
-	return errors.Join(err, out.Sync(), out.Close())
+	return errors.Join(copySynced(ctx, out, in), out.Close())
+}
+
+// syncedBlock is the number of bytes of a copy that are not yet on the disk at most.
+const syncedBlock = 16 << 20
+
+// copySynced copies until the end of ctx. Each block is on the disk before the next one: a slow network mount can give bytes for hours, and
+// the cache takes them faster than the mount, so that a single sync at the end would last for hours after the end of ctx.
+func copySynced(ctx context.Context, to interface {
+	io.Writer
+	Sync() error
+}, from io.Reader,
+) error {
+	from = endingreader.New(ctx, from)
+	for {
+		_, err := io.CopyN(to, from, syncedBlock)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if err := errors.Join(to.Sync(), ctx.Err()); err != nil {
+			return err
+		}
+		if err != nil {
+			return nil // the end of the file
+		}
+	}
 }
 
 // bucket of an S3-compatible store.

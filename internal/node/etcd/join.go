@@ -318,6 +318,15 @@ func (j Joining) logs() (files []string, err error) {
 	return files, nil
 }
 
+// EraseForeignLog removes a log of etcd without the data of its member. etcd makes its folder for data before its log, so such a log on a volume
+// belongs to a former machine. The first machine of a cluster would continue with it as a member of the former cluster.
+func EraseForeignLog(dataDir, walDir string) error {
+	if _, err := os.Stat(filepath.Join(dataDir, "member")); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return Joining{DataDir: dataDir, WALDir: walDir}.erase()
+}
+
 // erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.
 func (j Joining) erase() error {
 	logs, err := j.logs()

@@ -60,6 +60,18 @@ func (n *node) joinEtcd(ctx context.Context) error {
 	})
 }
 
+// removeForeignLog removes the log of a former cluster from the volume of the first machine. Other machines erase it when they join.
+func (n *node) removeForeignLog() error {
+	if n.Role != nodeconfig.RoleInit || n.ControlPlane.ExternalEtcd != nil {
+		return nil
+	}
+	command := n.etcdService().Command
+	if err := etcd.EraseForeignLog(valueOf(command, "data-dir"), valueOf(command, "wal-dir")); err != nil {
+		return fmt.Errorf("removing the log of a former etcd: %w", err)
+	}
+	return nil
+}
+
 // announceEtcd applies the EtcdMember of this machine. It refuses permanently if the member must leave.
 func (n *node) announceEtcd(ctx context.Context, client dynamic.Interface) error {
 	applied, err := client.Resource(kube.EtcdMembers).Apply(ctx, n.name, &unstructured.Unstructured{Object: map[string]any{

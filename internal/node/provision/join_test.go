@@ -3,6 +3,8 @@ package provision
 import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,9 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 // A joining etcd gets the list of the other members. The first etcd creates a new cluster.
@@ -141,5 +145,35 @@ func TestRenewalAndFirstExpiry(t *testing.T) {
 	}
 	if at := expires(); !at.Equal(now.Add(151 * 24 * time.Hour).UTC()) {
 		t.Errorf("expires %s after the renewal", at)
+	}
+}
+
+// The log of a former cluster is removed from the volume of the first machine, unless etcd has data here. A machine that joins decides with
+// the list of members.
+func TestForeignLogIsRemoved(t *testing.T) {
+	for name, test := range map[string]struct {
+		role    nodeconfig.Role
+		member  bool
+		removed bool
+	}{
+		"first machine":                    {nodeconfig.RoleInit, false, true},
+		"first machine that ran":           {nodeconfig.RoleInit, true, false},
+		"another machine of control plane": {nodeconfig.RoleControlPlane, false, false},
+	} {
+		data, wal := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "wal")
+		log := filepath.Join(wal, "0000000000000000-0000000000000000.wal")
+		expect.NoError(t, errors.Join(os.MkdirAll(wal, 0o700), os.WriteFile(log, nil, 0o600)))
+		if test.member {
+			expect.NoError(t, os.MkdirAll(filepath.Join(data, "member"), 0o700))
+		}
+		n := testNode(test.role, func(c *nodeconfig.NodeConfiguration) {
+			c.ControlPlane.Etcd.ExtraArgs = []nodeconfig.Arg{arg("data-dir", data), arg("wal-dir", wal)}
+		})
+		for range 2 { // without any log, too
+			expect.NoError(t, n.removeForeignLog())
+		}
+		if removed := !atomicfile.Exists(log); removed != test.removed {
+			t.Errorf("%s: the log is removed: %v", name, removed)
+		}
 	}
 }

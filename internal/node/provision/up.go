@@ -165,6 +165,9 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		}
 		step("etcd joined")
 	}
+	if err := n.removeForeignLog(); err != nil {
+		return err
+	}
 	// The kubelet needs the API server, and all images that the user wants before it.
 	later := func(s supervisor.Service) bool { return s.Name == "kubelet" }
 	services := n.nodeServices()
