@@ -260,6 +260,10 @@ vet-workstations: ## Compile the capstan command and its tests for macOS and Win
 verify: setup tools ## Fail if generated files or a go.mod are not up to date.
 	@hack/verify.sh
 
+.PHONY: check
+check: setup modules ## Lint and verify: what a change needs besides the tests.
+	@$(MAKE) --jobs=2 lint verify
+
 .PHONY: docs
 docs: build-kube build-capi ## Check the documents, and build them as a web site with a search: dist/docs/index.html.
 	go test ./docs
@@ -270,11 +274,10 @@ docs: build-kube build-capi ## Check the documents, and build them as a web site
 
 gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum $(1) '$(2)'
 
-# lint and verify come first: they fail early, and what they compile stays in the build cache for the build. Two of them run at a time,
-# because a linker and a download leave a processor free.
+# Two builds run at a time, because a linker and a download leave a processor free.
 .PHONY: test
-test: setup modules ## Set up, lint, verify, build and run all tests.
-	@$(MAKE) --jobs=2 lint verify build build-conformance gotestsum versitygw registry
+test: setup modules ## Set up, build and run all tests.
+	@$(MAKE) --jobs=2 build build-conformance gotestsum versitygw registry
 	@$(MAKE) --jobs=$(TEST_JOBS) --keep-going $(addprefix series-,$(SERIES) others)
 
 .PHONY: test-e2e
