@@ -227,7 +227,8 @@ func (r *updates) releaseStopped(ctx context.Context, s *scope) error {
 }
 
 // hold keeps hosts from beginning updates that wait while etcd would lose its quorum, and ends this. It comes before the steps that let
-// members go: after a new hold these wait for the next reconciliation, so that a host that has begun meanwhile shows it.
+// members go: after a new hold these wait for the next reconciliation. No member leaves before the infrastructure provider has confirmed the
+// hold, because its call to a host can be on the way.
 func (r *updates) hold(ctx context.Context, s *scope) (out result, err error) {
 	f := s.Fleet()
 	for n := range f.Instances {

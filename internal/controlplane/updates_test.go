@@ -34,6 +34,8 @@ type updater struct {
 	// failing are updates that are rolled back, as machine@version. held are Machines whose updates do not end. crowded are Machines whose
 	// hosts have no room for the update.
 	failing, held, crowded map[string]bool
+	// late: the provider does not confirm yet that it holds an update.
+	late bool
 	// done lists the updates that succeeded, as machine@version.
 	done []string
 }
@@ -109,6 +111,14 @@ func (u *updater) update(m *clusterv1.Machine) {
 		return
 	}
 	id := fmt.Sprintf("%s-%d", data.ID, infra.Generation)
+	if _, held := m.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
+		if !u.late && conditions.GetReason(infra, infrav1.UpdatingCondition) != infrav1.WaitingForUpdateReason {
+			u.cluster.ChangeStatus(infra, func() {
+				conditions.Set(infra, metav1.Condition{Type: infrav1.UpdatingCondition, Status: metav1.ConditionTrue, Reason: infrav1.WaitingForUpdateReason, Message: "held", ObservedGeneration: infra.Generation})
+			})
+		}
+		return
+	}
 	if u.crowded[m.Name] {
 		if !conditions.IsFalse(infra, infrav1.UpdatingCondition) {
 			u.cluster.ChangeStatus(infra, func() {
@@ -353,6 +363,7 @@ func TestWaitingUpdateIsHeld_CP21(t *testing.T) {
 		return w.cluster.Get(cp) == nil && testcluster.Has(cp, controlplanev1.UpdatingCondition, metav1.ConditionTrue, "no memory")
 	})
 	u.still("it may begin", func() bool { _, held := held(); return len(held) == 0 })
+	u.late = true
 	waiting, _ := held()
 	other := slices.DeleteFunc(machinesOf(t, w.cluster), func(m clusterv1.Machine) bool { return m.Name == waiting[0] })[0]
 	if err := env.Client.Delete(t.Context(), &other); err != nil {
@@ -362,6 +373,8 @@ func TestWaitingUpdateIsHeld_CP21(t *testing.T) {
 		_, names := held()
 		return slices.Equal(names, waiting) && w.member(other.Name) != nil
 	})
+	u.still("the member waits for the provider", func() bool { return w.member(other.Name) != nil })
+	u.late = false
 	u.until("it may begin when the replacement has joined", func() bool {
 		_, names := held()
 		return len(names) == 0 && !slices.Contains(namesOfMachines(t, w), other.Name)

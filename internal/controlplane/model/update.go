@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -32,7 +33,9 @@ type Update struct {
 	rejected bool
 	// unattended: the host does not answer or has lost the machine, or an object of the Machine is missing. Nothing ends the
 	// update then, not even its deadline.
-	unattended    bool
+	unattended bool
+	// unconfirmed: the infrastructure provider has not shown yet that it holds the update. A call to the host can be on the way.
+	unconfirmed   bool
 	step, message string
 }
 
@@ -59,12 +62,13 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	}
 	if c := conditions.Get(infraMachine, infrav1.UpdatingCondition); c != nil && (c.Reason == infrav1.UpdateRefusedReason || c.Reason == infrav1.NoCapacityReason) {
 		out.refused = c.Message
+		out.unconfirmed = isHeld(machine) && !annotations.HasPaused(infraMachine)
 		// Without the data of the present spec, the refusal is about a former one.
 		out.rejected = c.Reason == infrav1.UpdateRefusedReason && c.ObservedGeneration == infraMachine.Generation && hasData(machine, config)
 	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&
 		c.ObservedGeneration == config.Generation && !hasData(machine, config) {
 		out.refused = c.Message
-	} else if _, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
+	} else if isHeld(machine) {
 		out.refused = "The update waits until etcd has a quorum without this machine"
 	}
 	return out
@@ -84,6 +88,11 @@ func isUnattended(machine *clusterv1.Machine, infraMachine *infrav1.CapstanMachi
 func Updates(machine *clusterv1.Machine) bool {
 	_, ok := machine.Annotations[controlplanev1.UpdateFromAnnotation]
 	return ok
+}
+
+func isHeld(machine *clusterv1.Machine) bool {
+	_, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]
+	return held
 }
 
 func annotated(obj metav1.Object) bool {
@@ -118,7 +127,9 @@ func (u *Update) defersRemediation() bool {
 }
 
 // restarts reports whether the update can restart the services of the machine soon.
-func (u *Update) restarts() bool { return u.defersRemediation() && u.Phase != infrav1.UpdateSucceeded }
+func (u *Update) restarts() bool {
+	return u != nil && (u.defersRemediation() && u.Phase != infrav1.UpdateSucceeded || u.unconfirmed && u.waits() && !u.unattended)
+}
 
 // waits reports whether the host has not begun, and does not begin by itself soon.
 func (u *Update) waits() bool { return u.Phase == "" && u.refused != "" }

@@ -341,6 +341,38 @@ func TestWithoutData(t *testing.T) {
 	}
 }
 
+// TestUnconfirmedHold: while the provider has not confirmed a hold, the host can begin, and no other member leaves.
+func TestUnconfirmedHold(t *testing.T) {
+	for name, test := range map[string]struct {
+		reason       string
+		held, paused bool
+		waits        bool
+	}{
+		"not held":               {reason: infrav1.NoCapacityReason},
+		"held, no capacity":      {reason: infrav1.NoCapacityReason, held: true, waits: true},
+		"held, refused":          {reason: infrav1.UpdateRefusedReason, held: true, waits: true},
+		"confirmed":              {reason: infrav1.WaitingForUpdateReason, held: true},
+		"the provider is paused": {reason: infrav1.NoCapacityReason, held: true, paused: true},
+	} {
+		m, config, infra := updating("")
+		infra.Status.Conditions = []metav1.Condition{{Type: infrav1.UpdatingCondition, Reason: test.reason, ObservedGeneration: infra.Generation, Message: "no"}}
+		if test.held {
+			m.Annotations[controlplanev1.UpdateHeldAnnotation] = ""
+		}
+		if test.paused {
+			infra.Annotations[clusterv1.PausedAnnotation] = ""
+		}
+		f := build("a:vf b:v c:v")
+		f.Instances[0].Update = NewUpdate(m, config, infra, nil)
+		if why := f.CannotRemove("b"); (why != "") != test.waits {
+			t.Errorf("%s: the removal of another member: %q", name, why)
+		}
+		if !f.Instances[0].Update.waits() {
+			t.Errorf("%s: the update does not wait", name)
+		}
+	}
+}
+
 // TestStopped: a Node serves again after its update has failed or was refused. An update that waits for capacity, or whose data is not made
 // yet, begins later by itself.
 func TestStopped(t *testing.T) {
