@@ -54,10 +54,11 @@ const maxComparisons = 10_000_000
 
 // TooLarge explains to users of the cluster why a policy allows nothing.
 var TooLarge = fmt.Sprintf("expected the NetworkPolicies of the namespace to need at most %d rules, addresses and ports on a node, and %d comparisons of selectors with pods, "+
-	"found more with this policy: it isolates its pods and allows nothing; use fewer policies, peers or ports", maxElements, maxComparisons)
+	"found more with this policy: it isolates its pods and allows nothing; if even its podSelector is too much, it isolates all pods of the namespace; use fewer policies, peers or ports", maxElements, maxComparisons)
 
-// budget is the rest of these limits for a namespace.
-type budget struct{ elements, comparisons int }
+// budget is the rest of these limits for a namespace. selections are the comparisons of the podSelectors of policies: without them, all pods of
+// the namespace would have to be isolated.
+type budget struct{ elements, comparisons, selections int }
 
 func (b *budget) exhausted() bool { return b.elements < 0 || b.comparisons < 0 }
 
@@ -173,66 +174,92 @@ func indexed(all []pod, node string) index {
 // isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies. A policy
 // that is too large isolates its pods, and allows nothing.
 func isolate(d direction, policies []*networkingv1.NetworkPolicy, ix index) (isolated map[netip.Addr]string, chains []Chain, tooLarge []string) {
-	ofPolicies, selecting, tooLarge := policyChains(d, policies, ix)
-	isolated, ofPods := podChains(d, selecting, ix)
+	ofPolicies, selections, tooLarge := policyChains(d, policies, ix)
+	isolated, ofPods := podChains(d, selections, ix)
 	chains = slices.SortedFunc(slices.Values(append(ofPolicies, ofPods...)), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 	return isolated, chains, tooLarge
 }
 
-// policyChains returns a chain for each policy that selects pods of the node, and for each pod of the index the chains of the policies that
-// select it.
-func policyChains(d direction, policies []*networkingv1.NetworkPolicy, ix index) (chains []Chain, selecting [][]string, tooLarge []string) {
+// selection is the chains of the policies that select a pod. An isolated pod without chains is selected by policies that allow nothing.
+type selection struct {
+	isolated bool
+	chains   []string
+}
+
+// policyChains returns a chain for each policy that selects pods of the node and is not too large, and the selection of each pod of the index.
+func policyChains(d direction, policies []*networkingv1.NetworkPolicy, ix index) (chains []Chain, selections []selection, tooLarge []string) {
 	left := map[string]budget{} // by namespace
-	selecting = make([][]string, len(ix.all))
+	selections = make([]selection, len(ix.all))
 	for _, policy := range policies {
 		if !applies(policy, d.policyType) {
 			continue
 		}
-		selected := ix.selected(policy)
-		if len(selected) == 0 {
-			continue
-		}
 		have, seen := left[policy.Namespace]
 		if !seen {
-			have = budget{maxElements, maxComparisons}
+			have = budget{maxElements, maxComparisons, maxComparisons}
 		}
-		rules, rest := policyRules(d, policy, ix, selected, have)
-		if rest.exhausted() {
-			tooLarge = append(tooLarge, policy.Namespace+"/"+policy.Name)
-			// Smaller policies of the namespace can have the elements, which are not used. The comparisons were made, so they count.
-			rest = budget{have.elements, max(0, rest.comparisons)}
+		selected, known := ix.selected(policy, &have)
+		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name)}
+		fits := known
+		if known && len(selected) > 0 {
+			chain.Rules, have, fits = fittingRules(d, policy, ix, selected, have)
 		}
-		left[policy.Namespace] = rest
-		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: rules}
-		chains = append(chains, chain)
+		left[policy.Namespace] = have
 		for _, i := range selected {
-			selecting[i] = append(selecting[i], chain.Name)
+			selections[i].isolated = true
+			if fits {
+				selections[i].chains = append(selections[i].chains, chain.Name)
+			}
+		}
+		if !fits {
+			tooLarge = append(tooLarge, policy.Namespace+"/"+policy.Name)
+		} else if len(selected) > 0 {
+			chains = append(chains, chain)
 		}
 	}
-	return chains, selecting, tooLarge
+	return chains, selections, tooLarge
 }
 
-// selected are the pods of the node that a policy selects.
-func (ix index) selected(policy *networkingv1.NetworkPolicy) (pods []int) {
+// fittingRules returns the rules of a policy, and the rest of the budget. fits is false if the policy needs more than the budget. Its chain,
+// and a jump to it for each selected pod, count as well.
+func fittingRules(d direction, policy *networkingv1.NetworkPolicy, ix index, selected []int, have budget) (rules []string, rest budget, fits bool) {
+	rest = have
+	if rest.elements -= 1 + len(selected); !rest.exhausted() {
+		rules, rest = policyRules(d, policy, ix, selected, rest)
+	}
+	if rest.exhausted() {
+		// Smaller policies of the namespace can have the elements, which are not used. The comparisons were made, so they count.
+		return nil, budget{have.elements, max(0, rest.comparisons), have.selections}, false
+	}
+	return rules, rest, true
+}
+
+// selected are the pods of the node that a policy selects. It returns all of its namespace, and false, if the budget has no comparisons for
+// that: a pod that the policy should isolate is isolated then as well.
+func (ix index) selected(policy *networkingv1.NetworkPolicy, b *budget) (pods []int, known bool) {
+	local := ix.local[policy.Namespace]
+	if b.selections -= costOf(&policy.Spec.PodSelector, len(local)); b.selections < 0 {
+		return local, false
+	}
 	selects := compiled(&policy.Spec.PodSelector)
-	for _, i := range ix.local[policy.Namespace] {
+	for _, i := range local {
 		if selects.Matches(ix.all[i].labels) {
 			pods = append(pods, i)
 		}
 	}
-	return pods
+	return pods, true
 }
 
 // podChains returns one chain for each set of policies that select a pod, and the chain name of each pod address. A chain drops all packets
 // that no policy of its set accepts. Pods with the same policies share a chain.
-func podChains(d direction, selecting [][]string, ix index) (isolated map[netip.Addr]string, chains []Chain) {
+func podChains(d direction, selections []selection, ix index) (isolated map[netip.Addr]string, chains []Chain) {
 	isolated = map[netip.Addr]string{}
 	made := map[string]bool{}
-	for i, names := range selecting {
-		if len(names) == 0 {
+	for i, selection := range selections {
+		if !selection.isolated {
 			continue
 		}
-		slices.Sort(names)
+		names := slices.Sorted(slices.Values(selection.chains))
 		chain := Chain{Name: d.name + "-pods-" + hash(names...)}
 		for _, address := range ix.all[i].addresses {
 			isolated[address] = chain.Name
@@ -383,12 +410,17 @@ func selectedBy(peer networkingv1.NetworkPolicyPeer, namespace string, ix index,
 
 // compare takes the cost of a selector that is compared with n objects, and returns whether the budget had it.
 func (b *budget) compare(selector *metav1.LabelSelector, n int) bool {
+	b.comparisons -= costOf(selector, n)
+	return !b.exhausted()
+}
+
+// costOf is the number of comparisons of a selector with n objects.
+func costOf(selector *metav1.LabelSelector, n int) int {
 	cost := 1
 	if selector != nil {
 		cost += len(selector.MatchLabels) + len(selector.MatchExpressions)
 	}
-	b.comparisons -= cost * (1 + n)
-	return !b.exhausted()
+	return cost * (1 + n)
 }
 
 // blockMatch returns no match for a block with an exception that cannot be enforced: nft would refuse the rules of all policies, or the

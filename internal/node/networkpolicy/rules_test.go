@@ -263,6 +263,67 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
+// TestManyPolicies: policies without rules need jumps, and their selectors comparisons. A pod of a policy without room for them is isolated.
+func TestManyPolicies(t *testing.T) {
+	const pods = 100
+	var local []*corev1.Pod
+	for i := range pods {
+		local = append(local, podObject("shop", fmt.Sprint("app-", i), "n", 80, fmt.Sprintf("10.9.0.%d", i)))
+	}
+	var expensive []metav1.LabelSelectorRequirement
+	for i := range 15_000 {
+		expensive = append(expensive, metav1.LabelSelectorRequirement{Key: fmt.Sprint("absent-", i), Operator: metav1.LabelSelectorOpDoesNotExist})
+	}
+	for name, selector := range map[string]metav1.LabelSelector{"without rules": {}, "with a large selector": {MatchExpressions: expensive}} {
+		var all []*networkingv1.NetworkPolicy
+		for i := range 10_000 {
+			p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("p-%05d", i)}}
+			p.Spec.PodSelector, p.Spec.PolicyTypes = selector, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
+			if i < pods { // A set of its own for each pod
+				p.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint("app-", i)}}
+			}
+			all = append(all, p)
+		}
+		// Policies of other namespaces are enforced.
+		other := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "other"}}
+		other.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: ptr.To(intstr.FromInt32(2))}}}}
+		chains, tooLarge := Chains(Cluster{Policies: append(all, other), Pods: append(local, podObject("team", "web", "n", 80, "10.8.0.1"))}, "n")
+		rules := 0
+		for _, c := range chains {
+			rules += len(c.Rules)
+		}
+		if rules > maxElements+2*pods+10 || len(tooLarge) < 4000 || slices.Contains(tooLarge, "team/other") {
+			t.Errorf("%s: %d rules, %d policies are too large", name, rules, len(tooLarge))
+		}
+		if got := accepted(chains, Ingress); !slices.Equal(got, []string{"tcp dport 2 accept"}) {
+			t.Errorf("%s: accepted %.200v", name, got)
+		}
+		for _, c := range chains {
+			if c.Name == Ingress && !strings.Contains(strings.Join(c.Rules, "\n"), "10.9.0.99 : jump ") {
+				t.Errorf("%s: the last pod is not isolated", name)
+			}
+		}
+	}
+}
+
+// A policy whose selector is too much isolates all pods of its namespace on the node, and no others.
+func TestSelectorTooLarge(t *testing.T) {
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}
+	for i := range maxComparisons/2 + 1 {
+		p.Spec.PodSelector.MatchExpressions = append(p.Spec.PodSelector.MatchExpressions, metav1.LabelSelectorRequirement{Key: fmt.Sprint(i)})
+	}
+	chains, tooLarge := Chains(Cluster{Policies: []*networkingv1.NetworkPolicy{p}, Pods: []*corev1.Pod{
+		podObject("shop", "db", "n", 80, "10.9.0.1"), podObject("team", "db", "n", 80, "10.9.0.2"), podObject("shop", "db", "elsewhere", 80, "10.9.0.3"),
+	}}, "n")
+	want := []Chain{
+		{Ingress, []string{"ct state established,related accept", "ip saddr . ip daddr { 10.9.0.1 . 10.9.0.1 } accept", "ip daddr vmap { 10.9.0.1 : jump ingress-pods-" + hash() + " }"}},
+		{"ingress-pods-" + hash(), []string{"drop"}},
+	}
+	if diff := cmp.Diff(want, chains); diff != "" || !slices.Equal(tooLarge, []string{"shop/a"}) {
+		t.Errorf("too large: %v, chains (-want +got):\n%s", tooLarge, diff)
+	}
+}
+
 // TestApply: the kernel accepts every kind of rule. The table is removed with the last policy.
 func TestApply(t *testing.T) {
 	if !testnetns.Run(t) {
