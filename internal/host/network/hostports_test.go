@@ -91,13 +91,20 @@ func TestFlowsOfHostPorts(t *testing.T) {
 		return Service{Name: "x", Address: box, HostPorts: true, Ports: []ServicePort{{"tcp", port, nodePort}}}
 	}
 	ended := unwantedFlows{have: []Service{of(80), of(443)}, want: []Service{of(443)}}
-	for port, want := range map[uint16]bool{80: true, 443: false, 22: false} {
+	for _, test := range []struct {
+		port, translated uint16
+		want             bool
+	}{
+		{80, nodePort, true}, {443, nodePort, false}, {22, 22, false},
+		{443, 31000, true}, // to the Service that had the port before
+		{443, 443, true},   // from before the Service
+	} {
 		flow := &netlink.ConntrackFlow{
-			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_TCP, DstIP: box.AsSlice(), DstPort: port, SrcIP: net.ParseIP(ipv4.client)},
-			Reverse: netlink.IPTuple{SrcIP: net.ParseIP(ipv4.machines[0])},
+			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_TCP, DstIP: box.AsSlice(), DstPort: test.port, SrcIP: net.ParseIP(ipv4.client)},
+			Reverse: netlink.IPTuple{SrcIP: net.ParseIP(ipv4.machines[0]), SrcPort: test.translated},
 		}
-		if got := ended.MatchConntrackFlow(flow); got != want {
-			t.Errorf("a connection to port %d ends: %v", port, got)
+		if got := ended.MatchConntrackFlow(flow); got != test.want {
+			t.Errorf("a connection to port %d, at port %d of a machine, ends: %v", test.port, test.translated, got)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"math"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -443,7 +442,7 @@ func (u unwantedFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
 	at := func(s Service) bool { return s.covers(to.Unmap(), protocolOf(flow.Forward), flow.Forward.DstPort) }
 	if i := slices.IndexFunc(u.want, at); i >= 0 {
-		return !u.want[i].serves(flow.Forward, flow.Reverse.SrcIP)
+		return !u.want[i].serves(flow.Forward, flow.Reverse)
 	}
 	return slices.ContainsFunc(u.have, at)
 }
@@ -452,16 +451,17 @@ func protocolOf(flow netlink.IPTuple) string {
 	return map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[flow.Protocol]
 }
 
-// serves returns whether a connection to the Service may go on.
-func (s Service) serves(flow netlink.IPTuple, machine net.IP) bool {
+// serves returns whether a connection to the Service may go on. answers are the packets of the machine to which it was translated: a node port
+// of another Service had the port before.
+func (s Service) serves(flow, answers netlink.IPTuple) bool {
 	protocol := protocolOf(flow)
-	if !s.hasPort(protocol, flow.DstPort) {
+	if !slices.Contains(s.Ports, ServicePort{Protocol: protocol, Port: flow.DstPort, NodePort: answers.SrcPort}) {
 		return false
 	}
 	from, _ := netip.AddrFromSlice(flow.SrcIP)
 	if len(s.Sources) > 0 && !slices.ContainsFunc(s.Sources, func(p netip.Prefix) bool { return p.Contains(from.Unmap()) }) {
 		return false
 	}
-	to, _ := netip.AddrFromSlice(machine)
+	to, _ := netip.AddrFromSlice(answers.SrcIP)
 	return protocol == "tcp" || slices.Contains(s.Machines, to.Unmap())
 }
