@@ -78,7 +78,7 @@ func PlanMachines(f Fleet, w Target) Plan {
 	return Plan{}
 }
 
-// planFirst decides before the API server has answered: there is one Machine and no data. After a change of the spec it is
+// planFirst decides before the API server has answered: there is one Machine and no data to keep. After a change of the spec it is
 // created again, because it may never work.
 func planFirst(f Fleet, active []*Instance) Plan {
 	switch {

@@ -105,7 +105,7 @@ func (r *Runner) check(ctx context.Context, o etcdv1.EtcdBackupCheck) *etcdv1.Et
 }
 
 func (r *Runner) look(ctx context.Context, spec etcdv1.EtcdBackupCheckSpec) (status etcdv1.EtcdBackupCheckStatus, err error) {
-	dir := r.Dir + ".check"
+	dir := r.checkDir()
 	store, err := r.open(ctx, spec.Store, spec.Folder, etcdv1.RestoreSecretName)
 	if err != nil {
 		return status, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -38,11 +39,12 @@ const origin = "restored-from"
 // Run creates the data of etcd from the backup, unless it has done so before. The data appears at once and complete. A machine that
 // stops at any moment starts again, and never overwrites data that etcd has written. The data of a former machine stays beside it.
 func (r Restoring) Run(ctx context.Context) error {
-	if done, err := r.done(); done || err != nil {
+	scratch := filepath.Join(r.DataDir, "restore") // in the same file system
+	// A machine can stop while it removes the folder of a finished restore, with a copy of all objects.
+	if err := os.RemoveAll(scratch); err != nil {
 		return err
 	}
-	scratch := filepath.Join(r.DataDir, "restore") // in the same file system
-	if err := os.RemoveAll(scratch); err != nil {
+	if done, err := r.done(); done || err != nil {
 		return err
 	}
 	if err := os.MkdirAll(scratch, 0o700); err != nil {
@@ -68,8 +70,12 @@ func (r Restoring) Run(ctx context.Context) error {
 	if err := atomicfile.WriteFile(filepath.Join(data, "member", origin), []byte(r.token()), 0o600); err != nil {
 		return err
 	}
-	if err := r.setAside(); err != nil {
+	aside, err := etcd.SetAside(r.DataDir, r.Member)
+	if err != nil {
 		return err
+	}
+	if aside != "" {
+		r.Log.Warn("The folder of etcd has the data of a former machine. It stays beside the restored data", "folder", aside)
 	}
 	return atomicfile.Rename(filepath.Join(data, "member"), r.member())
 }
@@ -85,14 +91,10 @@ func (r Restoring) done() (bool, error) {
 	return string(from) == r.token(), atomicfile.IgnoreMissing(err)
 }
 
-// setAside renames the data of a former machine, if there is any.
-func (r Restoring) setAside() error {
-	to := filepath.Join(r.DataDir, "member-before-"+r.Member)
-	err := atomicfile.Rename(r.member(), to)
-	if err == nil {
-		r.Log.Warn("The folder of etcd has the data of a former machine. It stays beside the restored data", "folder", to)
-	}
-	return atomicfile.IgnoreMissing(err)
+// Restored returns whether a machine has restored the data of etcd in a folder.
+func Restored(dataDir, machine string) (bool, error) {
+	from, err := os.ReadFile(filepath.Join(dataDir, "member", origin))
+	return strings.HasSuffix(string(from), "/"+machine), atomicfile.IgnoreMissing(err)
 }
 
 // FirstMember is the only member of an etcd that starts from a snapshot.

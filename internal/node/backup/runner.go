@@ -3,6 +3,7 @@ package backup
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -53,11 +54,18 @@ type Runner struct {
 
 // Run runs until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
+	// An agent that was killed leaves snapshots with all objects, and perhaps the EtcdBackup is gone.
+	if err := errors.Join(os.RemoveAll(r.Dir), os.RemoveAll(r.checkDir())); err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return follow(ctx, r.Client, kube.EtcdBackups, r.makeMine) })
 	group.Go(func() error { return follow(ctx, r.Client, kube.EtcdBackupChecks, r.checkMine) })
 	return group.Wait()
 }
+
+// checkDir is the folder for copies of backups that are checked.
+func (r *Runner) checkDir() string { return r.Dir + ".check" }
 
 // done contains the UIDs of finished objects, because the watch may deliver their status late.
 type done map[types.UID]bool

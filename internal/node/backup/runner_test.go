@@ -1,8 +1,10 @@
 package backup
 
 import (
+	"context"
 	"encoding/base64"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,9 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/testenv/expect"
 	"capstan.dev/capstan/internal/testenv/ports"
@@ -51,6 +55,26 @@ func TestMyChecks(t *testing.T) {
 	got := myChecks([]any{c("c", "me", ""), c("a", "me", etcdv1.CheckBegun), c("b", "other", ""), c("d", "me", etcdv1.CheckFailed), c("e", "me", etcdv1.CheckSucceeded)}, "me")
 	if len(got) != 2 || got[0].Name != "a" || got[1].Name != "c" {
 		t.Errorf("%v", got)
+	}
+}
+
+// An agent that was killed during a backup and a check leaves copies of all objects. The next one removes them, also without any EtcdBackup.
+func TestRunRemovesLeftovers(t *testing.T) {
+	kinds := map[schema.GroupVersionResource]string{kube.EtcdBackups: "EtcdBackupList", kube.EtcdBackupChecks: "EtcdBackupCheckList"}
+	r := &Runner{
+		Name: "me", Client: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds),
+		Dir: filepath.Join(t.TempDir(), "scratch"), Log: slog.New(slog.DiscardHandler),
+	}
+	for _, dir := range []string{r.Dir, r.Dir + ".check"} {
+		expect.NoError(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "etcd-1.db"), nil, 0o600)))
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = r.Run(ended)
+	for _, dir := range []string{r.Dir, r.Dir + ".check"} {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", dir, err)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/kube"
 )
 
@@ -318,13 +319,24 @@ func (j Joining) logs() (files []string, err error) {
 	return files, nil
 }
 
-// EraseForeignLog removes a log of etcd without the data of its member. etcd makes its folder for data before its log, so such a log on a volume
-// belongs to a former machine. The first machine of a cluster would continue with it as a member of the former cluster.
-func EraseForeignLog(dataDir, walDir string) error {
-	if _, err := os.Stat(filepath.Join(dataDir, "member")); !errors.Is(err, fs.ErrNotExist) {
-		return err
+// LeaveFormer prepares folders on volumes for the first etcd of a cluster, which never ran there. It renames the data of a former member, which
+// would keep its peer URL: other members could not join it. etcd's log in a folder of its own is removed, because etcd would continue with it.
+// It returns the new path of the data, or "".
+func LeaveFormer(dataDir, walDir, machine string) (aside string, err error) {
+	if aside, err = SetAside(dataDir, machine); err != nil {
+		return "", err
 	}
-	return Joining{DataDir: dataDir, WALDir: walDir}.erase()
+	return aside, Joining{DataDir: dataDir, WALDir: walDir}.erase()
+}
+
+// SetAside renames the data of a former member for a machine that starts another etcd there. It returns the new path, or "" without any data.
+func SetAside(dataDir, machine string) (aside string, err error) {
+	aside = filepath.Join(dataDir, "member-before-"+machine)
+	err = atomicfile.Rename(filepath.Join(dataDir, "member"), aside)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return aside, err
 }
 
 // erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -60,14 +63,23 @@ func (n *node) joinEtcd(ctx context.Context) error {
 	})
 }
 
-// removeForeignLog removes the log of a former cluster from the volume of the first machine. Other machines erase it when they join.
-func (n *node) removeForeignLog() error {
-	if n.Role != nodeconfig.RoleInit || n.ControlPlane.ExternalEtcd != nil {
+// leaveFormerEtcd lets the first machine of a cluster begin a new etcd on the volumes of a former machine. Other machines decide this when they
+// join. services is the folder with the services that this machine has started.
+func (n *node) leaveFormerEtcd(services string) error {
+	if n.Role != nodeconfig.RoleInit || n.ControlPlane.ExternalEtcd != nil || atomicfile.Exists(filepath.Join(services, "etcd.yaml")) {
 		return nil
 	}
 	command := n.etcdService().Command
-	if err := etcd.EraseForeignLog(valueOf(command, "data-dir"), valueOf(command, "wal-dir")); err != nil {
-		return fmt.Errorf("removing the log of a former etcd: %w", err)
+	dataDir, walDir := valueOf(command, "data-dir"), valueOf(command, "wal-dir")
+	if restored, err := backup.Restored(dataDir, n.name); restored || err != nil {
+		return err
+	}
+	aside, err := etcd.LeaveFormer(dataDir, walDir, n.name)
+	if err != nil {
+		return fmt.Errorf("leaving the data of a former etcd: %w", err)
+	}
+	if aside != "" {
+		n.log.Warn("The folder of etcd has the data of a former machine. It stays beside the new data", "folder", aside)
 	}
 	return nil
 }

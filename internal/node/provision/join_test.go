@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,32 +149,47 @@ func TestRenewalAndFirstExpiry(t *testing.T) {
 	}
 }
 
-// The log of a former cluster is removed from the volume of the first machine, unless etcd has data here. A machine that joins decides with
-// the list of members.
-func TestForeignLogIsRemoved(t *testing.T) {
+// The first machine of a cluster begins a new etcd on the volumes of a former machine: the former data is renamed, and its log is removed. It
+// keeps data of its own, and data that it has restored. A machine that joins decides with the list of members.
+func TestFormerEtcdIsLeft(t *testing.T) {
 	for name, test := range map[string]struct {
-		role    nodeconfig.Role
-		member  bool
-		removed bool
+		role          nodeconfig.Role
+		member        bool
+		started       bool
+		restored      string
+		removed, left bool
 	}{
-		"first machine":                    {nodeconfig.RoleInit, false, true},
-		"first machine that ran":           {nodeconfig.RoleInit, true, false},
-		"another machine of control plane": {nodeconfig.RoleControlPlane, false, false},
+		"first machine":                    {role: nodeconfig.RoleInit, member: true, removed: true, left: true},
+		"only the log is on a volume":      {role: nodeconfig.RoleInit, removed: true},
+		"first machine that ran":           {role: nodeconfig.RoleInit, member: true, started: true},
+		"first machine that restored":      {role: nodeconfig.RoleInit, member: true, restored: "demo/etcd-1/m"},
+		"a former machine restored":        {role: nodeconfig.RoleInit, member: true, restored: "demo/etcd-1/other", removed: true, left: true},
+		"another machine of control plane": {role: nodeconfig.RoleControlPlane, member: true},
 	} {
-		data, wal := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "wal")
-		log := filepath.Join(wal, "0000000000000000-0000000000000000.wal")
+		data, wal, services := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "wal"), t.TempDir()
+		log, db := filepath.Join(wal, "0000000000000000-0000000000000000.wal"), filepath.Join("snap", "db")
 		expect.NoError(t, errors.Join(os.MkdirAll(wal, 0o700), os.WriteFile(log, nil, 0o600)))
 		if test.member {
-			expect.NoError(t, os.MkdirAll(filepath.Join(data, "member"), 0o700))
+			expect.NoError(t, errors.Join(os.MkdirAll(filepath.Join(data, "member", "snap"), 0o700), os.WriteFile(filepath.Join(data, "member", db), nil, 0o600)))
+		}
+		if test.restored != "" {
+			expect.NoError(t, os.WriteFile(filepath.Join(data, "member", "restored-from"), []byte(test.restored), 0o600))
+		}
+		if test.started {
+			expect.NoError(t, os.WriteFile(filepath.Join(services, "etcd.yaml"), nil, 0o600))
 		}
 		n := testNode(test.role, func(c *nodeconfig.NodeConfiguration) {
 			c.ControlPlane.Etcd.ExtraArgs = []nodeconfig.Arg{arg("data-dir", data), arg("wal-dir", wal)}
 		})
-		for range 2 { // without any log, too
-			expect.NoError(t, n.removeForeignLog())
+		n.log = slog.New(slog.DiscardHandler)
+		for range 2 { // without any data, too
+			expect.NoError(t, n.leaveFormerEtcd(services))
 		}
 		if removed := !atomicfile.Exists(log); removed != test.removed {
 			t.Errorf("%s: the log is removed: %v", name, removed)
+		}
+		if left := atomicfile.Exists(filepath.Join(data, "member-before-m", db)); left != test.left || test.member && !left && !atomicfile.Exists(filepath.Join(data, "member", db)) {
+			t.Errorf("%s: the data is left: %v", name, left)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		}
 		step("etcd joined")
 	}
-	if err := n.removeForeignLog(); err != nil {
+	if err := n.leaveFormerEtcd(supervisor.Dir); err != nil {
 		return err
 	}
 	// The kubelet needs the API server, and all images that the user wants before it.

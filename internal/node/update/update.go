@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -121,14 +120,15 @@ func initRuns(ctx context.Context) error {
 	return err
 }
 
-// data returns the cloud-config of the update; it is empty if capstand has passed none.
+// data returns the cloud-config of the update, which is empty if only the version or the size changes. capstand writes it before the request,
+// and erases it when it has given up the update.
 func (u *updater) data() (*cloudconfig.Config, error) {
 	data, err := os.ReadFile(u.dataPath)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(data) == 0 {
-		return &cloudconfig.Config{}, nil
-	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("reading the data of the update, which capstand erases when it gives the update up: %w", err)
+	}
+	if len(data) == 0 {
+		return &cloudconfig.Config{}, nil
 	}
 	metadata, err := machine.Load(machine.MetadataPath)
 	if err != nil {
@@ -382,7 +382,6 @@ func (u *updater) awaitLimits(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// forget removes the copies and the data of an update that has ended.
-func (u *updater) forget() error {
-	return errors.Join(u.snapshot.remove(), bootstrap.Erase(u.dataPath))
-}
+// forget removes the copies of an update that has ended. capstand erases its data, because it can replace them by those of the next update
+// as soon as the result is visible.
+func (u *updater) forget() error { return u.snapshot.remove() }

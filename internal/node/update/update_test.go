@@ -2,6 +2,8 @@ package update
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,5 +85,23 @@ func TestGrace(t *testing.T) {
 	}
 	if !atomicfile.Exists(ended) {
 		t.Error("the program was killed before its end")
+	}
+}
+
+// capstand can write the data of the next update as soon as the result of this one is visible, so its end does not erase them. An update whose
+// data was erased, because capstand has given it up, fails in its first step: without settings, it would succeed without an effect.
+func TestDataOfOtherUpdate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "update-data")
+	u := &updater{dataPath: path, snapshot: snapshot{dir: filepath.Join(t.TempDir(), "copies")}}
+	if _, err := u.data(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without data: %v", err)
+	}
+	expect.NoError(t, os.WriteFile(path, nil, 0o600))
+	if config, err := u.data(); err != nil || len(config.Files) != 0 {
+		t.Errorf("a change of the version: %+v, %v", config, err)
+	}
+	expect.NoError(t, u.plan().forget())
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the end of an update has erased the data of the next one: %v", err)
 	}
 }
