@@ -316,9 +316,9 @@ func refusesBeside(t *testing.T, a Box, damaged string) {
 	}
 	lent := func() error { return a.lentElsewhere("n", []string{"10.0.0.2"}) }
 	_, errBalancer := a.PortPublished(netip.AddrPortFrom(address, 4443))
-	_, errPool := a.publisher("n", pool.Address)
+	_, errPool := a.published("n").publisher(pool.Address)
 	for name, err := range map[string]error{
-		"an address of a LAN": lent(), "a port of a Service": a.portsFlaw("n", ports), "a port of a load balancer": errBalancer, "an address of a Service": errPool,
+		"an address of a LAN": lent(), "a port of a Service": a.published("n").portsFlaw(ports), "a port of a load balancer": errBalancer, "an address of a Service": errPool,
 	} {
 		if err == nil || !strings.Contains(err.Error(), damaged) {
 			t.Errorf("%s: %v, want the damage of %s", name, err, damaged)
@@ -327,8 +327,8 @@ func refusesBeside(t *testing.T, a Box, damaged string) {
 	if err := errors.Join(a.take("n", Lease{Machine: "m", owner: a.me()}, []string{"10.0.0.2"}, false), a.recordServices("n", []Service{ports, pool})); err != nil {
 		t.Fatal(err)
 	}
-	held, err := a.publisher("n", pool.Address)
-	if err = errors.Join(err, lent(), a.portsFlaw("n", ports)); err != nil || !held {
+	held, err := a.published("n").publisher(pool.Address)
+	if err = errors.Join(err, lent(), a.published("n").portsFlaw(ports)); err != nil || !held {
 		t.Errorf("the network had the addresses and the port before: %v", err)
 	}
 }

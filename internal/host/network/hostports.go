@@ -46,37 +46,33 @@ func (s Service) covers(address netip.Addr, protocol string, port uint16) bool {
 
 // portsFlaw returns why the box cannot give up ports of its own address to a Service; the lock is held. The ports that this capstand
 // has recorded for the network are not asked for again: programs cannot serve clients at them.
-func (b Box) portsFlaw(networkID string, s Service) error {
-	own, err := b.isOwn(s.Address)
+func (p *published) portsFlaw(s Service) error {
+	own, err := p.isOwn(s.Address)
 	if err != nil {
 		return err
 	}
 	if !own {
 		return fmt.Errorf("%s is not an address of the host: correct spec.services.hostAddresses of the CapstanHost", s.Address)
 	}
-	held, others, damage, err := b.portHolders(networkID)
-	if err != nil {
-		return err
+	has := func(port ServicePort) func(Service) bool {
+		return func(other Service) bool { return other.HostPorts && other.covers(s.Address, port.Protocol, port.Port) }
 	}
-	has := func(p ServicePort) func(Service) bool {
-		return func(s2 Service) bool { return s2.HostPorts && s2.covers(s.Address, p.Protocol, p.Port) }
-	}
-	for _, p := range s.Ports {
-		if p.Protocol == "udp" && (p.Port == tunnelPort || p.Port == wireguard.Port) {
-			return fmt.Errorf("UDP port %d belongs to the tunnels between hosts: use another port", p.Port)
+	for _, port := range s.Ports {
+		if port.Protocol == "udp" && (port.Port == tunnelPort || port.Port == wireguard.Port) {
+			return fmt.Errorf("UDP port %d belongs to the tunnels between hosts: use another port", port.Port)
 		}
-		port := fmt.Sprintf("%s port %d of %s", strings.ToUpper(p.Protocol), p.Port, s.Address)
+		place := fmt.Sprintf("%s port %d of %s", strings.ToUpper(port.Protocol), port.Port, s.Address)
 		switch {
-		case slices.ContainsFunc(others, has(p)):
-			return fmt.Errorf("another cluster on this box publishes a Service at %s: use another port", port)
-		case slices.ContainsFunc(held, has(p)):
-		case damage != nil:
-			return damage
+		case slices.ContainsFunc(p.others, has(port)):
+			return fmt.Errorf("another cluster on this box publishes a Service at %s: use another port", place)
+		case slices.ContainsFunc(p.held, has(port)):
+		case p.damage != nil:
+			return p.damage
 		default:
-			if err := portFree(s.Address, p); errors.Is(err, unix.EADDRINUSE) {
-				return fmt.Errorf("a program of the host uses %s: use another port, or stop the program (ss -lntup shows it)", port)
+			if err := portFree(s.Address, port); errors.Is(err, unix.EADDRINUSE) {
+				return fmt.Errorf("a program of the host uses %s: use another port, or stop the program (ss -lntup shows it)", place)
 			} else if err != nil {
-				return fmt.Errorf("asking for %s: %w", port, err)
+				return fmt.Errorf("asking for %s: %w", place, err)
 			}
 		}
 	}
@@ -84,8 +80,8 @@ func (b Box) portsFlaw(networkID string, s Service) error {
 }
 
 // isOwn returns whether an address is one of the box itself: not of a bridge of machines, and not one for a Service.
-func (b Box) isOwn(address netip.Addr) (bool, error) {
-	all, err := netlink.AddrList(nil, linkFamily(address))
+func (p *published) isOwn(address netip.Addr) (bool, error) {
+	all, err := p.addressesLike(address)
 	if err != nil {
 		return false, err
 	}
@@ -100,21 +96,43 @@ func (b Box) isOwn(address netip.Addr) (bool, error) {
 	if isMachineBridge(link) {
 		return false, nil
 	}
-	published := false
-	_, err = b.eachService(func(_, _ string, s Service) { published = published || !s.HostPorts && s.Address == address })
-	return !published, err
+	isPool := func(s Service) bool { return !s.HostPorts && s.Address == address }
+	return !slices.ContainsFunc(p.held, isPool) && !slices.ContainsFunc(p.others, isPool), nil
 }
 
-// portHolders returns the Services that this capstand publishes for a network, and all others of the box that are not in damaged folders.
-func (b Box) portHolders(networkID string) (held, others []Service, damage, err error) {
-	damage, err = b.eachService(func(network, host string, s Service) {
+// published are the Services that the capstands of the box publish, and the addresses of its interfaces, while the box is locked. They are
+// read once for all Services of a network: for each, the work would grow with the square of their number, and all others wait for the lock.
+type published struct {
+	// held are those of this capstand for the network, and others all others that are not in damaged folders.
+	held, others []Service
+	damage, err  error
+	addresses    map[int][]netlink.Addr // by family
+}
+
+// published reads the Services of the box for a network; the lock is held. The methods of the result return the error of reading.
+func (b Box) published(networkID string) *published {
+	p := &published{addresses: map[int][]netlink.Addr{}}
+	p.damage, p.err = b.eachService(func(network, host string, s Service) {
 		if network == networkID && host == b.HostID {
-			held = append(held, s)
+			p.held = append(p.held, s)
 			return
 		}
-		others = append(others, s)
+		p.others = append(p.others, s)
 	})
-	return held, others, damage, err
+	return p
+}
+
+// addressesLike returns the addresses of the family of an address.
+func (p *published) addressesLike(address netip.Addr) ([]netlink.Addr, error) {
+	family := linkFamily(address)
+	if all, have := p.addresses[family]; have || p.err != nil {
+		return all, p.err
+	}
+	all, err := netlink.AddrList(nil, family)
+	if err == nil {
+		p.addresses[family] = all
+	}
+	return all, err
 }
 
 // PortPublished returns whether a Service has a TCP port of the box, so that a program that listens there would get no connections.

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -184,4 +185,56 @@ func (l *lan) returns(s Service, program net.Listener) {
 	if holds() {
 		l.Error("ports of an address that the box has lost count as published")
 	}
+}
+
+// The Services of other networks are read once for all Services of a network, because the box is locked meanwhile.
+func TestServicesAreReadOnce(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	other := Network{ID: "other", CIDR: "10.231.8.0/24", Cluster: "default/other"}
+	at := func(name string, port uint16) Service {
+		return Service{Name: name, HostPorts: true, Address: netip.MustParseAddr(ipv4.box), Ports: []ServicePort{{"tcp", port, nodePort}}, Machines: []netip.Addr{netip.MustParseAddr(ipv4.machines[0])}}
+	}
+	l.must(in(l.box.ns, func() error {
+		if err := l.box.Ensure(t.Context(), other); err != nil {
+			return err
+		}
+		_, err := l.box.SetServices(t.Context(), other.ID, []Service{at("x/theirs", 443)})
+		return err
+	}))
+	var many []Service
+	for i := range 10 {
+		many = append(many, at(fmt.Sprint("a/", i), uint16(8000+i)), service(fmt.Sprintf("203.0.113.%d", 100+i), func(s *Service) { s.Name = fmt.Sprint("b/", i) }))
+	}
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	l.must(err)
+	defer func() { _ = unix.Close(watch) }()
+	_, err = unix.InotifyAddWatch(watch, l.box.servicesFile(other.ID), unix.IN_OPEN|unix.IN_CLOSE) // Equal events in a row would be one.
+	l.must(err)
+	opened := func() int {
+		n, err := unix.Read(watch, make([]byte, 64<<10))
+		if err == unix.EAGAIN {
+			return 0
+		}
+		l.must(err)
+		return n / unix.SizeofInotifyEvent / 2
+	}
+	reads := func(what string, most int, f func() error) {
+		t.Helper()
+		l.must(in(l.box.ns, f))
+		if n := opened(); n == 0 || n > most {
+			t.Errorf("%s: the Services of another network were read %d times", what, n)
+		}
+	}
+	reads("publication", 4, func() error { _, err := l.box.SetServices(t.Context(), "n", many); return err })
+	reads("a look at them", 1, func() error {
+		whole, err := l.box.HoldsServices("n", many)
+		if !whole {
+			t.Error("they are not published")
+		}
+		return err
+	})
+	reads("announcement", 1, func() error { return l.box.AnnounceServices("n", many) })
 }

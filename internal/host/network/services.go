@@ -54,11 +54,12 @@ func (b Box) SetServices(ctx context.Context, networkID string, want []Service) 
 	refused, links := Refused{}, map[netip.Addr]netlink.Link{}
 	var fresh []netip.Addr
 	if err := b.locked(func() (err error) {
+		p := b.published(networkID)
 		for _, s := range want {
 			if s.HostPorts {
 				continue
 			}
-			link, held, why := b.serviceLink(networkID, s.Address)
+			link, held, why := p.serviceLink(s.Address)
 			switch {
 			case why != nil:
 				refused[s.place()] = why.Error()
@@ -115,12 +116,13 @@ func (b Box) publish(ctx context.Context, networkID string, want []Service, link
 	if !ok {
 		return fmt.Errorf("network %s does not exist on this box", networkID)
 	}
+	p := b.published(networkID)
 	want = slices.DeleteFunc(want, func(s Service) bool {
 		var why error
 		if s.HostPorts {
-			why = b.portsFlaw(networkID, s)
+			why = p.portsFlaw(s)
 		} else {
-			_, _, why = b.serviceLink(networkID, s.Address)
+			_, _, why = p.serviceLink(s.Address)
 		}
 		if why != nil {
 			refused[s.place()] = why.Error()
@@ -254,12 +256,12 @@ func (b Box) removeForsakenAddresses(networkID string) (err error) {
 
 // serviceLink returns the interface whose network contains an address, and whether this capstand has recorded the address
 // for a Service of the network and the interface has it. An address of the host, or of another publication, is an error.
-func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Link, held bool, err error) {
-	recorded, err := b.publisher(networkID, address)
+func (p *published) serviceLink(address netip.Addr) (link netlink.Link, held bool, err error) {
+	recorded, err := p.publisher(address)
 	if err != nil {
 		return nil, false, err
 	}
-	all, err := netlink.AddrList(nil, linkFamily(address))
+	all, err := p.addressesLike(address)
 	if err != nil {
 		return nil, false, err
 	}
@@ -293,19 +295,18 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 
 // publisher returns whether this capstand publishes a Service of the network at the address. It returns an error if another
 // network or capstand of the box does.
-func (b Box) publisher(networkID string, address netip.Addr) (own bool, err error) {
-	held, others, damage, err := b.portHolders(networkID)
-	if err != nil {
-		return false, err
+func (p *published) publisher(address netip.Addr) (own bool, err error) {
+	if p.err != nil {
+		return false, p.err
 	}
 	has := func(s Service) bool { return !s.HostPorts && s.Address == address }
-	if slices.ContainsFunc(others, has) {
+	if slices.ContainsFunc(p.others, has) {
 		return false, fmt.Errorf("another Service on this box has the address %s", address)
 	}
-	if slices.ContainsFunc(held, has) {
+	if slices.ContainsFunc(p.held, has) {
 		return true, nil
 	}
-	return false, damage
+	return false, p.damage
 }
 
 // addServiceAddress gives an interface an address, and announces it if it is new. The box does not use it for its own
@@ -353,7 +354,7 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 // announced after it was given up.
 func (b Box) AnnounceServices(networkID string, services []Service) error {
 	return b.locked(func() error {
-		for address, link := range b.heldAddresses(networkID, services) {
+		for address, link := range b.published(networkID).heldAddresses(services) {
 			if err := AnnounceVirtual(link, address); err != nil {
 				return err
 			}
@@ -369,9 +370,10 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 		if err != nil {
 			return err
 		}
-		held := b.heldAddresses(networkID, services)
+		p := b.published(networkID)
+		held := p.heldAddresses(services)
 		whole = len(withdrawn(recorded, services)) == 0 && !slices.ContainsFunc(services, func(s Service) bool {
-			return s.HostPorts && !b.holdsPorts(s, recorded) || !s.HostPorts && held[s.Address] == nil
+			return s.HostPorts && !p.holdsPorts(s, recorded) || !s.HostPorts && held[s.Address] == nil
 		})
 		return nil
 	})
@@ -379,13 +381,13 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 }
 
 // heldAddresses returns the interfaces that have the addresses of Services; the box is locked.
-func (b Box) heldAddresses(networkID string, services []Service) map[netip.Addr]netlink.Link {
+func (p *published) heldAddresses(services []Service) map[netip.Addr]netlink.Link {
 	held := map[netip.Addr]netlink.Link{}
 	for _, s := range services {
 		if s.HostPorts {
 			continue
 		}
-		if link, has, why := b.serviceLink(networkID, s.Address); why == nil && has {
+		if link, has, why := p.serviceLink(s.Address); why == nil && has {
 			held[s.Address] = link
 		}
 	}
@@ -393,8 +395,8 @@ func (b Box) heldAddresses(networkID string, services []Service) map[netip.Addr]
 }
 
 // holdsPorts reports whether the box has the address of the ports of a Service, and recorded contains these ports.
-func (b Box) holdsPorts(s Service, recorded []Service) bool {
-	own, err := b.isOwn(s.Address)
+func (p *published) holdsPorts(s Service, recorded []Service) bool {
+	own, err := p.isOwn(s.Address)
 	return err == nil && own && slices.ContainsFunc(recorded, func(r Service) bool { return !r.Withdrawn && r.place() == s.place() })
 }
 
@@ -404,7 +406,7 @@ func (b Box) holdsPorts(s Service, recorded []Service) bool {
 func (b Box) YieldServices(ctx context.Context, networkID string, services []Service) (kept []Service, lost Refused, err error) {
 	var held map[netip.Addr]netlink.Link
 	if err := b.locked(func() error {
-		held = b.heldAddresses(networkID, services)
+		held = b.published(networkID).heldAddresses(services)
 		return nil
 	}); err != nil {
 		return nil, nil, err
