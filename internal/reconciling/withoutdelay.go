@@ -15,7 +15,13 @@ import (
 // Cluster API each step would start up to a second later. CapstanMachines that are ready, and CapstanMachinePools, have a slower pace,
 // which their reconcilers set: each of their many events would be a reconcile.
 func BuildWithoutDelay(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler) (capicontroller.Controller, error) {
-	p := &withoutDelay{Reconciler: r}
+	return BuildWithPause(ctx, b, r, 0)
+}
+
+// BuildWithPause is BuildWithoutDelay with a pause between the end of a reconcile and the next one of the object. It is for events that users of
+// workload clusters cause, as often as they want.
+func BuildWithPause(ctx context.Context, b *capicontroller.Builder, r reconcile.Reconciler, pause time.Duration) (capicontroller.Controller, error) {
+	p := &withoutDelay{Reconciler: r, pause: pause}
 	c, err := b.Build(ctx, p)
 	p.controller = c
 	return c, err
@@ -23,6 +29,7 @@ func BuildWithoutDelay(ctx context.Context, b *capicontroller.Builder, r reconci
 
 type withoutDelay struct {
 	reconcile.Reconciler
+	pause      time.Duration
 	controller interface {
 		DeferNextReconcile(ctrl.Request, time.Time)
 	}
@@ -33,7 +40,7 @@ type withoutDelay struct {
 func (w *withoutDelay) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	result, err := w.Reconciler.Reconcile(ctx, req)
 	if err == nil || apierrors.IsConflict(err) {
-		w.controller.DeferNextReconcile(req, time.Now())
+		w.controller.DeferNextReconcile(req, time.Now().Add(w.pause))
 	}
 	return result, err
 }

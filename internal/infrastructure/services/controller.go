@@ -142,6 +142,10 @@ func (s *scope) publishesPorts() bool {
 	return lb != nil && (ptr.Deref(lb.HostPorts, false) || ptr.Deref(lb.NodePorts, false))
 }
 
+// pause between two reconciles of a cluster. Users of the cluster change its Services and EndpointSlices, and each reconcile reads all of them
+// and can write the rules of hosts.
+const pause = 500 * time.Millisecond
+
 // SetupWithManager adds the reconciler. It uses the index of package cluster.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	gvk := infrav1.GroupVersion.WithKind(infrav1.ClusterKind)
@@ -161,7 +165,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		}), selection.NamespaceChanged()).
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent))
-	c, err := reconciling.BuildWithoutDelay(ctx, b, reconciling.Traced("Services", r))
+	c, err := reconciling.BuildWithPause(ctx, b, reconciling.Traced("Services", r), pause)
 	workers := r.For(infrav1.ClusterKind).MaxConcurrentReconciles
 	r.controller, r.setting = c, locks{keymutex.NewHashed(lockCount)}
 	r.turns, r.hostTurns = reconciling.NewTurns(workers, workers/turnShare), reconciling.FairTurns(workers)
