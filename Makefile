@@ -470,11 +470,11 @@ test-times: gotestsum ## Show the slowest tests and packages of the last run, th
 	@for events in $(BIN)/test-events/*.json; do \
 		echo "== $$(basename $$events .json)"; \
 		! cpu=$$(cat $${events%.json}.cpu 2>/dev/null) || echo "-- processor time: $$cpu s"; \
-		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | head -40; \
+		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | sed -n 1,40p; \
 		echo "-- packages, in seconds"; \
-		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | head -20; \
+		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | sed -n 1,20p; \
 		echo "-- waits, in seconds"; \
-		sed -nE 's/.*"Test":"([^"]*)","Output":" *([^ ]*): waited ([0-9.]+) s: (.*)\\n".*/\3 \1 (\2): \4/p' $$events | sort -rn | head -20; \
+		sed -nE 's/.*"Test":"([^"]*)","Output":" *([^ ]*): waited ([0-9.]+) s: (.*)\\n".*/\3 \1 (\2): \4/p' $$events | sort -rn | sed -n 1,20p; \
 	done
 
 # Fuzz tests as PACKAGE:NAME. Go runs one fuzz test at a time. FUZZTIME is a number of inputs by default, because a time
