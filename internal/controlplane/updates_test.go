@@ -112,9 +112,9 @@ func (u *updater) update(m *clusterv1.Machine) {
 	}
 	id := fmt.Sprintf("%s-%d", data.ID, infra.Generation)
 	if _, held := m.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
-		if !u.late && conditions.GetReason(infra, infrav1.UpdatingCondition) != infrav1.WaitingForUpdateReason {
+		if !u.late && conditions.GetReason(infra, infrav1.UpdatingCondition) != infrav1.UpdateHeldReason {
 			u.cluster.ChangeStatus(infra, func() {
-				conditions.Set(infra, metav1.Condition{Type: infrav1.UpdatingCondition, Status: metav1.ConditionTrue, Reason: infrav1.WaitingForUpdateReason, Message: "held", ObservedGeneration: infra.Generation})
+				conditions.Set(infra, metav1.Condition{Type: infrav1.UpdatingCondition, Status: metav1.ConditionTrue, Reason: infrav1.UpdateHeldReason, Message: "held", ObservedGeneration: infra.Generation})
 			})
 		}
 		return

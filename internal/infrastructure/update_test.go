@@ -210,7 +210,7 @@ func TestUpdateIsHeld(t *testing.T) {
 	u := updatable(newBox(t).provisioned(), "CapstanControlPlane")
 	update(u.box, u.machine, func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" })
 	u.begin("held", "v1.35.0", withMemory("2Gi"), controlplanev1.UpdateHeldAnnotation)
-	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.WaitingForUpdateReason)).To(ContainSubstring("etcd has a quorum without this machine"))
+	u.Expect(u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateHeldReason)).To(ContainSubstring("etcd has a quorum without this machine"))
 	u.Consistently(func() int { return u.fake.Calls("UpdateMachine") }).Should(BeZero())
 	update(u.box, u.machine, func(m *clusterv1.Machine) { delete(m.Annotations, controlplanev1.UpdateHeldAnnotation) })
 	u.condition(u.m, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateSucceededReason)

@@ -255,6 +255,9 @@ const (
 	UpdateSucceededReason = "UpdateSucceeded"
 	// WaitingForUpdateReason: the update has not begun. The message names the missing object.
 	WaitingForUpdateReason = "WaitingForUpdate"
+	// UpdateHeldReason: the update has not begun, because the control plane holds it: etcd would lose its quorum. No call to the host is on the
+	// way.
+	UpdateHeldReason = "UpdateHeld"
 	// NoCapacityReason: the host has no room for the memory or the disk that the update asks for. The machine keeps its
 	// resources. The update begins when other machines have freed enough memory.
 	NoCapacityReason = "NoCapacity"

@@ -75,6 +75,7 @@ var adviceByReason = map[string]advice{
 	// updates
 	"NoCapacity":             {"free memory, CPUs or disk on the host of the machine", "an-update-does-not-proceed"},
 	"WaitingForUpdate":       {none, "an-update-does-not-proceed"},
+	"UpdateHeld":             {none, "an-update-does-not-proceed"},
 	"UpdateRunning":          {none, "an-update-does-not-proceed"},
 	"Updating":               {none, "an-update-does-not-proceed"},
 	"UpdateRefused":          {"remove the cause that the message names", "an-update-does-not-proceed"},

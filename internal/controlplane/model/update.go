@@ -60,9 +60,9 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	if out.begun && isAbout(report, machine, config, infraMachine) {
 		out.Phase, out.step, out.message = report.Phase, report.Step, report.Message
 	}
+	out.unconfirmed = isHeld(machine) && !annotations.HasPaused(infraMachine) && conditions.GetReason(infraMachine, infrav1.UpdatingCondition) != infrav1.UpdateHeldReason
 	if c := conditions.Get(infraMachine, infrav1.UpdatingCondition); c != nil && (c.Reason == infrav1.UpdateRefusedReason || c.Reason == infrav1.NoCapacityReason) {
 		out.refused = c.Message
-		out.unconfirmed = isHeld(machine) && !annotations.HasPaused(infraMachine)
 		// Without the data of the present spec, the refusal is about a former one.
 		out.rejected = c.Reason == infrav1.UpdateRefusedReason && c.ObservedGeneration == infraMachine.Generation && hasData(machine, config)
 	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&

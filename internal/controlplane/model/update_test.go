@@ -351,7 +351,8 @@ func TestUnconfirmedHold(t *testing.T) {
 		"not held":               {reason: infrav1.NoCapacityReason},
 		"held, no capacity":      {reason: infrav1.NoCapacityReason, held: true, waits: true},
 		"held, refused":          {reason: infrav1.UpdateRefusedReason, held: true, waits: true},
-		"confirmed":              {reason: infrav1.WaitingForUpdateReason, held: true},
+		"held, a call failed":    {reason: infrav1.WaitingForUpdateReason, held: true, waits: true},
+		"confirmed":              {reason: infrav1.UpdateHeldReason, held: true},
 		"the provider is paused": {reason: infrav1.NoCapacityReason, held: true, paused: true},
 	} {
 		m, config, infra := updating("")

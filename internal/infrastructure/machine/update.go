@@ -53,7 +53,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 	before := m.Status.Update
 	mirrorUpdate(&m.Status.Update, report) // Perhaps an earlier update, whose end its owner waits for while the next one cannot begin.
 	if why := uncommitted(s.machine); why != "" {
-		updating(m, infrav1.WaitingForUpdateReason, "%s", why)
+		updating(m, waitingReason(s.machine), "%s", why)
 		return nil // The change of the object is an event.
 	}
 	request, why, err := r.updateRequest(ctx, s, observed.GetSpec())
@@ -61,7 +61,7 @@ func (r *Reconciler) update(ctx context.Context, s *scope, host *connections.Hos
 		return err
 	}
 	if why != "" {
-		updating(m, infrav1.WaitingForUpdateReason, "%s", why)
+		updating(m, waitingReason(s.machine), "%s", why)
 		return nil // The Secret is an event.
 	}
 	if report.GetId() != request.id {
@@ -88,9 +88,17 @@ func (r *Reconciler) held(ctx context.Context, s *scope) (bool, error) {
 	}
 	_, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]
 	if held {
-		updating(s.capstan, infrav1.WaitingForUpdateReason, "Waiting until etcd has a quorum without this machine: the control plane removes the annotation %s from the Machine then", controlplanev1.UpdateHeldAnnotation)
+		updating(s.capstan, infrav1.UpdateHeldReason, "Waiting until etcd has a quorum without this machine: the control plane removes the annotation %s from the Machine then", controlplanev1.UpdateHeldAnnotation)
 	}
 	return held, nil
+}
+
+// waitingReason is the reason of an update that cannot begin yet. For one that is held it confirms the hold.
+func waitingReason(m *clusterv1.Machine) string {
+	if _, held := m.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
+		return infrav1.UpdateHeldReason
+	}
+	return infrav1.WaitingForUpdateReason
 }
 
 // uncommitted returns why the specs are not complete yet, or "". The updater of a MachineSet writes several objects; the pending
