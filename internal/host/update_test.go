@@ -307,6 +307,7 @@ func TestDecideUpdate(t *testing.T) {
 		"succeeded":            {heardUpdate(of(machineapi.UpdateSucceeded), now), succeeded, "", "a b"},
 		"rolled back":          {heardUpdate(of(machineapi.UpdateRolledBack), now), rolledBack, "kubelet", "a b"},
 		"failed":               {heardUpdate(of(machineapi.UpdateFailed), now), failed, "kubelet", "a b"},
+		"succeeded long ago":   {heardUpdate(of(machineapi.UpdateSucceeded), now.Add(-machineapi.UpdateStalled)), succeeded, "", "a b"},
 		"no progress":          {heardUpdate(of(machineapi.UpdateRunning), now.Add(-machineapi.UpdateStalled)), failed, "verify", "no progress"},
 	} {
 		phase, step, message := decideUpdate(test.report, &updaterecord.Record{ID: "u", Step: "verify"}, now)

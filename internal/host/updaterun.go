@@ -124,6 +124,8 @@ func decideUpdate(r report, u *updaterecord.Record, now time.Time) (phase hostpb
 	switch {
 	case r.heard && !r.status.Updates:
 		return hostpb.UpdateStatus_ROLLED_BACK, "delivery", "the running capstan-init of the machine is too old to update it in place; restart the machine, or replace it"
+	case reported != nil && reported.ID == u.ID && reported.Phase == machineapi.UpdateSucceeded:
+		return hostpb.UpdateStatus_SUCCEEDED, "", oneLine(reported.Message, maxUpdateMessage) // capstand may hear it late.
 	case now.Sub(r.changedAt) >= machineapi.UpdateStalled:
 		return hostpb.UpdateStatus_FAILED, u.Step, fmt.Sprintf("the machine has reported no progress for %s; read its logs `init` and `update`", machineapi.UpdateStalled)
 	case reported == nil || reported.ID != u.ID:
@@ -131,8 +133,6 @@ func decideUpdate(r report, u *updaterecord.Record, now time.Time) (phase hostpb
 	}
 	step, message = oneLine(reported.Step, maxStep), oneLine(reported.Message, maxUpdateMessage)
 	switch reported.Phase {
-	case machineapi.UpdateSucceeded:
-		return hostpb.UpdateStatus_SUCCEEDED, "", message
 	case machineapi.UpdateRolledBack:
 		return hostpb.UpdateStatus_ROLLED_BACK, step, message
 	case machineapi.UpdateFailed:
