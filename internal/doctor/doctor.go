@@ -107,7 +107,7 @@ func (f Folder) check() []Result {
 	case f.Mode == 0:
 		return nil
 	case f.Mode.Perm()&0o001 == 0:
-		return []Result{{"folder of the binaries", Fail, fmt.Sprintf("%s has mode %s: services in machines run as other users and cannot enter it", f.Path, f.Mode.Perm()), "chmod 755 " + f.Path}}
+		return []Result{{"folder of the binaries", Fail, fmt.Sprintf("%s has mode %s: services in machines run as other users and cannot enter it", f.Path, f.Mode.Perm()), "chmod -R go+rX " + f.Path}}
 	case f.Owner != 0 || f.Mode.Perm()&0o022 != 0:
 		return []Result{{"folder of the binaries", Warn, fmt.Sprintf("%s belongs to the user %d and has mode %s: users other than root can replace programs that root runs", f.Path, f.Owner, f.Mode.Perm()), "chown -R root: " + f.Path + " && chmod -R go-w " + f.Path}}
 	}

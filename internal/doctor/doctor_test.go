@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
 		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "install the packages"},
 		"binaries of a host":   {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "--assets"},
-		"closed folder":        {func(f *Facts) { f.Assets = Folder{"/a", os.ModeDir | 0o750, 0} }, "folder of the binaries", Fail, "/a has mode -rwxr-x---", "chmod 755 /a"},
+		"closed folder":        {func(f *Facts) { f.Assets = Folder{"/a", os.ModeDir | 0o750, 0} }, "folder of the binaries", Fail, "/a has mode -rwxr-x---", "chmod -R go+rX /a"},
 		"folder of a user":     {func(f *Facts) { f.Assets = Folder{"/a", os.ModeDir | 0o755, 1000} }, "folder of the binaries", Warn, "/a belongs to the user 1000", "chown -R root: /a"},
 		"folder of a group":    {func(f *Facts) { f.Assets = Folder{"/a", os.ModeDir | 0o775, 0} }, "folder of the binaries", Warn, "has mode -rwxrwxr-x", "chmod -R go-w /a"},
 		"folder of root":       {func(f *Facts) { f.Assets = Folder{"/a", os.ModeDir | 0o755, 0} }, "binaries", OK, "v1.36.3", ""},

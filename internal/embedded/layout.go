@@ -20,6 +20,9 @@ func (l Layout) Lock() string { return filepath.Join(l.Root, "plane.lock") }
 // StatusSocket is the socket on which the running plane serves its status, for root only.
 func (l Layout) StatusSocket() string { return filepath.Join(l.Root, "plane.sock") }
 
+// hadData is a file that exists once etcd has had the objects of the plane. It is not a part of a backup.
+func (l Layout) hadData() string { return filepath.Join(l.Root, "had-data") }
+
 // State is the file with the persistent decisions, for example ports and hosts.
 func (l Layout) State() string { return filepath.Join(l.Root, "state.json") }
 

@@ -128,6 +128,16 @@ func missing(l Layout, path string) (bool, error) {
 	return true, nil
 }
 
+// checkData refuses the start of an installation whose data is gone, for example because its file system is not mounted. Etcd would begin
+// anew, and backups of the empty plane would replace the good ones.
+func checkData(l Layout) error {
+	has, err := hasData(l)
+	if has || err != nil || !atomicfile.Exists(l.hadData()) {
+		return err
+	}
+	return fmt.Errorf("expected the data of etcd in %s, found none: mount its file system, or restore a backup with `capstan restore ARCHIVE --replace`; to begin without data, remove the plane with `capstan down`", l.Etcd())
+}
+
 // hasData reports whether etcd has data.
 func hasData(l Layout) (bool, error) {
 	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))

@@ -280,3 +280,19 @@ func loadCert(t *testing.T, path string) *x509.Certificate {
 	}
 	return certs[0]
 }
+
+// An installation whose data is gone does not begin anew. It starts when the data is there again, and a new one starts without data.
+func TestMissingData(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	expect.NoError(t, checkData(l))
+	expect.NoError(t, os.WriteFile(l.hadData(), nil, 0o600))
+	p := newPlane(l, State{}, Supervisor{})
+	if err := p.makeComponents(t.Context()); err == nil || !strings.Contains(err.Error(), "expected the data of etcd in "+l.Etcd()+", found none") {
+		t.Errorf("without data: %v", err)
+	}
+	if entries, err := os.ReadDir(l.Root); err != nil || len(entries) != 1 {
+		t.Errorf("the start has made %v, %v", entries, err)
+	}
+	expect.NoError(t, os.MkdirAll(filepath.Join(l.Etcd(), "member"), 0o700))
+	expect.NoError(t, checkData(l))
+}

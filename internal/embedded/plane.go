@@ -183,6 +183,9 @@ func (p *plane) startComponents(ctx context.Context) error {
 	if err := install.basics(ctx); err != nil {
 		return err
 	}
+	if err := atomicfile.WriteFile(p.layout.hadData(), nil, 0o600); err != nil {
+		slog.Warn("Cannot record that the plane has data", "error", err) // for example while the disk is full
+	}
 	p.board.update(func(s *Status) { s.Installed = true })
 	p.run(c.controllers, c.core, c.ours)
 	if err := install.inventory(ctx); err != nil {
@@ -201,6 +204,9 @@ func (p *plane) startComponents(ctx context.Context) error {
 func (p *plane) makeComponents(ctx context.Context) (err error) {
 	if p.parts != nil {
 		return nil
+	}
+	if err := checkData(p.layout); err != nil {
+		return err
 	}
 	if p.owner, err = ensureUser(); err != nil {
 		return err
@@ -379,12 +385,12 @@ func stageOne(source, target string) error {
 	if err != nil {
 		return err
 	}
-	if have, err := os.Stat(target); err == nil && (os.SameFile(have, wanted) || sameProgram(have, wanted)) {
+	if have, err := os.Stat(target); err == nil && runnable(have) && (os.SameFile(have, wanted) || sameProgram(have, wanted)) {
 		return nil
 	}
 	temporary := target + ".new"
 	_ = os.Remove(temporary)
-	if os.Link(source, temporary) != nil {
+	if !runnable(wanted) || os.Link(source, temporary) != nil {
 		if err := copyFile(source, temporary, wanted); err != nil {
 			return err
 		}
@@ -392,9 +398,11 @@ func stageOne(source, target string) error {
 	return os.Rename(temporary, target)
 }
 
-// sameProgram returns whether the system user can run have, a copy of wanted.
+// runnable returns whether the system user can run a program. One that root has built with a strict umask is for root only.
+func runnable(program os.FileInfo) bool { return program.Mode().Perm()&0o001 != 0 }
+
 func sameProgram(have, wanted os.FileInfo) bool {
-	return have.Size() == wanted.Size() && have.ModTime().Equal(wanted.ModTime()) && have.Mode().Perm()&0o001 != 0
+	return have.Size() == wanted.Size() && have.ModTime().Equal(wanted.ModTime())
 }
 
 // buildOf identifies a build, so that `capstan up` after `make build` or an upgrade starts the new programs. The archives of all releases

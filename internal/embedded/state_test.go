@@ -478,18 +478,30 @@ func TestStage(t *testing.T) {
 	if after, _ := os.Stat(target + ".copy"); after.Mode() != 0o755 {
 		t.Errorf("the program has mode %s", after.Mode())
 	}
+	// A program that only root can run is not linked, also if it was before.
+	expect.NoError(t, os.Chmod(source, 0o700))
+	expect.NoError(t, stageOne(source, target))
+	if staged, _ := os.Stat(target); staged.Mode() != 0o755 {
+		t.Errorf("the program of a build with a strict umask has mode %s", staged.Mode())
+	}
 }
 
-// The umask of an administrator does not close a copied program for the system user.
+// The umask of an administrator does not close a copied program, or the parents of a new root folder, for the system user.
 func TestCopyWithUmask(t *testing.T) {
 	source, target := filepath.Join(t.TempDir(), "source"), filepath.Join(t.TempDir(), "target")
 	expect.NoError(t, os.WriteFile(source, nil, 0o755))
 	info, err := os.Stat(source)
 	expect.NoError(t, err)
+	root := filepath.Join(t.TempDir(), "a", "b")
 	before := syscall.Umask(0o077)
-	err = copyFile(source, target, info)
+	err = errors.Join(copyFile(source, target, info), makeEnterable(root))
 	syscall.Umask(before)
 	expect.NoError(t, err)
+	for _, dir := range []string{root, filepath.Dir(root)} {
+		if made, err := os.Stat(dir); err != nil || made.Mode().Perm() != 0o711 {
+			t.Errorf("%s: %v, %v", dir, made.Mode(), err)
+		}
+	}
 	if copied, err := os.Stat(target); err != nil || copied.Mode() != 0o755 {
 		t.Errorf("%v, %v", copied.Mode(), err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
 
@@ -163,10 +164,24 @@ func prepareRoot(l Layout) error {
 	if err := Enterable(l.Root); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(l.Root, 0o711); err != nil {
+	if err := makeEnterable(l.Root); err != nil {
 		return err
 	}
 	return os.Chmod(l.Root, 0o711) // the system user must be able to reach its own folders
+}
+
+// makeEnterable makes a folder and its missing parents for the system user, with any umask.
+func makeEnterable(dir string) error {
+	if atomicfile.Exists(dir) {
+		return nil
+	}
+	if err := makeEnterable(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return os.Chmod(dir, 0o711)
 }
 
 // commandLock is the lock file of commands that change the installation. It contains the process id of the command. It is the first file in a

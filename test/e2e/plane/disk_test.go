@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,6 +48,14 @@ func TestEtcdDiskFails(t *testing.T) {
 		i.at(t).testDisk("full", func() { fill(t, filler) }, func() { _ = os.Remove(filler) })
 	})
 	t.Run("I/O errors", func(t *testing.T) { i.at(t).testDisk("broken", breakDisk, mendDisk) })
+	i.capstan("down", "--keep-state")
+	must("umount", etcd)
+	// A plane without its file system does not begin anew, and continues when it is mounted again.
+	if out, err := i.try("up", "--no-hosts", "--timeout", "20s"); err == nil || !strings.Contains(fmt.Sprint(out, err), "expected the data of etcd in "+etcd) {
+		t.Errorf("without the file system: %s, %v", out, err)
+	}
+	must("mount", "--bind", dir, etcd)
+	i.capstan("up", "--no-hosts")
 	i.capstan("down", "--keep-state")
 	must("umount", etcd) // `capstan down` removes the folder after this.
 }
