@@ -53,6 +53,8 @@ type record struct {
 	Done []string `json:"done"`
 	// Appended is the length of a file before the step that appends to it, by step.
 	Appended map[string]int64 `json:"appended,omitempty"`
+	// Accounts are those that the bootstrap has begun to make. Others belong to the image.
+	Accounts []string `json:"accounts,omitempty"`
 	// Sentinel is true if the sentinel existed after a step. The file itself does not outlive PID 1.
 	Sentinel bool              `json:"sentinel,omitempty"`
 	Result   initapi.Bootstrap `json:"result"`

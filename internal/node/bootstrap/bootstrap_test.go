@@ -13,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/process/processtest"
+	"capstan.dev/capstan/internal/testenv/expect"
 )
 
 type fixture struct {
@@ -559,6 +561,36 @@ func TestErase(t *testing.T) {
 	}
 	if err := Erase(path); err != nil {
 		t.Error(err)
+	}
+}
+
+// A useradd that was killed may have made the account without its groups. An account of the image keeps its groups.
+func TestInterruptedUseradd(t *testing.T) {
+	programs := t.TempDir()
+	calls := filepath.Join(programs, "calls")
+	for _, name := range []string{"useradd", "usermod", "groupadd"} {
+		expect.NoError(t, os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\necho \"${0##*/} $*\" >>"+calls+"\n"), 0o700))
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	for name, test := range map[string]struct {
+		user  string
+		begun []string
+		want  string
+	}{
+		"of the image":    {"daemon", nil, ""},
+		"was interrupted": {"daemon", []string{"daemon"}, "groupadd --force capstan-none\nusermod --append --groups=audio,capstan-none daemon\n"},
+		"does not exist":  {"capstan-nobody", nil, "groupadd --force capstan-none\nuseradd --create-home --user-group --groups=audio,capstan-none capstan-nobody\n"},
+		"not made at all": {"capstan-nobody", []string{"capstan-nobody"}, "groupadd --force capstan-none\nuseradd --create-home --user-group --groups=audio,capstan-none capstan-nobody\n"},
+	} {
+		expect.NoError(t, atomicfile.Remove(calls))
+		r := newFixture(t).Runner
+		r.record.Accounts = test.begun
+		expect.NoError(t, os.MkdirAll(filepath.Dir(r.LogPath), 0o755))
+		expect.NoError(t, r.makeAccount(t.Context(), cloudconfig.User{Name: test.user, Groups: []string{"audio", "capstan-none"}}))
+		got, err := os.ReadFile(calls)
+		if atomicfile.IgnoreMissing(err) != nil || string(got) != test.want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,15 +20,8 @@ import (
 // makeUser creates a user account with the system's tools. An existing account is kept and gets the password, keys and
 // sudo rules.
 func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
-	if _, err := user.Lookup(u.Name); err != nil {
-		for _, args := range groupaddArgs(u, func(name string) bool { _, err := user.LookupGroup(name); return err == nil }) {
-			if err := r.run(ctx, "", args...); err != nil {
-				return err
-			}
-		}
-		if err := r.run(ctx, "", append([]string{"useradd"}, useraddArgs(u)...)...); err != nil {
-			return err
-		}
+	if err := r.makeAccount(ctx, u); err != nil {
+		return err
 	}
 	if u.Passwd != "" {
 		// The hash goes through a pipe, because all users can read arguments.
@@ -47,6 +41,38 @@ func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
 	}
 	if len(u.SSHAuthorizedKeys) > 0 {
 		return r.writeKeys(u)
+	}
+	return nil
+}
+
+// makeAccount makes the account with its groups, unless it exists. useradd writes the account before its groups, so one that was killed is
+// completed.
+func (r *Runner) makeAccount(ctx context.Context, u cloudconfig.User) error {
+	account, err := user.Lookup(u.Name)
+	command := append([]string{"useradd"}, useraddArgs(u)...)
+	if err == nil {
+		if !slices.Contains(r.record.Accounts, u.Name) {
+			return nil
+		}
+		if _, err := user.LookupGroupId(account.Gid); err != nil { // The next new group would get its number.
+			if err := r.run(ctx, "", "groupadd", "--gid", account.Gid, u.Name); err != nil {
+				return err
+			}
+		}
+		if len(groups(u)) == 0 {
+			return nil
+		}
+		command = []string{"usermod", "--append", "--groups=" + strings.Join(groups(u), ","), u.Name}
+	} else if !slices.Contains(r.record.Accounts, u.Name) {
+		r.record.Accounts = append(r.record.Accounts, u.Name)
+		if err := r.save(); err != nil {
+			return err
+		}
+	}
+	for _, args := range append(groupaddArgs(u, func(name string) bool { _, err := user.LookupGroup(name); return err == nil }), command) {
+		if err := r.run(ctx, "", args...); err != nil {
+			return err
+		}
 	}
 	return nil
 }
