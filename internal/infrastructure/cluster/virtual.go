@@ -131,14 +131,17 @@ func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.C
 // lists the address, or for a cluster whose machines may boot: such a cluster keeps its endpoint when the list changes. A move loses this
 // state with the rest of status, so the list decides alone until the machines of the moved cluster may boot.
 func (r *Reconciler) hasEndpoint(c *infrav1.CapstanCluster, hosts []infrav1.CapstanHost) bool {
-	return slices.ContainsFunc(hosts, func(h infrav1.CapstanHost) bool {
-		conn := r.Pool.Get(h.Name)
-		if conn == nil || c.Spec.ID == "" || !c.AllowsBoot() && !loadbalancer.IsVirtual(c, h.Spec.VirtualAddresses) {
-			return false
+	for i := range hosts {
+		conn := r.Pool.Get(hosts[i].Name)
+		if conn == nil || c.Spec.ID == "" || !c.AllowsBoot() && !loadbalancer.IsVirtual(c, hosts[i].Spec.VirtualAddresses) {
+			continue
 		}
 		lb := conn.LoadBalancer(c.Spec.ID)
-		return lb.GetNamespace() == c.Namespace && lb.GetVirtualAddress() != nil && lb.GetVirtualAddress().GetAddress() == c.Spec.ControlPlaneEndpoint.Host
-	})
+		if lb.GetNamespace() == c.Namespace && lb.GetVirtualAddress() != nil && lb.GetVirtualAddress().GetAddress() == c.Spec.ControlPlaneEndpoint.Host {
+			return true
+		}
+	}
+	return false
 }
 
 // unoffered reports whether no host offers a new cluster its endpoint as a virtual address.
@@ -177,7 +180,14 @@ func (r *Reconciler) endpointUnusable(ctx context.Context, s *scope, hosts []inf
 	if err != nil {
 		return "", err
 	}
-	reserving, err := r.reservingClusters(ctx, clusters, hosts)
+	// Only the clusters with this endpoint: the question whether one reserves it asks all hosts.
+	var rivals []infrav1.CapstanCluster
+	for i := range clusters {
+		if clusters[i].Spec.ControlPlaneEndpoint.Host == s.capstan.Spec.ControlPlaneEndpoint.Host {
+			rivals = append(rivals, clusters[i])
+		}
+	}
+	reserving, err := r.reservingClusters(ctx, rivals, hosts)
 	if err != nil {
 		return "", err
 	}
