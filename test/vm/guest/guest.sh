@@ -268,7 +268,7 @@ nothing_left() {
 archive() {
 	cd /root/archive
 	umask 077
-	install -d -m 755 /usr/lib/capstan
+	command install -d -m 755 /usr/lib/capstan
 	tar -C /usr/lib/capstan -xzf capstan-linux-amd64.tar.gz
 	ln -s /usr/lib/capstan/capstan /usr/local/bin/capstan
 	cp --remove-destination /usr/lib/capstan/systemd/*.service /etc/systemd/system/
