@@ -2,7 +2,9 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -10,7 +12,6 @@ import (
 	"strings"
 
 	"capstan.dev/capstan/internal/atomicfile"
-	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -70,7 +71,7 @@ func (r Restoring) Run(ctx context.Context) error {
 	if err := atomicfile.WriteFile(filepath.Join(data, "member", origin), []byte(r.token()), 0o600); err != nil {
 		return err
 	}
-	aside, err := etcd.SetAside(r.DataDir, r.Member)
+	aside, err := SetAside(r.DataDir, r.Member)
 	if err != nil {
 		return err
 	}
@@ -89,6 +90,17 @@ func (r Restoring) token() string { return r.Cluster + "/" + r.Name + "/" + r.Me
 func (r Restoring) done() (bool, error) {
 	from, err := os.ReadFile(filepath.Join(r.member(), origin))
 	return string(from) == r.token(), atomicfile.IgnoreMissing(err)
+}
+
+// SetAside renames the data of a former member for a machine that starts another etcd there: etcd would keep its peer URL, and other members
+// could not join. It returns the new path, or "" without any data.
+func SetAside(dataDir, machine string) (aside string, err error) {
+	aside = filepath.Join(dataDir, "member-before-"+machine)
+	err = atomicfile.Rename(filepath.Join(dataDir, "member"), aside)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return aside, err
 }
 
 // Restored returns whether a machine has restored the data of etcd in a folder.

@@ -16,7 +16,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/kube"
 )
 
@@ -319,29 +318,10 @@ func (j Joining) logs() (files []string, err error) {
 	return files, nil
 }
 
-// LeaveFormer prepares folders on volumes for the first etcd of a cluster, which never ran there. It renames the data of a former member, which
-// would keep its peer URL: other members could not join it. etcd's log in a folder of its own is removed, because etcd would continue with it.
-// It returns the new path of the data, or "".
-func LeaveFormer(dataDir, walDir, machine string) (aside string, err error) {
-	if aside, err = SetAside(dataDir, machine); err != nil {
-		return "", err
-	}
-	return aside, Joining{DataDir: dataDir, WALDir: walDir}.erase()
-}
-
-// SetAside renames the data of a former member for a machine that starts another etcd there. It returns the new path, or "" without any data.
-func SetAside(dataDir, machine string) (aside string, err error) {
-	aside = filepath.Join(dataDir, "member-before-"+machine)
-	err = atomicfile.Rename(filepath.Join(dataDir, "member"), aside)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return aside, err
-}
-
-// erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.
-func (j Joining) erase() error {
-	logs, err := j.logs()
+// EraseLog removes etcd's log in a folder of its own, for example on a volume of a former machine: the first etcd of a cluster would continue
+// with it as a member of the former cluster.
+func EraseLog(walDir string) error {
+	logs, err := Joining{WALDir: walDir}.logs()
 	if err != nil {
 		return err
 	}
@@ -349,6 +329,14 @@ func (j Joining) erase() error {
 		if err := os.RemoveAll(file); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// erase removes the data of a former membership. etcd begins anew only without its log, so the log goes first.
+func (j Joining) erase() error {
+	if err := EraseLog(j.WALDir); err != nil {
+		return err
 	}
 	return os.RemoveAll(filepath.Join(j.DataDir, "member"))
 }

@@ -74,7 +74,10 @@ func (n *node) leaveFormerEtcd(services string) error {
 	if restored, err := backup.Restored(dataDir, n.name); restored || err != nil {
 		return err
 	}
-	aside, err := etcd.LeaveFormer(dataDir, walDir, n.name)
+	aside, err := backup.SetAside(dataDir, n.name)
+	if err == nil {
+		err = etcd.EraseLog(walDir)
+	}
 	if err != nil {
 		return fmt.Errorf("leaving the data of a former etcd: %w", err)
 	}
