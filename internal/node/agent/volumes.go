@@ -110,13 +110,15 @@ func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
 // run takes the next steps of all namespaces until ctx ends. Each namespace has its own goroutine and its own pauses: a removal can last a
 // minute, and a user can make many claims that are refused.
 func (v *volumes) run(ctx context.Context, changed <-chan struct{}) error {
+	var steps sync.WaitGroup
+	defer steps.Wait()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](volumeRetry, longestVolumeRetry))
 	defer queue.ShutDown()
-	go func() {
+	steps.Go(func() {
 		for namespace, stopped := queue.Get(); !stopped; namespace, stopped = queue.Get() {
-			go v.step(ctx, queue, namespace)
+			steps.Go(func() { v.step(ctx, queue, namespace) })
 		}
-	}()
+	})
 	for {
 		for namespace := range v.namespaces() {
 			queue.Forget(namespace)

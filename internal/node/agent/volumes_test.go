@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -147,17 +148,16 @@ func TestFinishedVolume(t *testing.T) {
 // The removal of a volume of one namespace can last long. The claims of another namespace get their volumes meanwhile.
 func TestNamespacesDoNotWait(t *testing.T) {
 	v := testVolumes(t, false)
-	v.log = slog.New(slog.DiscardHandler) // The removal can outlive the test.
 	answer(v)
 	asked, withdraw := slowInit(t, v)
-	defer withdraw()
 	slow, claim := testClaim(), testClaim()
 	slow.Namespace, slow.UID, slow.Spec.VolumeMode = "slow", "00000000-0000-4000-8000-00000000000b", ptr.To(corev1.PersistentVolumeBlock)
 	volume := localvolume.Volume(slow, "n")
 	volume.Status.Phase = corev1.VolumeReleased
 	expect.NoError(t, v.known.Add(volume))
 	wake := wakeup.New()
-	go func() { _ = v.run(t.Context(), wake) }()
+	defer running(t, v, wake)()
+	defer withdraw()
 	<-asked
 	expect.NoError(t, v.claims.Add(claim))
 	wake.Send()
@@ -196,7 +196,6 @@ func TestClaimReturnsDuringRemoval(t *testing.T) {
 // That of other volumes stays.
 func TestVolumeThatOthersDelete(t *testing.T) {
 	v := testVolumes(t, false)
-	v.log = slog.New(slog.DiscardHandler) // A step can outlive the test.
 	answer(v)
 	api := v.client.Resource(kube.PersistentVolumes)
 	names := map[corev1.PersistentVolumePhase]string{}
@@ -218,7 +217,7 @@ func TestVolumeThatOthersDelete(t *testing.T) {
 		expect.NoError(t, api.Delete(t.Context(), names[phase], metav1.DeleteOptions{}))
 	}
 	expect.True(t, "the watch shows the deletions", func() bool { return len(v.known.ListKeys()) == 0 })
-	go func() { _ = v.run(t.Context(), wake) }()
+	defer running(t, v, wake)()
 	expect.True(t, "the data of the released volume goes", func() bool {
 		_, err := os.Stat(filepath.Join(v.folders.Dir, names[corev1.VolumeReleased]))
 		return os.IsNotExist(err)
@@ -287,6 +286,18 @@ func testVolumes(t *testing.T, lost bool) *volumes {
 		folders: localvolume.Folders{Dir: filepath.Join(dir, "volumes"), Top: dir},
 		blocks:  localvolume.Folders{Dir: filepath.Join(dir, "blocks"), Top: dir},
 		known:   cache.NewStore(cache.MetaNamespaceKeyFunc), claims: cache.NewStore(cache.MetaNamespaceKeyFunc), made: map[string]*corev1.PersistentVolumeClaim{},
+	}
+}
+
+// running runs the steps of volumes until the returned function is called, which waits for the last step.
+func running(t *testing.T, v *volumes, wake <-chan struct{}) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- v.run(ctx, wake) }()
+	return func() {
+		cancel()
+		expect.NoError(t, <-ended)
 	}
 }
 
