@@ -341,7 +341,7 @@ func TestWithoutData(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedHold: while the provider has not confirmed a hold, the host can begin, and no other member leaves.
+// TestUnconfirmedHold (CP-21): while the provider has not confirmed a hold, the host can begin, and no other member leaves.
 func TestUnconfirmedHold(t *testing.T) {
 	for name, test := range map[string]struct {
 		reason       string
