@@ -2,9 +2,7 @@ package backup
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -71,12 +69,8 @@ func (r Restoring) Run(ctx context.Context) error {
 	if err := atomicfile.WriteFile(filepath.Join(data, "member", origin), []byte(r.token()), 0o600); err != nil {
 		return err
 	}
-	aside, err := SetAside(r.DataDir, r.Member)
-	if err != nil {
+	if err := SetAside(r.Log, r.DataDir, r.Member); err != nil {
 		return err
-	}
-	if aside != "" {
-		r.Log.Warn("The folder of etcd has the data of a former machine. It stays beside the restored data", "folder", aside)
 	}
 	return atomicfile.Rename(filepath.Join(data, "member"), r.member())
 }
@@ -88,25 +82,31 @@ func (r Restoring) token() string { return r.Cluster + "/" + r.Name + "/" + r.Me
 
 // done reports whether the data of etcd is that of this restore.
 func (r Restoring) done() (bool, error) {
-	from, err := os.ReadFile(filepath.Join(r.member(), origin))
-	return string(from) == r.token(), atomicfile.IgnoreMissing(err)
+	token, err := restoredFrom(r.DataDir)
+	return token == r.token(), err
 }
 
 // SetAside renames the data of a former member for a machine that starts another etcd there: etcd would keep its peer URL, and other members
-// could not join. It returns the new path, or "" without any data.
-func SetAside(dataDir, machine string) (aside string, err error) {
-	aside = filepath.Join(dataDir, "member-before-"+machine)
-	err = atomicfile.Rename(filepath.Join(dataDir, "member"), aside)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+// could not join.
+func SetAside(log *slog.Logger, dataDir, machine string) error {
+	to := filepath.Join(dataDir, "member-before-"+machine)
+	err := atomicfile.Rename(filepath.Join(dataDir, "member"), to)
+	if err == nil {
+		log.Warn("The folder of etcd has the data of a former machine. It stays beside the new data", "folder", to)
 	}
-	return aside, err
+	return atomicfile.IgnoreMissing(err)
 }
 
 // Restored returns whether a machine has restored the data of etcd in a folder.
 func Restored(dataDir, machine string) (bool, error) {
-	from, err := os.ReadFile(filepath.Join(dataDir, "member", origin))
-	return strings.HasSuffix(string(from), "/"+machine), atomicfile.IgnoreMissing(err)
+	token, err := restoredFrom(dataDir)
+	return strings.HasSuffix(token, "/"+machine), err
+}
+
+// restoredFrom returns the token of the restore that made the data of etcd in a folder, or "".
+func restoredFrom(dataDir string) (string, error) {
+	token, err := os.ReadFile(filepath.Join(dataDir, "member", origin))
+	return string(token), atomicfile.IgnoreMissing(err)
 }
 
 // FirstMember is the only member of an etcd that starts from a snapshot.

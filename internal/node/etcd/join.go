@@ -297,22 +297,22 @@ func (j Joining) data() (data, error) {
 		return data{}, err
 	}
 	member := err == nil
-	logs, err := j.logs()
+	logs, err := logsIn(j.WALDir)
 	return data{any: member || len(logs) > 0, whole: member && (j.WALDir == "" || len(logs) > 0)}, err
 }
 
-// logs returns the files of etcd's log in a folder of its own, also those that etcd has not named yet.
-func (j Joining) logs() (files []string, err error) {
-	if j.WALDir == "" {
+// logsIn returns the files of etcd's log in a folder of its own, also those that etcd has not named yet.
+func logsIn(walDir string) (files []string, err error) {
+	if walDir == "" {
 		return nil, nil
 	}
-	entries, err := os.ReadDir(j.WALDir)
+	entries, err := os.ReadDir(walDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".wal") || strings.HasSuffix(e.Name(), ".wal.broken") || strings.HasSuffix(e.Name(), ".tmp") {
-			files = append(files, filepath.Join(j.WALDir, e.Name()))
+			files = append(files, filepath.Join(walDir, e.Name()))
 		}
 	}
 	return files, nil
@@ -321,7 +321,7 @@ func (j Joining) logs() (files []string, err error) {
 // EraseLog removes etcd's log in a folder of its own, for example on a volume of a former machine: the first etcd of a cluster would continue
 // with it as a member of the former cluster.
 func EraseLog(walDir string) error {
-	logs, err := Joining{WALDir: walDir}.logs()
+	logs, err := logsIn(walDir)
 	if err != nil {
 		return err
 	}

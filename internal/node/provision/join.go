@@ -74,17 +74,10 @@ func (n *node) leaveFormerEtcd(services string) error {
 	if restored, err := backup.Restored(dataDir, n.name); restored || err != nil {
 		return err
 	}
-	aside, err := backup.SetAside(dataDir, n.name)
-	if err == nil {
-		err = etcd.EraseLog(walDir)
-	}
-	if err != nil {
+	if err := backup.SetAside(n.log, dataDir, n.name); err != nil {
 		return fmt.Errorf("leaving the data of a former etcd: %w", err)
 	}
-	if aside != "" {
-		n.log.Warn("The folder of etcd has the data of a former machine. It stays beside the new data", "folder", aside)
-	}
-	return nil
+	return etcd.EraseLog(walDir)
 }
 
 // announceEtcd applies the EtcdMember of this machine. It refuses permanently if the member must leave.
