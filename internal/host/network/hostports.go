@@ -96,8 +96,8 @@ func (p *published) isOwn(address netip.Addr) (bool, error) {
 	if isMachineBridge(link) {
 		return false, nil
 	}
-	isPool := func(s Service) bool { return !s.HostPorts && s.Address == address }
-	return !slices.ContainsFunc(p.held, isPool) && !slices.ContainsFunc(p.others, isPool), nil
+	published := atPoolAddress(address)
+	return !slices.ContainsFunc(p.held, published) && !slices.ContainsFunc(p.others, published), nil
 }
 
 // published are the Services that the capstands of the box publish, and the addresses of its interfaces, while the box is locked. They are

@@ -293,13 +293,18 @@ func (p *published) serviceLink(address netip.Addr) (link netlink.Link, held boo
 	return link, false, err
 }
 
+// atPoolAddress returns the question whether a Service has an address that is none of the host itself.
+func atPoolAddress(address netip.Addr) func(Service) bool {
+	return func(s Service) bool { return !s.HostPorts && s.Address == address }
+}
+
 // publisher returns whether this capstand publishes a Service of the network at the address. It returns an error if another
 // network or capstand of the box does.
 func (p *published) publisher(address netip.Addr) (own bool, err error) {
 	if p.err != nil {
 		return false, p.err
 	}
-	has := func(s Service) bool { return !s.HostPorts && s.Address == address }
+	has := atPoolAddress(address)
 	if slices.ContainsFunc(p.others, has) {
 		return false, fmt.Errorf("another Service on this box has the address %s", address)
 	}
@@ -335,7 +340,7 @@ func (b Box) removeServiceAddresses(have, want []Service) error {
 	}
 	for _, a := range all {
 		ip, _ := netip.AddrFromSlice(a.IP)
-		has := func(s Service) bool { return !s.HostPorts && s.Address == ip.Unmap() }
+		has := atPoolAddress(ip.Unmap())
 		if !slices.ContainsFunc(have, has) || slices.ContainsFunc(want, has) {
 			continue
 		}
