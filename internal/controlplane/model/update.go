@@ -60,7 +60,8 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	if out.begun && isAbout(report, machine, config, infraMachine) {
 		out.Phase, out.step, out.message = report.Phase, report.Step, report.Message
 	}
-	out.unconfirmed = isHeld(machine) && !annotations.HasPaused(infraMachine) && conditions.GetReason(infraMachine, infrav1.UpdatingCondition) != infrav1.UpdateHeldReason
+	held := metav1.HasAnnotation(machine.ObjectMeta, controlplanev1.UpdateHeldAnnotation)
+	out.unconfirmed = held && !annotations.HasPaused(infraMachine) && conditions.GetReason(infraMachine, infrav1.UpdatingCondition) != infrav1.UpdateHeldReason
 	if c := conditions.Get(infraMachine, infrav1.UpdatingCondition); c != nil && (c.Reason == infrav1.UpdateRefusedReason || c.Reason == infrav1.NoCapacityReason) {
 		out.refused = c.Message
 		// Without the data of the present spec, the refusal is about a former one.
@@ -68,7 +69,7 @@ func NewUpdate(machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, in
 	} else if c := conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition); c != nil && c.Status == metav1.ConditionFalse &&
 		c.ObservedGeneration == config.Generation && !hasData(machine, config) {
 		out.refused = c.Message
-	} else if isHeld(machine) {
+	} else if held {
 		out.refused = "The update waits until etcd has a quorum without this machine"
 	}
 	return out
@@ -88,11 +89,6 @@ func isUnattended(machine *clusterv1.Machine, infraMachine *infrav1.CapstanMachi
 func Updates(machine *clusterv1.Machine) bool {
 	_, ok := machine.Annotations[controlplanev1.UpdateFromAnnotation]
 	return ok
-}
-
-func isHeld(machine *clusterv1.Machine) bool {
-	_, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]
-	return held
 }
 
 func annotated(obj metav1.Object) bool {

@@ -86,7 +86,7 @@ func (r *Reconciler) held(ctx context.Context, s *scope) (bool, error) {
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.machine), machine); err != nil {
 		return false, err
 	}
-	_, held := machine.Annotations[controlplanev1.UpdateHeldAnnotation]
+	held := metav1.HasAnnotation(machine.ObjectMeta, controlplanev1.UpdateHeldAnnotation)
 	if held {
 		updating(s.capstan, infrav1.UpdateHeldReason, "Waiting until etcd has a quorum without this machine: the control plane removes the annotation %s from the Machine then", controlplanev1.UpdateHeldAnnotation)
 	}
@@ -95,7 +95,7 @@ func (r *Reconciler) held(ctx context.Context, s *scope) (bool, error) {
 
 // waitingReason is the reason of an update that cannot begin yet. For one that is held it confirms the hold.
 func waitingReason(m *clusterv1.Machine) string {
-	if _, held := m.Annotations[controlplanev1.UpdateHeldAnnotation]; held {
+	if metav1.HasAnnotation(m.ObjectMeta, controlplanev1.UpdateHeldAnnotation) {
 		return infrav1.UpdateHeldReason
 	}
 	return infrav1.WaitingForUpdateReason
