@@ -138,6 +138,14 @@ func checkData(l Layout) error {
 	return fmt.Errorf("expected the data of etcd in %s, found none: mount its file system, or restore a backup with `capstan restore ARCHIVE --replace`; to begin without data, remove the plane with `capstan down`", l.Etcd())
 }
 
+// recordData records that etcd has had the objects of the plane, once for an installation.
+func recordData(l Layout) error {
+	if atomicfile.Exists(l.hadData()) {
+		return nil
+	}
+	return atomicfile.WriteFile(l.hadData(), nil, 0o600)
+}
+
 // hasData reports whether etcd has data.
 func hasData(l Layout) (bool, error) {
 	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))

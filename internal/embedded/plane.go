@@ -183,7 +183,7 @@ func (p *plane) startComponents(ctx context.Context) error {
 	if err := install.basics(ctx); err != nil {
 		return err
 	}
-	if err := atomicfile.WriteFile(p.layout.hadData(), nil, 0o600); err != nil {
+	if err := recordData(p.layout); err != nil {
 		slog.Warn("Cannot record that the plane has data", "error", err) // for example while the disk is full
 	}
 	p.board.update(func(s *Status) { s.Installed = true })
